@@ -1,1 +1,1 @@
-"""One script a table: `python -m benchmarks.NAME [--quick] [--out FILE]`; results with the machine they ran on."""
+"""Measure the suite's figures, a script per table: `python -m benchmarks.NAME [--quick] [--out FILE]`."""

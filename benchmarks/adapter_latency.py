@@ -1,18 +1,19 @@
-"""The seconds of a picture with m ControlNets and n LoRAs, as Katz's Fig. 14: 0C0L, 0C1L, 1C0L, 1C1L, 2C2L, 3C0L, 3C2L.
+"""Measure the seconds of an image with m ControlNets and n LoRAs, as Katz's Fig. 14: 0C0L, 0C1L, 1C0L, 1C1L, 2C2L,
+3C0L, 3C2L.
 
     python -m benchmarks.adapter_latency
 
-Ours is live: a worker, three replicas of controlnet_svc, their streams, the asynchronous load of LoRAs and the patch,
-on paced devices, whose compute sleeps for the times of a profile. Two profiles: the published one
-(scenarios/paces/sdxl-h800.toml, SDXL on an H800), and that of the zoo, measured in this run. Diffusers, which loads and
-computes one adapter after the other: of the zoo its own pipelines, timed in this run, LoRAs read and fused for every
-picture; of SDXL the figures that Katz published.
+Our side is live: a worker, three replicas of controlnet_svc, their streams, asynchronous loads of LoRAs and patches.
+Devices are paced: their compute sleeps for the times of a profile. There are two profiles: the published one
+(scenarios/paces/sdxl-h800.toml, SDXL on an H800) and the zoo's, measured in this run. Diffusers loads and computes one
+adapter after the other. For the zoo this run times its pipelines, with LoRAs read and fused for every image; for SDXL
+its figures are those that Katz published.
 
-Of the zoo's profile C is what a ControlNet adds to a step of diffusers' pipeline; the encoder, which has a ControlNet's
-architecture, takes as long, and the decoder the rest of the step. Every picture loads its LoRAs anew, and finds the
-base model's own weights; its ControlNets are told images that they have embedded before, but for the row "new images",
-where each image is told for the first time. Seconds are the worker's, from the order to the encoded picture.
-Device-seconds are those of the profile: the worker's, and each ControlNet's steps.
+In the zoo's profile, C is the time that a ControlNet adds to a step of diffusers' pipeline. The encoder has a
+ControlNet's architecture and takes as long; the decoder takes the rest of the step. Every image loads its LoRAs again
+and starts from the base model's weights. Its control images are already embedded, except in the row "new images".
+Seconds are the worker's, from the order to the encoded image. Device-seconds are the profile's: the worker's, and each
+ControlNet's steps.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ ZOO_CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout", "tiny-cont
 
 @dataclass(frozen=True)
 class TimedRequest:
-    """One picture: its adapters as "mCnL", its seconds, and the seconds of devices that the profile gives it."""
+    """Store one image's adapters as "mCnL", its seconds, and its device-seconds by the profile."""
 
     asked: str
     seconds: float
@@ -67,7 +68,7 @@ class TimedRequest:
 
 
 async def ours(path: Path, rounds: int) -> list[TimedRequest]:
-    """Return the pictures of paced devices, the kinds taking turns."""
+    """Return the images of paced devices, with the kinds alternating."""
     pace = read_pace(path)
     with ExitStack() as stack:
         folder = stack.enter_context(shared_folder())
@@ -80,7 +81,7 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
         worker = worker_process(path, *shared, "--lora-memory-mib", "0", module="lab.emulation.paced_worker")
         async with serving_together(stack.enter_context(worker), served) as together:
             turns = itertools.cycle(pace.loras)
-            for asked in ASKED:  # opens channels, and loads what is not there
+            for asked in ASKED:  # open channels, and load everything once
                 await painted(together, pace, asked, turns)
             shades = itertools.count(1)
             kinds = (*ASKED, NEW_IMAGES)
@@ -94,8 +95,8 @@ async def painted(
     turns: "itertools.cycle[Any]",
     shades: "Iterator[int] | None" = None,
 ) -> TimedRequest:
-    """Return one picture, on the base model's own weights and with LoRAs that were not used last. Where its images are
-    to be new they are of the next of the `shades`, of 255."""
+    """Generate one image from the base model's weights, with LoRAs that the last image did not use. With `shades` (of
+    255), its control images are new, in the next shade."""
     is_new = asked == NEW_IMAGES and shades is not None
     controlnets, lora_count = ASKED["3C2L" if is_new else asked]
     loras = [next(turns) for _ in range(lora_count)]
@@ -124,7 +125,7 @@ def _device_s(pace: DevicePace, controlnets: int, lora_count: int) -> float:
 
 
 def diffusers_pictures(rounds: int) -> tuple[list[TimedRequest], float, float]:
-    """Return the zoo's pictures by diffusers' pipelines, the kinds taking turns; and the median seconds of reading a
+    """Time diffusers' pipelines on the zoo, with the kinds alternating. Also return the median seconds of reading a
     LoRA and of fusing it."""
     pipelines = [_pipeline(count) for count in range(4)]
     turns = itertools.cycle(sorted(path for path in WEIGHTS.glob("tiny-lora*") if path.is_dir()))
@@ -149,7 +150,7 @@ def diffusers_pictures(rounds: int) -> tuple[list[TimedRequest], float, float]:
             if names:
                 pipeline.unfuse_lora()
                 pipeline.unload_lora_weights()
-            if number:  # the first round is not timed
+            if number:  # skip the first round
                 found.append(TimedRequest(asked, seconds, seconds))
     return found, median(loads), median(fuses)
 
@@ -182,7 +183,7 @@ def _paint(pipeline: Any, controlnets: int) -> None:
 
 
 def write_zoo_pace(path: Path, pictures: Sequence[TimedRequest], load_s: float, fuse_s: float) -> None:
-    """Write the zoo's profile as these pictures of diffusers measured it."""
+    """Write the zoo's profile from these timed images of diffusers."""
     seconds = {name: _median_of(pictures, name) for name in ("0C0L", "1C0L", "3C0L")}
     step_ms = seconds["0C0L"] / ZOO_STEPS * 1e3
     control_ms = (seconds["3C0L"] - seconds["0C0L"]) / 3 / ZOO_STEPS * 1e3
@@ -199,7 +200,7 @@ def write_zoo_pace(path: Path, pictures: Sequence[TimedRequest], load_s: float, 
         "text_width": 128,
         "block_channels": [32, 64, 96],
         "layers_per_block": 1,
-        # Of both halves of guidance, as they were measured.
+        # measured with both halves of guidance
         "encode_ms": f"{{ 1 = {control_ms}, 2 = {control_ms} }}",
         "decode_ms": f"{{ 1 = {decode_ms}, 2 = {decode_ms} }}",
         "patch_ms": fuse_s * 1e3,
@@ -217,7 +218,7 @@ def _median_of(pictures: Sequence[TimedRequest], asked: str) -> float:
 
 
 def figures_of(name: str, pictures: Sequence[TimedRequest], target: Target) -> list[Figure]:
-    """The ratio of the most adapters to none first, then each kind."""
+    """Return the ratio of the most adapters to none, then each kind's figure."""
     kinds = [asked for asked in (*ASKED, NEW_IMAGES) if any(picture.asked == asked for picture in pictures)]
     by_kind = {asked: [picture for picture in pictures if picture.asked == asked] for asked in kinds}
     pairs = [(most.seconds, none.seconds) for most, none in zip(by_kind["3C2L"], by_kind["0C0L"], strict=True)]

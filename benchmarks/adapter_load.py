@@ -1,21 +1,21 @@
-"""A production mix with LoRAs and ControlNets under load, against the same mix without them at equal device-seconds.
+"""Compare a production mix with LoRAs and ControlNets under load with the same mix without them, at equal
+device-seconds.
 
     python -m benchmarks.adapter_load
 
-The mix is Katz's service A (Table 1, section 3.1): hardly a request without two LoRAs and a ControlNet or two, popular
-as there. Two fleets of paced devices serve side by side, real processes and streams whose compute alone sleeps: one has
-workers and ControlNet replicas, the other as many devices, all of them workers. Both get the same requests; the other
-fleet's name no adapters.
+The mix is Katz's service A (Table 1, section 3.1): nearly every request has two LoRAs and one or two ControlNets, with
+the paper's popularity. Two fleets of paced devices serve at the same time, as real processes and streams in which only
+compute sleeps. One has workers and ControlNet replicas; the other has as many devices, all workers, and its requests
+name no adapters.
 
-Equal device-seconds: a request is worth what the profile says that it takes of devices, the worker's passes, picture
-and patch of the weights, and each ControlNet's steps. Both fleets have as many devices, and both are offered 0.8 of
-what these have each second: requests come in the same pattern, further apart where they are worth more. Throughput is
-the worth of the answered requests by the seconds from the first arrival to the last answer. A ControlNet replica counts
-as a device from the first to the last second, whether it computes or not.
+A request's worth is its device-seconds by the profile: the worker's passes, the image, the weight patch and each
+ControlNet's steps. Both fleets are offered 0.8 of their devices' seconds, in the same arrival pattern, with longer gaps
+where requests are worth more. Throughput is the worth of the answered requests per second from the first arrival to the
+last answer. A ControlNet replica counts as a device for the whole round, busy or not.
 
-Devices are SDXL's on an H800 (scenarios/paces/sdxl-h800.toml), slowed down so that the processes of twenty devices fit
-two cores; a picture has fewer steps. A worker paints up to two at a time: while one waits for residuals, the other's
-pass goes on. LoRAs are read anew for every picture, beside the steps that may run without.
+The profile is SDXL on an H800 (scenarios/paces/sdxl-h800.toml), slowed so that twenty devices' processes fit two cores,
+with fewer steps per image. A worker runs up to two images at a time: one computes while the other waits for residuals.
+LoRAs are read again for every image, while the first steps run without them.
 """
 
 import asyncio
@@ -45,22 +45,21 @@ WORKERS, REPLICAS = 5, 3
 DEVICES = WORKERS + REPLICAS
 SLOWNESS, STEPS = 3.0, 25
 LOAD = 0.8
-# As many pictures at once on a worker: while one of them waits for residuals, the other's pass goes on.
+# Images per batch on a worker: while one waits for residuals, the other's pass continues.
 MAX_BATCH = 2
-# What a pass takes longer with LoRAs beside the weights: the throughput of lora_batch is 0.81 of that without.
+# Extra time of a pass with LoRAs outside the weights: lora_batch measured 0.81 of the throughput without.
 BESIDE_SHARE = 0.24
 LEAST_RATIO = 0.9
 ROUNDS, REQUESTS, QUICK_REQUESTS = 3, 50, 10
 DEADLINE_S = 900.0
-# Katz, section 3.1: five of service A's take 95 % of the calls.
+# Katz, section 3.1: five of service A's ControlNets take 95 % of the calls.
 RESIDENT = 5
 SEED = 16
 
 
 @dataclass(frozen=True)
 class LoadedRequest:
-    """One answered or failed request: when it was to come and when it ended, in seconds, and the device-seconds that it
-    is worth."""
+    """Store one finished or failed request: its due and end times in seconds, and its worth in device-seconds."""
 
     arrived_s: float
     ended_s: float
@@ -70,13 +69,13 @@ class LoadedRequest:
 
 @dataclass(frozen=True)
 class LoadedRound:
-    """The requests of one fleet in one round."""
+    """Store the requests of one fleet in one round."""
 
     requests: tuple[LoadedRequest, ...]
 
     @property
     def throughput(self) -> float:
-        """Device-seconds of answered requests a second, by device: 1 where all devices do nothing else."""
+        """Return the device-seconds of answered requests per second and device; 1 if all devices are always busy."""
         seconds = max(one.ended_s for one in self.requests) - min(one.arrived_s for one in self.requests)
         return sum(one.worth_s for one in self.requests if one.outcome == Outcome.COMPLETED) / seconds / DEVICES
 
@@ -86,7 +85,7 @@ class LoadedRound:
 
 
 def write_pace(path: Path, base: DevicePace, choices: Sequence[Choice]) -> DevicePace:
-    """Write the base's profile, slowed down, with the adapters that the choices name."""
+    """Write the base's profile, slowed down, with the adapters of the choices."""
     control = base.controlnets[0].step.of(1) * 1e3 * SLOWNESS
     config = {
         "name": '"sdxl"',
@@ -117,7 +116,7 @@ def write_pace(path: Path, base: DevicePace, choices: Sequence[Choice]) -> Devic
 
 
 def resident_controlnets() -> tuple[str, ...]:
-    """Return the most popular ones."""
+    """Return the most popular ControlNets."""
     return tuple(f"controlnet-{number:03d}" for number in range(RESIDENT))
 
 
@@ -130,8 +129,7 @@ def worth_s(pace: DevicePace, choice: Choice) -> float:
 
 
 def workload_of(choices: Sequence[Choice], pace: DevicePace, gaps: Sequence[float], seed: int) -> Workload:
-    """Return one request for each choice, `gaps` apart where 1 is the mean time at which devices are loaded as they are
-    to be."""
+    """Return one request per choice. `gaps` are relative to the mean gap that loads the devices as planned."""
     mean_s = mean(worth_s(pace, choice) for choice in choices) / (LOAD * DEVICES)
     arrivals = tuple(
         Arrival(
@@ -154,7 +152,7 @@ def workload_of(choices: Sequence[Choice], pace: DevicePace, gaps: Sequence[floa
 async def loaded_round(
     client: AsyncClient, workload: Workload, pace: DevicePace, choices: Sequence[Choice]
 ) -> LoadedRound:
-    """Play it, and return what became of it."""
+    """Play the workload, and return its requests' ends."""
     image = flat_png(pace.width_px, pace.height_px, (90, 120, 150))
     records = await play(workload, {"": client}, LoadSettings(cache=CacheMode.OFF, conditioning_image=image))
     return LoadedRound(tuple(_loaded(record, pace, choice) for record, choice in zip(records, choices, strict=True)))
@@ -167,7 +165,7 @@ def _loaded(record: RequestRecord, pace: DevicePace, choice: Choice) -> LoadedRe
 async def compared(
     suites: tuple[PacedSuite, PacedSuite], pace: DevicePace, choices: Sequence[Choice], count: int
 ) -> list[tuple[LoadedRound, LoadedRound]]:
-    """Return the rounds: with adapters, and without, in turns."""
+    """Alternate rounds with and without adapters, and return both of each."""
     rng = np.random.default_rng(SEED)
     plain = [replace(choice, loras=(), controlnets=()) for choice in choices]
     found = []
@@ -175,7 +173,7 @@ async def compared(
         for suite in suites:
             await await_live(suite, DEVICES + 1)
         clients = [await stack.enter_async_context(AsyncClient(suite.frontdoor)) for suite in suites]
-        # Channels are opened, and what a first picture waits for.
+        # open channels, and load everything once
         warm = [choices[:DEVICES], plain[:DEVICES]]
         for client, some in zip(clients, warm, strict=True):
             await loaded_round(client, workload_of(some, pace, [1.0] * len(some), 1), pace, some)
@@ -191,7 +189,7 @@ async def compared(
 
 
 def figures_of(rounds: Sequence[tuple[LoadedRound, LoadedRound]]) -> list[Figure]:
-    """The ratio of the throughputs first."""
+    """Return the ratio of the throughputs first."""
     pairs = [(ours.throughput, plain.throughput) for ours, plain in rounds]
     ratio = "throughput with adapters over without, at equal device-seconds"
     figures = [measured(ratio, pairs, lambda some: median(a / b for a, b in some), at_least(LEAST_RATIO))]

@@ -1,11 +1,11 @@
-"""The zoo's judge of attributes beside CLIPScore: what of a prompt a picture shows, read by a network that shares no
-weight with any model and has seen drawings alone.
+"""Score the attributes of a prompt that an image shows, with a network that shares no weight with any model and was
+trained on drawings only.
 
-CLIPScore by a tiny encoder hardly sees a colour that has changed. The judge is trained with
+CLIPScore by a tiny encoder hardly reacts to a changed colour. The scorer is trained with
 
     pentimento zoo train judge --work JUDGES
 
-and lies in that work folder, since nothing is served with it.
+and stays in that work folder, since no service loads it.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ ATTRIBUTES_SEEN = "attributes_seen"
 
 
 class AttributeJudge:
-    """The share of the attributes asked for that the judge sees in a picture (`services`' `QualityJudge`)."""
+    """Score the share of requested attributes that an image shows (`services`' `QualityJudge`)."""
 
     name = ATTRIBUTES_SEEN
 
     def __init__(self, work: Path, asked: Sequence[Sequence[int]]) -> None:
-        """`asked` holds for each row a class index for each attribute (`Utterance.asked`)."""
+        """Load the scorer; `asked` has a class index per attribute for each row (`Utterance.asked`)."""
         check_trained(work, "judge", f"--work {work}")
         self._examiner = Examiner(WEIGHTS, work)
         self._asked = torch.tensor(asked)

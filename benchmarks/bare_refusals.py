@@ -1,5 +1,5 @@
-"""What the machine lets a refusal take at best: servers that do nothing but refuse, called beside the suite, at random
-times, from the process that loads the suite. One is of grpc.aio; the other answers 429 over HTTP, from uvicorn.
+"""Measure the fastest refusal on this machine: servers that only refuse, called during the suite's load, at random
+times, from the loading process. One uses grpc.aio; the other answers 429 over HTTP, from uvicorn.
 
     python -m benchmarks.bare_refusals grpc     a server: prints its port, refuses until its input ends
     python -m benchmarks.bare_refusals http
@@ -26,7 +26,7 @@ REFUSED = 429
 
 @asynccontextmanager
 async def bare_refusals() -> AsyncIterator[list[float]]:
-    """Seconds that refusals over gRPC took, longer and longer while the context lasts."""
+    """Yield the seconds of gRPC refusals, a list that grows while the context lasts."""
     async with (
         bare_server("grpc") as address,
         grpc.aio.insecure_channel(address) as channel,
@@ -37,7 +37,7 @@ async def bare_refusals() -> AsyncIterator[list[float]]:
 
 @asynccontextmanager
 async def bare_http_refusals() -> AsyncIterator[list[float]]:
-    """As `bare_refusals`, of a 429 with Retry-After and nothing else."""
+    """Yield the seconds of HTTP refusals (429 with Retry-After), as `bare_refusals`."""
     async with bare_server("http") as address:
         client = HttpClient(address)
         request = client.request({"prompt": "a red circle"})
@@ -53,7 +53,7 @@ async def bare_http_refusals() -> AsyncIterator[list[float]]:
 
 @asynccontextmanager
 async def bare_server(kind: str) -> AsyncIterator[str]:
-    """The address of a server of that kind, in a process of its own."""
+    """Run a server of that kind in a process, and yield its address."""
     command = (sys.executable, "-m", "benchmarks.bare_refusals", kind)
     server = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert server.stdin is not None and server.stdout is not None
@@ -66,7 +66,7 @@ async def bare_server(kind: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def called_again_and_again(ask: Callable[[], Awaitable[None]]) -> AsyncIterator[list[float]]:
-    """Seconds that calls took, made while the context lasts."""
+    """Yield the seconds of calls made while the context lasts."""
     seconds: list[float] = []
     calling = asyncio.create_task(call(ask, seconds))
     try:
@@ -74,13 +74,13 @@ async def called_again_and_again(ask: Callable[[], Awaitable[None]]) -> AsyncIte
     finally:
         calling.cancel()
         with suppress(asyncio.CancelledError):
-            await calling  # Raises what went wrong.
+            await calling  # raises the call's error
 
 
 async def call(ask: Callable[[], Awaitable[None]], seconds: list[float]) -> NoReturn:
-    """One after the other."""
+    """Call repeatedly, one after the other."""
     source = random.Random(1)
-    await ask()  # It connects.
+    await ask()  # connects
     while True:
         await asyncio.sleep(source.expovariate(CALLS_PER_S))
         began = time.perf_counter()
@@ -89,7 +89,7 @@ async def call(ask: Callable[[], Awaitable[None]], seconds: list[float]) -> NoRe
 
 
 async def refused(channel: grpc.aio.Channel) -> None:
-    """As streams, which is what pictures are asked for with."""
+    """Call as a stream, as clients request images."""
     refuse: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PATH)
     try:
         async for _ in refuse(b""):
@@ -114,7 +114,7 @@ async def serve() -> None:
 
 
 async def refuse_over_http(scope: Any, receive: Any, send: Any) -> None:
-    """An ASGI application that reads nothing."""
+    """Answer 429 as an ASGI application, without reading the request."""
     head = [(b"retry-after", b"1"), (b"content-length", b"0")]
     await send({"type": "http.response.start", "status": REFUSED, "headers": head})
     await send({"type": "http.response.body", "body": b""})

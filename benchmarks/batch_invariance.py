@@ -1,15 +1,15 @@
-"""A request's latents alone against the same request inside ever-changing batches, and the same batch history twice.
+"""Compare a request's latents alone with the same request inside changing batches, and two plays of one batch history.
 
-Random histories (who comes at which step, from noise or from a latent, with which sampler, guidance and step count, and
-who is stopped) are played through the engine's own loop. Every picture that ends is compared with the same picture
-alone; every history is played twice. The contract, per precision that the model runs in:
+Random histories (arrival steps, noise or latent starts, samplers, guidance, step counts, cancellations) are played
+through the engine's loop, each twice. Every finished image is compared with the same image alone. The contract per
+precision:
 
-float32              within 1e-4 of the picture alone; the same history gives the same bits
-float16, bfloat16    the same history gives the same bits; the difference from the picture alone is shown, not bounded
+- float32: within 1e-4 of the image alone; the same history gives the same bits
+- float16, bfloat16: the same history gives the same bits; the difference from the image alone is reported, not bounded
 
-Beside the difference in half precision stands that from the same picture alone in float32, to show that it is another
-arithmetic. The engine holds some layers to the kernels that a picture gets alone; what that costs is the processor time
-of a forward pass with them held by that of one as torch runs it, of a guided batch, taking turns.
+In half precision, the difference from the same image alone in float32 is reported too, since it is another arithmetic.
+The engine restricts some layers to the kernels that a lone image gets. The cost is the processor time of a guided
+batch's forward pass with them restricted, over that of a pass as torch runs it, alternating.
 """
 
 import argparse
@@ -50,7 +50,7 @@ STOP = Cancelled("CANCELLED", "stopped by the history")
 
 @dataclass(frozen=True)
 class Joining:
-    """A request, the tick at which it comes, and the tick at which it is stopped (-1: never)."""
+    """Store a request, its arrival tick, and its cancellation tick (-1: never)."""
 
     request: PaintingRequest
     comes_at: int
@@ -58,7 +58,7 @@ class Joining:
 
 
 def history_of(model: DiffusionModel, seed: int, count: int, steps: Sequence[int]) -> list[Joining]:
-    """`count` requests, by the tick at which they come; a fifth of them is stopped on the way."""
+    """Return `count` requests by arrival tick; a fifth of them is cancelled while running."""
     generator = random.Random(seed)
     joining = [
         Joining(
@@ -94,7 +94,7 @@ def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps
 
 @torch.inference_mode()
 def play(model: DiffusionModel, history: Sequence[Joining]) -> list[LatentListener]:
-    """Tick by tick, so that nothing depends on the clock."""
+    """Play the history tick by tick, so that the clock has no influence."""
     limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
     loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
     listeners = [LatentListener() for _ in history]
@@ -123,8 +123,8 @@ def paint_alone(model: DiffusionModel, request: PaintingRequest) -> Tensor:
 
 @dataclass(frozen=True)
 class Compared:
-    """One picture: its largest difference from itself alone, whether both plays gave the same bits, and how far alone
-    it is from itself in float32."""
+    """Store one image's largest difference from itself alone, whether both plays gave the same bits, and the lone
+    image's difference from float32."""
 
     model: str
     dtype: str
@@ -161,13 +161,13 @@ def compare(
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Largest of any element."""
+    """Return the largest difference of any element."""
     return (one.float() - other.float()).abs().max().item()
 
 
 @torch.inference_mode()
 def cost_of_holding(model: DiffusionModel, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of processor time of a full guided batch, held and not, turn and turn about."""
+    """Return processor seconds of a full guided batch, with layers restricted and not, alternating."""
     info = model.info
     plain = example_input(model, BatchKey(info.default_width_px, info.default_height_px, guided=True), 2 * MAX_BATCH)
     held = replace(plain, as_alone=AsAlone(2, tuple(range(MAX_BATCH))))
@@ -177,7 +177,7 @@ def cost_of_holding(model: DiffusionModel, pairs: int) -> list[tuple[float, floa
         model.predict(inputs)
         return time.thread_time() - began_at
 
-    seconds(held), seconds(plain)  # the first finds out which layers
+    seconds(held), seconds(plain)  # the first pass finds the layers
     return [(seconds(held), seconds(plain)) for _ in range(pairs)]
 
 

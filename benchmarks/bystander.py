@@ -1,4 +1,4 @@
-"""Another tenant beside an attack: a light open-loop load on the public API, and how long each of its calls took."""
+"""Send a light open-loop load to the public API as another tenant during an attack, and time each call."""
 
 import asyncio
 import random
@@ -12,15 +12,15 @@ from pentimento.sdk import AsyncClient
 
 CALLS_PER_S = 12.0
 CALL_LIMIT_S = 30.0
-# Of ten calls: what a waiting page asks for, and one small picture.
+# calls in a cycle of ten: a waiting page's reads, and one small image
 LIST, GET, PAINT = "ListModels", "GetRequest", "Generate"
 KINDS = (LIST, LIST, LIST, LIST, LIST, GET, GET, GET, GET, PAINT)
-# The same picture every time, so that it can be compared.
+# the same image every time, so that it can be compared
 CANARY = ImageRequest("a small blue ring", num_inference_steps=4, seed=7, cache=CacheMode.OFF, deadline_ms=30_000)
 
 
 class Bystander:
-    """`seconds` of every answered call by its kind; `failures` by reason. Both grow until `take`."""
+    """Record `seconds` of answered calls by kind and `failures` by reason. Both grow until `take`."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -31,13 +31,13 @@ class Bystander:
         self.failures: Counter[str] = Counter()
 
     async def canary(self) -> bytes:
-        """The picture; its request is the one that the load asks for. Raises what the suite answers."""
+        """Return the reference image, from the request that the load also sends. Raises the suite's error."""
         picture = await self._client.generate(CANARY)
         self._request_id = picture.provenance.request_id
         return picture.data
 
     async def load(self, until: asyncio.Event) -> None:
-        """Calls at random times, whether the earlier ones are answered or not, and waits for their answers."""
+        """Call at random times without waiting for earlier answers, then wait for all."""
         while not until.is_set():
             task = asyncio.create_task(self._call(self._source.choice(KINDS)))
             self._calls.add(task)
@@ -61,11 +61,11 @@ class Bystander:
         except (PentimentoError, TimeoutError) as error:
             reason = error.reason if isinstance(error, PentimentoError) else "TIMEOUT"
             self.failures[f"{kind} {reason}"] += 1
-        # A call that failed took so long too.
+        # a failed call counts its time too
         self.seconds[kind].append(time.perf_counter() - began)
 
     def take(self) -> tuple[dict[str, list[float]], Counter[str]]:
-        """What there is since the last time."""
+        """Return the records since the last call."""
         taken = (self.seconds, self.failures)
         self.seconds, self.failures = {kind: [] for kind in KINDS}, Counter()
         return taken

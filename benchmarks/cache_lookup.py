@@ -1,11 +1,11 @@
-"""How long a Lookup takes over gRPC, at 100,000 entries while inserts and a build of the index run, and at 1,000,000.
+"""Measure Lookup over gRPC, at 100,000 entries during inserts and an index build, and at 1,000,000.
 
     python -m benchmarks.cache_lookup --data DIR
 
-A gateway process over its embedded stores, one client; vectors of 512 dimensions in clusters of twenty, one tenant.
-During a build lookups are sent one after the other from before it begins until its index has taken over, while entries
-are reserved and committed twenty times a second. Lookups that the gateway gave up are counted, not left out.
-NIRVANA reports about 100 ms a search, MoDM 50 ms at 100,000 entries.
+One client calls a gateway process with embedded stores; vectors have 512 dimensions, in clusters of twenty, for one
+tenant. During a build, lookups are sent one after the other from before it begins until its index is in use, while
+entries are reserved and committed twenty times a second. Abandoned lookups are counted. NIRVANA reports about 100 ms a
+search, MoDM 50 ms at 100,000 entries.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from pentimento.rpc import RpcChannelSettings, open_channel
 START_LIMIT_S = 600.0
 BUILD_LIMIT_S = 1800.0
 INSERTS_PER_S = 20
-# A gateway that has just started compares ledger and index, and may train its match predictor.
+# A new gateway compares ledger and index, and may train its match predictor.
 WARM_S = 15.0
 BURST_COUNT = 500
 CONCURRENT_COUNT = 16
@@ -53,8 +53,8 @@ PAPERS = "NIRVANA about 100 ms, MoDM 50 ms a search"
 
 @dataclass
 class Answers:
-    """Of lookups: how long each took, in ms, how many were given up or found nothing, how many a second, and the
-    processor time of one where it was read."""
+    """Store lookups' times in ms, how many were abandoned or found nothing, lookups per second, and processor time per
+    lookup if it was read."""
 
     took_ms: list[float] = field(default_factory=list)
     skipped_count: int = 0
@@ -64,13 +64,13 @@ class Answers:
 
 
 async def look_up(client: GatewayClient, vector: Vectors) -> tuple[bool, bool]:
-    """Whether it was given up, and whether something near was found."""
+    """Return whether the lookup was abandoned, and whether it found a near entry."""
     answer = await client.lookup([LookupCandidate(SCOPE)], Embedding(vector.tobytes(), len(vector), ENCODER))
     return answer.search_skipped, answer.starts[0].text_similarity is not None
 
 
 async def insert_one(client: GatewayClient, number: int, vector: Vectors) -> None:
-    """Reserve and commit an entry, whose latent nobody stores."""
+    """Reserve and commit an entry without storing its latent."""
     attempt = Attempt(f"request-{number}-{time.monotonic_ns()}", 1, 1, "frontdoor", 1, SCOPE.tenant)
     grant = await client.reserve(SCOPE, attempt)
     if grant is None:
@@ -97,13 +97,13 @@ async def one_by_one(client: GatewayClient, queries: Vectors, go_on: Callable[[i
 
 
 def for_seconds(seconds: float) -> Callable[[int], bool]:
-    """Return what says of each lookup whether that time is not yet over."""
+    """Return a function that says, before each lookup, whether the time is not yet over."""
     until = time.monotonic() + seconds
     return lambda number: time.monotonic() < until
 
 
 async def at_once(client: GatewayClient, queries: Vectors, count: int) -> Answers:
-    """From sixteen callers that each wait for their answer."""
+    """Look up from sixteen callers, each of which waits for its answer."""
     parts = [count // CONCURRENT_COUNT] * CONCURRENT_COUNT
     began = time.perf_counter()
     many = await asyncio.gather(
@@ -116,7 +116,7 @@ async def at_once(client: GatewayClient, queries: Vectors, count: int) -> Answer
 
 
 async def inserting(client: GatewayClient, entries: Vectors) -> None:
-    """Until cancelled, at a steady rate whatever an insert takes."""
+    """Insert at a steady rate, independent of an insert's duration, until cancelled."""
     due = time.monotonic()
     for number in itertools.count():
         await insert_one(client, number, entries[number % len(entries)])
@@ -126,7 +126,7 @@ async def inserting(client: GatewayClient, entries: Vectors) -> None:
 
 @asynccontextmanager
 async def gateway(cache: FilledCache, *flags: str) -> AsyncIterator[GatewayClient]:
-    """A process that serves the cache, and a client of it, once it looks entries up."""
+    """Run a gateway process, and yield a client once it answers lookups."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         address = f"unix:{folder}/gateway"
         command = [sys.executable, "-m", "services.vectordb_gateway", "--listen", address, "--log-level", "warning"]
@@ -158,7 +158,8 @@ async def serving(client: GatewayClient, process: asyncio.subprocess.Process) ->
 
 
 async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answers, Answers]:
-    """Quiet: one by one and at once; then one by one while entries come and the index is built anew."""
+    """Measure quiet lookups one by one, then concurrent ones, then one by one during inserts and a rebuild of the
+    index."""
     queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
     entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
     flags = ("--index-build-most-count", str(BURST_COUNT), "--index-build-least-count", "1")
@@ -174,7 +175,7 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
         def not_taken_over(number: int) -> bool:
             if time.monotonic() > began + BUILD_LIMIT_S:
                 raise RuntimeError("no build took place")
-            # The pointer is a file: every lookup need not look at it.
+            # the pointer is a file; read it at every twentieth lookup only
             return number % 20 != 0 or cache.pointer.read_bytes() == before
 
         for number in range(BURST_COUNT - INSERTS_PER_S):
@@ -190,13 +191,13 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
 
 
 def processor_s_of_children() -> float:
-    """Of the gateway and its index process, so far."""
+    """Return the processor seconds of the gateway and its index process so far."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return sum(each.user + each.system for each in times)
 
 
 async def with_inserts(cache: FilledCache, count: int) -> Answers:
-    """One by one while entries come, and no build is due."""
+    """Measure one by one during inserts, with no build due."""
     queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
     entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
     async with gateway(cache) as client:
@@ -210,7 +211,7 @@ async def with_inserts(cache: FilledCache, count: int) -> Answers:
 
 
 def filled(options: Options, entries_count: int, scratch: Path) -> FilledCache:
-    """The cache in the folder for data, filled where it is not: a million entries take the better part of an hour."""
+    """Return the cache in the data folder, filling it if needed: a million entries take most of an hour."""
     folder: Path = options.rest["data"] or scratch
     return fill(filled_in(folder, entries_count), options.rest["threads"])
 
@@ -261,7 +262,7 @@ def throughput_figures(name: str, answers: Answers) -> list[Figure]:
 
 
 def processor_figure(name: str, answers: Answers) -> Figure:
-    """What others of the machine do hardly shows in it."""
+    """Report processor time, on which other processes of the machine have little effect."""
     value = answers.processor_ms
     return Figure(f"processor time of a lookup, gateway and index, {name}", value, informative("ms"), [value], None)
 

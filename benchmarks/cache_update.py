@@ -1,11 +1,11 @@
-"""What an update of the cache costs: 10,000 new entries put into the index, and the match predictor trained anew.
+"""Measure an update of the cache: 10,000 new entries put into the index, and the match predictor trained again.
 
     python -m benchmarks.cache_update
 
-Entries go from the ledger into the embedded index as the gateway's background round takes them. The predictor is
-trained after 5 % of 10,000 entries changed; beside it, in the same round, stands a plain SGDOneClassSVM fit of the same
-rows: what the paper's figure is of. The predictor keeps what it made of an entry when it came, so that only new entries
-are looked at. NIRVANA (section 5.4) reports 0.04 s for the classifier and 7.5 s for the index, for 10,000 records.
+Entries go from the ledger into the embedded index as in the gateway's background round. The predictor is trained after
+5 % of 10,000 entries changed. The same round times a plain SGDOneClassSVM fit of the same rows, which is the paper's
+figure. The predictor stores features of each entry at arrival, so that it reads only new entries. NIRVANA (section 5.4)
+reports 0.04 s for the classifier and 7.5 s for the index, for 10,000 records.
 """
 
 from benchmarks.index_inserting import insert_figures

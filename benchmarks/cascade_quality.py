@@ -1,15 +1,15 @@
-"""Quality of a cascade against its latency as the threshold moves (DiffServe, Figures 1a and 7), by who decides.
+"""Compare a cascade's quality with its latency as the threshold moves, per router (DiffServe, Figures 1a and 7).
 
-Held-out prompts were painted by both models of the zoo's cascade from the same noise. At each deferral rate a client
-gets the light picture, or heavy's where the router is least sure of light's. Quality is the share of the attributes
-asked for that a judge sees, and a Fréchet distance from drawings of other scenes, over that judge's features. No router
-has seen its labels.
+Both models of the zoo's cascade generate held-out prompts from the same noise. At each deferral rate, a client gets the
+light image, or heavy's where the router is least confident in light's. Quality is the share of requested attributes
+that a scorer sees, and a Fréchet distance from drawings of other scenes over the scorer's features. No router was
+trained on these labels.
 
 - the prompt-aware discriminator (`tiny-router`) and DiffServe's (`tiny-discriminator`: real is ground truth)
-- a ResNet, a vision transformer and an EfficientNet of its size, trained here with the heavy model's pictures as real
-- CLIPScore of the light picture; a router that knows nothing, 20 seeds
+- a ResNet, a vision transformer and an EfficientNet of its size, trained here with heavy's images as real
+- CLIPScore of the light image; a random router, 20 seeds
 
-Latency is that of an idle suite: light, score, and heavy for those that go on, as served, measured here in turns.
+Latency is an idle suite's: light, score, and heavy for deferred requests, as served, measured here alternately.
 """
 
 import argparse
@@ -60,12 +60,12 @@ SEEDS = 20
 DISTANCE_RESAMPLES = 200
 ENDS = (0.0, *RATES, 1.0)
 Value = Callable[[str, float], Array]
-"""By router and rate: the value of all prompts, then of each resample."""
+"""by router and rate: the value over all prompts, then over each resample"""
 
 
 @dataclass(frozen=True)
 class FeaturePairs:
-    """Projected features (n, d) of both models' pictures, and what they are compared with."""
+    """Store projected features (n, d) of both models' images, and of the drawings."""
 
     light: Array
     heavy: Array
@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def routers(pairs: PaintedPairs, training: Path, plan: NetworkPlan) -> dict[str, Array]:
-    """Return by router how sure it is of each light picture; of the random one by seed."""
+    """Return the confidence in each light image by router; the random router's by seed."""
     shipped = shipped_confidences(pairs)
     found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
     prompts, noise = training_prompts(1_600)
@@ -119,7 +119,7 @@ def routers(pairs: PaintedPairs, training: Path, plan: NetworkPlan) -> dict[str,
 
 
 def feature_pairs(pairs: PaintedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
-    """Return the judge's features; drawings are of scenes after those that were painted."""
+    """Return the scorer's features; drawings are of scenes after the generated ones."""
     judge = load_trained(Judge(), reader / "judge")
     drawn = examination_prompts(drawing_count, first=len(pairs.prompts)).drawn
     reference = FrechetReference(judge_features(judge, drawn))
@@ -129,13 +129,13 @@ def feature_pairs(pairs: PaintedPairs, reader: Path, drawing_count: int) -> Feat
 
 @torch.no_grad()
 def judge_features(judge: Judge, pictures: Tensor) -> Array:
-    """Return (n, d) before the judge's heads."""
+    """Return features (n, d) before the scorer's heads."""
     parts = [judge.body(as_pixels(part)) for part in pictures.split(BATCH)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
 def judge_values(confidences: Mapping[str, Array], read: Reading) -> Value:
-    """Return the share of attributes that the judge sees in what is served."""
+    """Return the share of attributes that the scorer sees in the served images."""
     weights = resampling_weights(len(read.light))
 
     @cache
@@ -151,7 +151,7 @@ def judge_values(confidences: Mapping[str, Array], read: Reading) -> Value:
 
 
 def distance_values(confidences: Mapping[str, Array], features: FeaturePairs, resamples: int) -> Value:
-    """Return the distance of what is served from drawings. A resample of a router with seeds has one of them."""
+    """Return the served images' distance from drawings. A resample uses one seed of a router that has seeds."""
     weights = resampling_weights(len(features.light), resamples)
 
     def one(confidence: Array, rate: float, drawn: Array) -> float:
@@ -168,7 +168,7 @@ def distance_values(confidences: Mapping[str, Array], features: FeaturePairs, re
 
 
 def served_moments(confidence: Array, features: FeaturePairs, rate: float, drawn: Array) -> Moments:
-    """Return the moments of what is served where the least sure share goes on to the heavy model."""
+    """Return the moments of the served images if the least confident share is deferred to heavy."""
     order = np.argsort(confidence, kind="stable")
     deferred = np.empty_like(drawn)
     deferred[order] = deferred_weights(drawn[None, order], rate)[0]
@@ -177,13 +177,13 @@ def served_moments(confidence: Array, features: FeaturePairs, rate: float, drawn
 
 
 def seeds_of(router: str, confidences: Mapping[str, Array]) -> list[str]:
-    """Return the names of a router's draws: itself, where it is not the random one."""
+    """Return the names of a router's draws: its own name, or one per seed for the random router."""
     return [name for name in confidences if name.startswith(RANDOM)] if router == RANDOM else [router]
 
 
 def gains(what: str, confidences: Mapping[str, Array], value: Value, sign: float) -> Iterator[Figure]:
-    """How much better the discriminators serve than CLIPScore's and the random router, at each deferral rate; the
-    prompt-aware one is held to it."""
+    """Compare the discriminators with CLIPScore's router and the random one at each deferral rate; only the
+    prompt-aware one has a target."""
     for router in (PROMPT_AWARE, DIFFSERVE):
         target = surely_above(0.0) if router == PROMPT_AWARE else informative()
         for other in (RANDOM, CLIP_SCORE):
@@ -193,13 +193,13 @@ def gains(what: str, confidences: Mapping[str, Array], value: Value, sign: float
 
 
 def gain(name: str, values: Array, target: Target) -> Figure:
-    """A difference with its interval; its samples are those of the resamples."""
+    """Report a difference with its interval; its samples are the resamples."""
     found, interval = figure_of(values)
     return Figure(name, round(found, 5), target, [round(float(each), 5) for each in values[1:]][:200], interval)
 
 
 def latencies(pairs: PaintedPairs, rounds: int) -> dict[str, float]:
-    """Return median seconds of one picture by each model, as served, and of one score, in turns."""
+    """Return median seconds of one image by each model and of one score, as served, alternating."""
     network = open_discriminator(WEIGHTS / "tiny-router")
     pixels = as_pixels(pairs.light[:1]).numpy()[0]
     calls: dict[str, Callable[[], object]] = {
@@ -214,7 +214,7 @@ def latencies(pairs: PaintedPairs, rounds: int) -> dict[str, float]:
 
 
 def painting(name: str, caption: str) -> Callable[[], object]:
-    """Return what paints one picture by a shipped model as it is served."""
+    """Return a function that generates one image by a shipped model, as served."""
     entry, pipeline = entry_of(name, WEIGHTS), load_pipeline(WEIGHTS / name)
     steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])
     return lambda: paint(pipeline, [caption], [1], steps, scale, 1)
@@ -223,7 +223,7 @@ def painting(name: str, caption: str) -> Callable[[], object]:
 def curves(
     confidences: Mapping[str, Array], scores: Value, distances: Value, costs: Mapping[str, float]
 ) -> dict[str, Sequence[dict[str, Any]]]:
-    """Return by router what it serves at each rate: values with their intervals, and the latency."""
+    """Return each router's served quality with intervals, and latency, at each rate."""
     names = [name for name in confidences if not name.startswith(RANDOM)] + [RANDOM]
     return {name: [point(name, rate, scores, distances, costs) for rate in ENDS] for name in names}
 

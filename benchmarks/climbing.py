@@ -1,4 +1,4 @@
-"""The most load at which a server still keeps a promise: streams at rising rates, until one does not hold."""
+"""Find the highest load at which a server meets its latency target: streams at rising rates, until one misses it."""
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,30 +8,30 @@ from typing import Any
 
 from benchmarks.worker_load import Answer, Ask, drive, failures, poisson, shifted
 
-# From one rate to the next.
+# factor between rates
 STEP = 1.1
-# Where the way may be long.
+# for climbs that may be long
 WIDE_STEP = 1.25
 MOST_RUNS = 12
-# Numbers of pictures differ from run to run, hence prompts and seeds: no memo helps a second time.
+# Image numbers differ from run to run, and so do prompts and seeds: no cache helps a second time.
 _FIRST_NUMBERS = count(0, 10_000)
 
 
 @dataclass(frozen=True)
 class Promise:
-    """95 % of a run's answers come within `p95_s`."""
+    """Require that 95 % of a run's answers come within `p95_s`."""
 
     p95_s: float
 
     def is_broken(self, answers: Sequence[Answer], request_count: int) -> bool:
-        """Surely, whatever may come of the rest."""
+        """Return whether the target is missed for certain, whatever the remaining answers are."""
         late = sum(answer.latency_s > self.p95_s for answer in answers)
         return late > request_count - math.ceil(0.95 * request_count)
 
 
 @dataclass(frozen=True)
 class RateRun:
-    """A stream at one rate, ended early once the promise was broken, and what came of it."""
+    """Store a stream at one rate, ended early once the target was missed, and its answers."""
 
     side: str
     phase: str
@@ -51,7 +51,7 @@ class RateRun:
 
 @dataclass(frozen=True)
 class ClimbTrial:
-    """Who is asked, and for how many pictures a run."""
+    """Name the server and the images per run."""
 
     side: str
     ask: Ask
@@ -77,7 +77,7 @@ class ClimbTrial:
 async def climb_up(
     run_at: Callable[[float], Awaitable[RateRun]], rate_per_s: float, step: float = STEP
 ) -> list[RateRun]:
-    """Until a rate does not hold."""
+    """Climb until a rate misses the target."""
     runs = [await run_at(rate_per_s)]
     while runs[-1].held and len(runs) < MOST_RUNS:
         rate_per_s *= step
@@ -86,7 +86,7 @@ async def climb_up(
 
 
 async def climb(run_at: Callable[[float], Awaitable[RateRun]], rate_per_s: float, step: float = STEP) -> list[RateRun]:
-    """Up from a rate that holds until one does not, or down from one that does not until one holds."""
+    """Climb from a rate that holds until one misses, or descend from one that misses until one holds."""
     runs = await climb_up(run_at, rate_per_s, step)
     while best(runs) is None and len(runs) < MOST_RUNS:
         rate_per_s /= step
@@ -95,7 +95,7 @@ async def climb(run_at: Callable[[float], Awaitable[RateRun]], rate_per_s: float
 
 
 def limit_of(runs: Sequence[RateRun]) -> RateRun:
-    """The fastest that held, of a climb that found both sides of it. Raises RuntimeError for any other."""
+    """Return the fastest run that held. Raises RuntimeError if the climb did not find both sides of it."""
     found = best(runs)
     if found is None or all(run.held for run in runs):
         raise RuntimeError(f"no limit was found: {[run.row() for run in runs]}")
@@ -103,5 +103,5 @@ def limit_of(runs: Sequence[RateRun]) -> RateRun:
 
 
 def best(runs: Sequence[RateRun]) -> RateRun | None:
-    """The fastest that held, None when none did."""
+    """Return the fastest run that held, or None."""
     return max((run for run in runs if run.held), key=lambda run: run.images_per_s, default=None)

@@ -1,11 +1,10 @@
-"""From `pentimento up` to SERVING of all processes on a warm disk, and how little the control plane weighs.
+"""Measure `pentimento up` to SERVING of all processes on a warm disk, and the control plane's memory.
 
-Time runs from the start of the command to the moment its endpoint file appears, which it writes once grpc.health.v1
-of every process says SERVING; one start beforehand warms the disk and is not counted. Memory is read from the kernel
-after a few pictures went through: resident set, and proportional set (shared pages split among those that share them)
-beside it; the gateway's counts its index process in. That torch is not imported is read twice: from the memory maps
-of the running process and all its children (no libtorch), and from `python -X importtime` of the service's own
-modules (none of torch).
+Time runs from the command's start until its endpoint file appears, which follows SERVING from grpc.health.v1 of every
+process. One earlier start warms the disk and is not counted. Memory is read from the kernel after a few images:
+resident set, and proportional set (shared pages divided among their processes); the gateway's includes its index
+process. Two readings show that torch is not imported: the memory maps of the running process and its children (no
+libtorch), and `python -X importtime` of the service's modules.
 """
 
 import argparse
@@ -29,7 +28,7 @@ MODULES = {
     "controller": "services.controller",
     "gateway": "services.vectordb_gateway",
 }
-# Never in a control-plane process; any one of them drags in the rest.
+# never in a control-plane process; any one of them imports the rest
 HEAVY = ("torch", "transformers", "diffusers")
 
 
@@ -56,14 +55,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def paint(suite: LocalSuite, count: int) -> None:
-    """Lets every process do its work once, so that what it weighs is what it weighs in use."""
+    """Let every process work once, so that its memory is that of use."""
     with Client(suite.endpoint.frontdoor) as client:
         for number in range(count):
             client.generate(ImageRequest(f"a red circle number {number}", num_inference_steps=5))
 
 
 def processes_of(suite: LocalSuite, name: str) -> Iterator[psutil.Process]:
-    """The service and whatever it started itself."""
+    """Yield the service's process and its children."""
     for process in marked_processes(suite.state.path):
         command = process.cmdline()
         if MODULES[name] in command:
@@ -72,7 +71,7 @@ def processes_of(suite: LocalSuite, name: str) -> Iterator[psutil.Process]:
 
 
 def weigh(suite: LocalSuite, name: str) -> dict[str, float]:
-    """Resident and proportional megabytes (10^6), and how many of the mapped files are torch's."""
+    """Return resident and proportional megabytes (10^6), and the number of mapped files of torch."""
     found = list(processes_of(suite, name))
     if not found:
         raise RuntimeError(f"no process of {name} was found")
@@ -96,7 +95,7 @@ def memory_figures(name: str, limit_mb: int, weights: list[dict[str, dict[str, f
 
 
 def torch_figure(name: str, weights: list[dict[str, dict[str, float]]]) -> Figure:
-    """Files of torch in the memory maps of the running process, and heavy modules that its start imports."""
+    """Count torch's files in the running process's memory maps, and heavy modules that its start imports."""
     mapped = [weight[name]["torch_files_mapped"] for weight in weights]
     imported = heavy_imports(MODULES[name])
     samples: list[Any] = [{"torch_files_mapped": count} for count in mapped]
@@ -106,7 +105,7 @@ def torch_figure(name: str, weights: list[dict[str, dict[str, float]]]) -> Figur
 
 
 def heavy_imports(module: str) -> list[str]:
-    """What the interpreter says it imported for the whole service, its composition root included."""
+    """Return the interpreter's list of heavy imports for the whole service, composition root included."""
     command = [sys.executable, "-X", "importtime", "-c", f"import {module}.__main__, {module}.wiring"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}

@@ -1,7 +1,7 @@
-"""Commits of results, counted where they happen: triggers in the frontdoor's journal write a row for each.
+"""Count commits of results in the frontdoor's journal, by triggers that write a row for each.
 
-The state of a request tells only that it was completed, not how often. A trigger runs inside the transaction that
-commits, whichever process and whichever code writes, so that no second commit goes unseen, be it the same picture.
+A request's state says that it completed, not how often. A trigger runs inside the committing transaction, for any
+process and any code, so that it counts a second commit even of the same image.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ BUSY_S = 30.0
 
 
 def count_commits(journal: Path) -> None:
-    """From now on every commit of a result in this journal is counted, across restarts of its frontdoor."""
+    """Count every later commit of a result in this journal, across restarts of its frontdoor."""
     with closing(sqlite3.connect(journal, timeout=BUSY_S)) as connection, connection:
         connection.execute(_TABLE)
         connection.execute(_TRIGGER.format(name="updates", change="UPDATE OF state, image_digest"))
@@ -28,6 +28,6 @@ def count_commits(journal: Path) -> None:
 
 
 def commits_by_request(journal: Path) -> Counter[str]:
-    """How often each request's result was committed. sqlite3.OperationalError when nothing counts them."""
+    """Return each request's number of commits. Raises sqlite3.OperationalError if nothing counts them."""
     with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
         return Counter(dict(connection.execute("SELECT request_id, count(*) FROM benchmark_commits GROUP BY 1")))

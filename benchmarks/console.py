@@ -1,11 +1,10 @@
-"""The console in a real Chromium over a real suite: how soon pages are there, what they weigh, and what is wrong.
+"""Open the console in Chromium over a real suite: pages' load times, bytes, errors and accessibility violations.
 
     python -m benchmarks.console
 
-Every page, light and dark, at 1440 and at 390 pixels, each time in a browser context that has nothing cached. A page is
-there once its data is shown. Bytes are those of everything that the page asked for. Errors are what the page writes to
-the browser's console; violations are axe's, of all its rules. Before it a picture is painted, so that pages have
-something to show.
+Every page, light and dark, at 1440 and at 390 pixels, each time in a new browser context without a cache. A page is
+loaded once its data is shown. Bytes are all that the page requested. Errors are the page's output on the browser's
+console; violations are axe's, by all its rules. One image is generated first, so that pages have data.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ BYTES_LIMIT = 500_000
 
 @dataclass
 class PageView:
-    """One page as one browser saw it. `load_s` is from the navigation to its data shown."""
+    """Store one page in one browser. `load_s` runs from the navigation until its data is shown."""
 
     page: str
     theme: str
@@ -44,12 +43,12 @@ class PageView:
 
     @property
     def name(self) -> str:
-        """Which of them it is."""
+        """Return the view's name."""
         return f"{self.page} {self.theme} {self.width_px}"
 
 
 async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, judged: bool) -> PageView:
-    """Open a page with nothing cached; axe is asked where it is `judged`."""
+    """Open a page without a cache; run axe if `audited`."""
     size = {"width": width_px, "height": HEIGHT_PX}
     context = await browser.new_context(viewport=size, color_scheme=theme)
     try:
@@ -68,13 +67,13 @@ async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int
 
 
 async def transferred(request: Any) -> int:
-    """Bytes of an answer, its head included."""
+    """Return the bytes of a response, headers included."""
     sizes = await request.sizes()
     return int(sizes["responseHeadersSize"] + sizes["responseBodySize"])
 
 
 async def violations_of(page: Any) -> list[str]:
-    """What axe finds wrong."""
+    """Return axe's violations."""
     from axe_playwright_python.async_playwright import Axe
 
     found = (await Axe().run(page)).response["violations"]
@@ -82,10 +81,10 @@ async def violations_of(page: Any) -> list[str]:
 
 
 async def look_at_all(url: str, rounds: int) -> list[list[PageView]]:
-    """Look at every page in turns, `rounds` times; the first time axe judges too, and its time does not count."""
+    """Open every page in order, `rounds` times; an additional first time runs axe and is not timed."""
     views = [(page, theme, width) for page in PAGES for theme in THEMES for width in WIDTHS_PX]
     async with running_browser() as browser:
-        # The first page of a browser's life waits for the browser.
+        # a browser's first page waits for its start
         await look(browser, url, *views[0], judged=False)
         judged = [await look(browser, url, *view, judged=True) for view in views]
         return [judged, *[[await look(browser, url, *view, judged=False) for view in views] for _ in range(rounds)]]

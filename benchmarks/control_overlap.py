@@ -1,4 +1,4 @@
-"""Pictures under ControlNets on processes of their own, timed: what each process computed and when, by its spans."""
+"""Time images whose ControlNets run in other processes: when each process computed, by its spans."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -29,15 +29,17 @@ from pentimento.telemetry.spans import Span, read_spans
 
 @dataclass(frozen=True)
 class Blocks:
-    """How many a transformer has, and its ControlNets."""
+    """Store the block counts of a transformer and of its ControlNets."""
 
     base: int
     control: int
 
     def ideal_s(self, base_s: float, control_s: float) -> float:
-        """Return the least seconds of a step whose base model takes `base_s` by itself and its ControlNet `control_s`:
-        the first residual is there as its block ends or the base model waits for it, and behind the last one come the
-        blocks that are left."""
+        """Return the least seconds of a step whose base model takes `base_s` and its ControlNet `control_s`.
+
+        Each residual arrives as its block ends, or the base model waits for it; after the last residual the remaining
+        blocks run.
+        """
         block_s, part_s = base_s / self.base, control_s / self.control
         left = self.base - 1 - math.ceil((self.control - 1) * self.base / self.control)
         return max(base_s + max(part_s - block_s, 0.0), control_s + left * block_s)
@@ -45,8 +47,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class OverlapSubject:
-    """A model and its ControlNets, the picture that is painted with them, and how both services are started. `registry`
-    is what the replicas read, each of them all of it."""
+    """Describe a model and its ControlNets, the image to generate, and how to start both services. Each replica loads
+    all of `registry`."""
 
     name: str
     model: Path
@@ -58,15 +60,18 @@ class OverlapSubject:
     replica_module: str
     worker_flags: tuple[str, ...] = ()
     replica_flags: tuple[str, ...] = ()
-    # Of a transformer and its ControlNets, whose residuals are needed block by block.
+    # for a transformer, whose residuals arrive block by block
     blocks: Blocks | None = None
 
 
 @dataclass(frozen=True)
 class TimedPicture:
-    """A picture under so many ControlNets. Means by step in seconds: of the worker's halves, or of its whole pass where
-    nothing controls it; of the slowest ControlNet's pass, and of writing its residuals. `denoise_s` is the whole stage,
-    with what opening the streams takes; `steady_s` a step once they are open. `device_s` computed, of all devices."""
+    """Store the times of one image under `control_count` ControlNets, as means per step in seconds.
+
+    They are those of the worker's halves, or of its whole pass without a ControlNet; of the slowest ControlNet's pass,
+    and of writing its residuals. `denoise_s` is the whole stage with opening of the streams; `steady_s` is a step once
+    they are open; `device_s` is the compute of all devices.
+    """
 
     control_count: int
     step_count: int
@@ -79,37 +84,37 @@ class TimedPicture:
     deliver_s: float
     device_s: float
     spans: tuple[Span, ...]
-    # Its images were told to nobody before.
+    # whether no replica had embedded its control images
     new_images: bool = False
-    # All that the worker's network computes in a step.
+    # all compute of the worker's network in a step
     model_s: float = 0.0
     blocks: Blocks | None = None
 
     @property
     def ideal_step_s(self) -> float:
-        """max(C, E) + D; of a transformer what its blocks allow."""
+        """Return max(C, E) + D, or for a transformer the ideal by blocks."""
         if self.blocks is not None:
             return self.blocks.ideal_s(self.model_s, self.control_s)
         return max(self.control_s, self.encode_s) + self.decode_s
 
     @property
     def serial_step_s(self) -> float:
-        """C + E + D."""
+        """Return C + E + D."""
         return self.control_s + self.model_s
 
     @property
     def share_of_ideal(self) -> float:
-        """Its speed-up over C + E + D one after the other, as a share of the ideal one."""
+        """Return the speed-up over C + E + D in sequence, as a share of the ideal speed-up."""
         return self.ideal_step_s * self.step_count / self.denoise_s
 
     @property
     def steady_share(self) -> float:
-        """The same of a step once the streams are open."""
+        """Return the same share for a step once the streams are open."""
         return self.ideal_step_s / self.steady_s
 
 
 class OverlapBench:
-    """The processes of one subject: the worker on one core, each ControlNet on a process of its own on the other."""
+    """Hold the processes of one subject: the worker on one core, every ControlNet replica on the other."""
 
     def __init__(self, subject: OverlapSubject, served: ControlledByService, traces: Sequence[Path]) -> None:
         self._subject = subject
@@ -118,8 +123,8 @@ class OverlapBench:
         self._shift_px = 0
 
     async def timed(self, control_count: int, *, new_images: bool = False) -> TimedPicture:
-        """Return a picture under the first so many ControlNets, which are told the subject's images, or such as nobody
-        was told before. Raises what it fails with."""
+        """Generate an image under the first `control_count` ControlNets, with the subject's control images or with new
+        ones. Raises the image's error."""
         subject = self._subject
         controlled = ControlledCase(subject.case, (ControlSetting(),) * control_count)
         conditions: Sequence[Tensor] = subject.conditions
@@ -171,7 +176,7 @@ def _timed(
 ) -> TimedPicture:
     steps = [span for span in own if span.what in ("decode", "whole")]
     between = steps[-1].ended_s - steps[0].ended_s
-    # The first pass of a stream tells the residuals' shapes: it is not a step's.
+    # A stream's first pass reports the residuals' shapes and belongs to no step.
     passes = [[span for span in spans if span.what == "residuals"][-step_count:] for spans in others]
     return TimedPicture(
         control_count=control_count,
@@ -190,7 +195,7 @@ def _timed(
 
 
 def _computing_s(passes: Sequence[Span], spans: Sequence[Span]) -> float:
-    """The mean of the passes without what of their residuals was written meanwhile."""
+    """Return the mean of the passes, minus the writing of residuals during them."""
     within = [
         span
         for span in spans
@@ -208,8 +213,8 @@ def _length(span: Span) -> float:
 
 
 def trace_events(picture: TimedPicture, names: Sequence[str]) -> dict[str, Any]:
-    """Return the picture's spans as Chrome's trace viewer and Perfetto read them, microseconds from its first one;
-    `names` of its processes, the worker first."""
+    """Return the image's spans for Chrome's trace viewer and Perfetto, in microseconds from the first; `names` are its
+    processes', worker first."""
     zero_s = min(span.began_s for span in picture.spans)
     order = list(dict.fromkeys(span.process_id for span in picture.spans))
     events: list[dict[str, Any]] = [

@@ -1,16 +1,16 @@
-"""ControlNets whose residuals are a step old (Katz, section 5): what pictures lose, and what a slow link costs.
+"""Measure ControlNets with residuals from the step before (Katz, section 5): quality lost, and the cost of a slow link.
 
     python -m benchmarks.controlnet_async --judge JUDGES [--only PART …]
 
-- bounds: from which step on residuals of the zoo's ControlNets resemble those of the step before (cosine above 0.99
-  in nine prompts of ten, at all later steps), by the number of steps; writes zoo/weights/pipelining-bounds.json
-- edges, layout: pictures of the pipelined mode, from the bound on, beside synchronous ones of the same seeds, by a
-  worker and a replica of controlnet_svc: the judge of attributes (`pentimento zoo train judge --work JUDGES`), edges
-  against those that were told, SSIM. Noise is read twice: by the paired bootstrap, and by another seed
-- link: latency over an emulated link of 10 Gb/s on paced devices, as a share of the ideal, (C+E+D) overlapped without
-  any transport: max(C, E) + D a step
+- bounds: the first step from which residuals of the zoo's ControlNets resemble those of the step before (cosine above
+  0.99 in nine prompts of ten, at all later steps), by the number of steps; writes zoo/weights/pipelining-bounds.json
+- edges, layout: pipelined images, from the bound on, against synchronous images of the same seeds, by a worker and a
+  replica of controlnet_svc: attribute scores (`pentimento zoo train judge --work JUDGES`), edges against the control
+  image's, SSIM. Noise is estimated by the paired bootstrap and by another seed
+- link: latency over an emulated link of 10 Gb/s on paced devices, as a share of the ideal with (C+E+D) overlapped and
+  no transport: max(C, E) + D a step
 
-Parts that are not asked for keep what the result file has of them.
+Parts that `--only` leaves out stay unchanged in the result file.
 """
 
 import argparse

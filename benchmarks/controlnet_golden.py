@@ -1,13 +1,14 @@
-"""Controlled pictures against diffusers' ControlNet pipelines: same weights, conditions, seed and scheduler, float32.
+"""Compare controlled images with diffusers' ControlNet pipelines: same weights, conditions, seed and scheduler,
+float32.
 
     python -m benchmarks.controlnet_golden
 
-Ours: the step engine, with the ControlNets on a thread beside it; each picture alone, and all of a model submitted at
-once, so that they share forward passes with others whose residuals come earlier, later or never. Theirs: the family's
-ControlNet pipeline in this process. Models: tiny-heavy with the zoo's two ControlNets, told the edges and layouts of
-drawn scenes, and tiny random ones of Stable Diffusion, SDXL and SD3. One ControlNet and several; guided by both halves,
-by the conditional one alone, and not guided; with shares of the schedule. The figure is the largest absolute difference
-of any element of the final latents.
+Ours: the step engine, with the ControlNets on a second thread; each image alone, and all of a model's images submitted
+together, so that they share forward passes with images whose residuals arrive earlier, later or never. Theirs: the
+family's ControlNet pipeline in this process. Models: tiny-heavy with the zoo's two ControlNets, given edges and layouts
+of drawn scenes, and tiny random models of Stable Diffusion, SDXL and SD3. Cases: one and several ControlNets; both
+halves of guidance, the conditional half only, and no guidance; shares of the schedule. The figure is the largest
+absolute difference of any element of the final latents.
 """
 
 import tempfile
@@ -53,7 +54,7 @@ SEVERAL = (EARLY, LATE, MIDDLE)
 
 @dataclass(frozen=True)
 class ControlledSubject:
-    """A model, its ControlNets, and what each of them is told."""
+    """Describe a model, its ControlNets, and the control image of each."""
 
     model: Path
     controlnets: list[Path]
@@ -62,7 +63,7 @@ class ControlledSubject:
 
 @dataclass(frozen=True)
 class ComparedPicture:
-    """One picture: how far ours is from diffusers', alone and among others; None where diffusers' is not finite."""
+    """Store one image's difference from diffusers', alone and among others; None if diffusers' is not finite."""
 
     subject: str
     controlled: ControlledCase
@@ -111,8 +112,8 @@ SUBJECTS: dict[str, Callable[[Path], ControlledSubject]] = {
 
 
 def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterator[ControlledCase]:
-    """Yield every scheduler under one ControlNet and under `most`, in shares of the schedule too; with the first one no
-    and strong guidance."""
+    """Yield every scheduler under one ControlNet and under `most`, also in shares of the schedule; the first scheduler
+    also without and with strong guidance."""
     steps = 4 if quick else 10
     for scheduler in schedulers[:1] if quick else schedulers:
         for seed, settings in enumerate([*ONE, SEVERAL[:most]]):
@@ -122,7 +123,7 @@ def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterat
 
 
 def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[ComparedPicture]:
-    """Yield each picture's differences."""
+    """Yield each image's differences."""
     with ExitStack() as open_ones:
         engine = open_ones.enter_context(engine_of(subject))
         theirs = ControlledByDiffusers(subject.model, subject.controlnets)
@@ -149,7 +150,7 @@ def largest(wanted: Tensor, found: Tensor) -> float | None:
 
 
 def figures_of(compared: Sequence[ComparedPicture]) -> list[Figure]:
-    """Return the figures over all first, then by model."""
+    """Return the figures over all models first, then by model."""
     finite = [(one, one.alone, one.among_others) for one in compared if one.alone is not None]
     alone = [value for _, value, _ in finite]
     among = [value for _, _, value in finite if value is not None]

@@ -1,21 +1,20 @@
-"""A picture under ControlNets that run on processes of their own, beside the UNet's first half: latency against the
-ideal.
+"""Compare an image's latency with the ideal if ControlNets run in other processes during the UNet's first half.
 
     python -m benchmarks.controlnet_parallel
 
-A worker on one core, each ControlNet in a replica of controlnet_svc on the other; pictures with none and with one take
-turns. With C, E and D the mean seconds of a ControlNet's pass, of the UNet's encoder with its mid block, and of its
-decoder, as both processes noted them while that very picture was painted, one after the other takes C + E + D a step,
-and the ideal is max(C, E) + D (Katz, section 5). The figures are the speed-ups over C + E + D of the denoising stage,
-with the opening of the streams, and of a step once they are open, as shares of the ideal's. Pictures are told the same
-images, which replicas embed once; beside them stand pictures with an image that was told to nobody before.
+A worker runs on one core, each ControlNet in a replica of controlnet_svc on the other; images with none and with one
+alternate. C, E and D are the mean seconds of a ControlNet's pass, of the UNet's encoder with its mid block, and of its
+decoder, recorded by both processes during that image. In sequence a step takes C + E + D; the ideal is max(C, E) + D
+(Katz, section 5). The figures are the speed-ups over C + E + D of the denoising stage, with opening of the streams, and
+of a step once they are open, as shares of the ideal speed-up. Control images repeat, so that replicas embed them once;
+a second series has a new control image each time.
 
 Subjects: the zoo's tiny-heavy under its edges ControlNet; a network of Stable Diffusion 1.5's size with random weights,
-float32, 256 pixels, not guided; and SDXL on paced devices, whose passes sleep for Katz's times and whose residuals
-(53.7 MB a step) lie in shared memory that both ends map, of which a paced device writes the first number of each row.
-Three paced ControlNets share a core: they sleep. The last subject is a small transformer of SD3's kind with random
-weights under a ControlNet of half its blocks, whose residuals come in parts, and beside it all at once. Its ideal is by
-block (`control_overlap.Blocks`). Katz: 1.42 of an ideal 1.45 on NVLink.
+float32, 256 pixels, no guidance; and SDXL on paced devices, whose passes sleep for Katz's times. SDXL's residuals (53.7
+MB a step) are in shared memory mapped by both ends, of which a paced device writes the first number of each row; three
+paced ControlNets share a core, since they sleep. The last subject is a small transformer of SD3's kind with random
+weights under a ControlNet of half its blocks, whose residuals arrive in parts, and for comparison all together. Its
+ideal is by block (`control_overlap.Blocks`). Katz: 1.42 of an ideal 1.45 on NVLink.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def zoo(folder: Path, quick: bool) -> OverlapSubject:
 
 
 def full_size(folder: Path, quick: bool) -> OverlapSubject:
-    """Stable Diffusion 1.5's UNet and ControlNet."""
+    """Prepare Stable Diffusion 1.5's UNet and ControlNet with random weights."""
     model = write_full_size_checkpoint(folder / "model")
     selections = register(folder, [write_full_size_controlnet(folder / "controlnet")])
     return OverlapSubject(
@@ -98,7 +97,7 @@ def paced(folder: Path, quick: bool) -> OverlapSubject:
     )
 
 
-# A small SD3: 256 patches, twice the ControlNet's blocks.
+# a small SD3: 256 patches, twice the ControlNet's blocks
 FLOW_SIDE_PX = 128
 FLOW_BLOCKS = Blocks(24, 12)
 FLOW_WIDTH: dict[str, Any] = {
@@ -111,7 +110,7 @@ FLOW_WIDTH: dict[str, Any] = {
 
 
 def flow(folder: Path, quick: bool, *replica_flags: str) -> OverlapSubject:
-    """A transformer of random weights, and its ControlNet."""
+    """Prepare a transformer of random weights and its ControlNet."""
     model = write_flow_checkpoint(folder / "model", num_layers=FLOW_BLOCKS.base, **FLOW_WIDTH)
     controlnet = write_flow_controlnet(folder / "controlnet", num_layers=FLOW_BLOCKS.control, **FLOW_WIDTH)
     return OverlapSubject(
@@ -130,12 +129,12 @@ def flow(folder: Path, quick: bool, *replica_flags: str) -> OverlapSubject:
 
 
 def flow_whole(folder: Path, quick: bool) -> OverlapSubject:
-    """The same, whose residuals come all at once."""
+    """Prepare the same, with residuals that arrive all together."""
     return flow(folder, quick, "--no-residual-parts")
 
 
 def _blocks(told: torch.Tensor, side_px: int) -> torch.Tensor:
-    """Noise as large squares: as an encoded image it is of the size of a drawing's, not of noise's."""
+    """Return noise as large squares: encoded, it has the size of a drawing, not of noise."""
     return torch.nn.functional.interpolate(told, size=(side_px, side_px))
 
 
@@ -153,7 +152,7 @@ async def pictures_of(name: str, rounds: int, quick: bool, cores: Sequence[int],
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         subject = write(Path(folder), quick)
         async with started(subject, max(counts), cores) as bench:
-            for count in counts:  # the first of each opens channels and loads what is not there
+            for count in counts:  # the first image of each opens channels and loads everything
                 await bench.timed(count)
             pictures = []
             for _ in range(rounds):
@@ -167,7 +166,7 @@ async def pictures_of(name: str, rounds: int, quick: bool, cores: Sequence[int],
 
 
 def figures_of(name: str, pictures: Sequence[TimedPicture]) -> list[Figure]:
-    """The share of the ideal first, then what it is made of."""
+    """Return the share of the ideal first, then its terms."""
     anew = [picture for picture in pictures if picture.new_images]
     pictures = [picture for picture in pictures if not picture.new_images]
     one, free = ([picture for picture in pictures if picture.control_count == count] for count in (1, 0))
@@ -206,7 +205,7 @@ def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def rows_of(pictures: Sequence[TimedPicture]) -> list[dict[str, Any]]:
-    """Milliseconds, without the spans."""
+    """Return rows in milliseconds, without the spans."""
     return [{key: value for key, value in asdict(picture).items() if key != "spans"} for picture in pictures]
 
 

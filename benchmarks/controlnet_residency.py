@@ -1,14 +1,13 @@
-"""How many loads of ControlNets a resident set of 1 to 8 avoids on the production mixes of Katz (section 3.1).
+"""Count the loads of ControlNets that a resident set of 1 to 8 avoids on the production mixes of Katz (section 3.1).
 
     python -m benchmarks.controlnet_residency
 
 Katz: five of service A's 47 ControlNets take 95 to 98 % of the calls, eight of service B's 94 do. The calls of both
-mixes, one after the other, go through the policy of controlnet_svc (`pentimento.policies.residency`), through LRU and
-through LFU over the same calls; beside them two that nobody has: the share that the N most called serve if they are
-held from the first to the last, beside a place for the others; and that of who knows all calls to come, and lets the
-one go that is called latest (Belady 1966), which no policy betters that has to load what is called into one of the
-places. All ControlNets are of one size and one time to load, as Katz's are. A call is a hit where its ControlNet is
-held when it comes.
+mixes go one after the other through the policy of controlnet_svc (`pentimento.policies.residency`), through LRU and
+through LFU. Two bounds need the future: the share served by the N most called, held all the time with one more slot for
+the rest; and Belady's policy (1966), which evicts the ControlNet called latest and is optimal for any policy that must
+load each call. All ControlNets have one size and one load time, as Katz's do. A call hits if its ControlNet is resident
+on arrival.
 """
 
 from collections import Counter, OrderedDict
@@ -21,7 +20,7 @@ from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 from pentimento.policies.residency import Loadable, ResidentSet
 
 SIZES = range(1, 9)
-# Katz, section 3.1: the size of the resident set, and the share of calls that its most called serve.
+# Katz, section 3.1: the resident set's size, and the share of calls that it serves.
 PUBLISHED = {"A": (KATZ_A, 5, 0.95), "B": (KATZ_B, 8, 0.95)}
 Calls = Sequence[str]
 
@@ -70,7 +69,7 @@ def lfu(calls: Calls, places: int) -> float:
 
 
 def foreknown(calls: Calls, places: int) -> float:
-    """Belady's: who is called latest of those that are held leaves."""
+    """Return Belady's hit share: evict the resident ControlNet that is called latest."""
     following, later = [0] * len(calls), dict[str, int]()
     for place in range(len(calls) - 1, -1, -1):
         following[place] = later.get(calls[place], len(calls))

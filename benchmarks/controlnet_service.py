@@ -1,12 +1,12 @@
-"""Controlled pictures through the ControlNet service against diffusers' ControlNet pipelines, float32.
+"""Compare images through the ControlNet service with diffusers' ControlNet pipelines, float32.
 
     python -m benchmarks.controlnet_service
 
-Ours: a worker process and a replica of controlnet_svc, which share memory; the picture's latents go to the replica at
-each step and residuals come back, while the worker runs the first half of the step. Theirs: the family's ControlNet
-pipeline in this process, with the same weights, conditioning images, seed and scheduler. Models, ControlNets and what
-they are told are those of `controlnet_golden`; of SD3 the worker encodes the images to latents. The figure is the
-largest absolute difference of any element of the final latents.
+Ours: a worker process and a replica of controlnet_svc that share memory; the image's latents go to the replica at each
+step and residuals return, while the worker runs the first half of the step. Theirs: the family's ControlNet pipeline in
+this process, with the same weights, control images, seed and scheduler. Models, ControlNets and control images are
+those of `controlnet_golden`; for SD3 the worker encodes the images to latents. The figure is the largest absolute
+difference of any element of the final latents.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ FLOW = (Scheduler.FLOW_MATCH_EULER,)
 
 
 def cases_for(schedulers: tuple[Scheduler, ...], most: int, quick: bool) -> list[ControlledCase]:
-    """Return pictures with one ControlNet and with `most`, in shares of the schedule too; guided by both halves,
-    and not at all."""
+    """Return images with one ControlNet and with `most`, also in shares of the schedule; with both halves of guidance,
+    and without guidance."""
     steps = 4 if quick else 10
     several, first, last = SEVERAL[:most], schedulers[0], schedulers[-1]
     cases = [
@@ -58,12 +58,12 @@ def cases_for(schedulers: tuple[Scheduler, ...], most: int, quick: bool) -> list
 
 
 async def compare(name: str, subject: ControlledSubject, quick: bool) -> AsyncIterator[dict[str, Any]]:
-    """Yield each picture with its difference; None where diffusers' is not finite."""
+    """Yield each image with its difference; None if diffusers' is not finite."""
     theirs = ControlledByDiffusers(subject.model, subject.controlnets)
     async with controlled_by_service(subject.model, subject.controlnets) as ours:
         schedulers = FLOW if "sd3" in name else DIFFUSION
         for case in cases_for(schedulers, len(subject.controlnets), quick):
-            # Of 256 levels, as the images have that the service is sent.
+            # 256 levels, as in the images that the service receives
             conditions = [(told * 255.0).round() / 255.0 for told in subject.conditions[: len(case.settings)]]
             found = await ours.controlled(case, conditions)
             difference = largest(theirs.controlled(case, conditions), found)
@@ -82,7 +82,7 @@ async def compare_all(quick: bool) -> list[dict[str, Any]]:
 
 
 def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
-    """Return the figures over all first, then by model."""
+    """Return the figures over all models first, then by model."""
     finite = [row for row in rows if row["difference"] is not None]
     groups = {"max abs difference of the final latents, through controlnet_svc": finite}
     for name in dict.fromkeys(row["subject"] for row in rows):

@@ -1,11 +1,11 @@
-"""Plain diffusers behind LitServe: the peer of end_to_end. Run as
+"""Serve plain diffusers with LitServe, the peer of end_to_end.
 
     python -m benchmarks.diffusers_litserve MODEL LORAS PORT MAX_BATCH BATCH_TIMEOUT_S WORKERS COMPILED
 
-LitServe gathers requests into batches, for WORKERS processes of one torch thread each. A batch is one call of
-StableDiffusionPipeline for those of it without a LoRA, and one for each set of LoRAs that others ask for, since a
-pipeline has one set at a time. LoRAs are loaded beforehand from the folders of the directory LORAS, into a second
-pipeline, so that pictures without any do not pass through their layers. COMPILED 1 compiles the denoiser.
+LitServe collects requests into batches for WORKERS processes of one torch thread each. A batch is one call of
+StableDiffusionPipeline for its requests without a LoRA, and one call per set of LoRAs, since a pipeline holds one set
+at a time. LoRAs are loaded beforehand from the folders of the directory LORAS, into a second pipeline, so that images
+without LoRAs do not pass through their layers. COMPILED 1 compiles the denoiser.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ from pentimento.rpc.freed_memory import keep_freed_memory
 
 
 class PeerProcess:
-    """A running peer. It waits for requests in a busy loop: whoever does not ask it stops it meanwhile."""
+    """Control a running peer. It waits for requests in a busy loop: pause it while nothing calls it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", client: httpx.AsyncClient) -> None:
         self._process = process
         self._client = client
 
     def pause(self) -> None:
-        """Changes state: nothing of it runs until `resume`."""
+        """Stop its processes until `resume`."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Changes state: it runs on."""
+        """Continue its processes."""
         os.killpg(self._process.pid, signal.SIGCONT)
 
     async def paint(self, order: PeerOrder) -> bytes:
-        """Return the PNG. Raises httpx.HTTPStatusError for anything else."""
+        """Return the PNG. Raises httpx.HTTPStatusError for any other answer."""
         response = await self._client.post("/predict", json=asdict(order))
         response.raise_for_status()
         return response.content
@@ -54,7 +54,7 @@ class PeerProcess:
 
 @asynccontextmanager
 async def diffusers_peer(model: Path, loras: Path, settings: PeerSettings) -> AsyncIterator[PeerProcess]:
-    """Start it, and end it with all that it started."""
+    """Start the peer, and end it with all its processes."""
     port = free_port()
     arguments = [model, loras, port, settings.max_batch, settings.timeout_s, settings.worker_count]
     command = [sys.executable, "-m", __name__, *map(str, arguments), str(int(settings.compiled))]
@@ -64,7 +64,7 @@ async def diffusers_peer(model: Path, loras: Path, settings: PeerSettings) -> As
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits) as client:
                 await until_healthy(client)
                 peer = PeerProcess(process, client)
-                # Each of its processes paints once: the first pictures take longer.
+                # Each process generates once: first images take longer.
                 orders = [PeerOrder("warm up", seed, 2, 2.0) for seed in range(4 * settings.worker_count)]
                 await asyncio.gather(*(peer.paint(order) for order in orders))
                 yield peer
@@ -74,7 +74,7 @@ async def diffusers_peer(model: Path, loras: Path, settings: PeerSettings) -> As
 
 
 class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
-    """Made in LitServe's own process, set up in its workers'."""
+    """Serve one pipeline: constructed in LitServe's main process, set up in its workers."""
 
     def __init__(self, model: Path, loras: Path, settings: PeerSettings) -> None:
         super().__init__(max_batch_size=settings.max_batch, batch_timeout=settings.timeout_s)
@@ -113,7 +113,7 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         return inputs
 
     def predict(self, orders: list[PeerOrder] | PeerOrder) -> list[bytes] | bytes:
-        """LitServe passes a single order, not a list of one, where batches are of size 1."""
+        """LitServe passes a single order, not a list of one, if batches have size 1."""
         if isinstance(orders, PeerOrder):
             return self._paint([orders])[0]
         painted: dict[int, bytes] = {}
@@ -124,7 +124,7 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         return [painted[row] for row in range(len(orders))]
 
     def _paint(self, orders: Sequence[PeerOrder]) -> list[bytes]:
-        """Those of one set of LoRAs, steps and guidance scale."""
+        """Generate orders with the same LoRAs, steps and guidance scale."""
         import torch
 
         first = orders[0]
@@ -148,14 +148,14 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
 
 
 def as_png(image: Any) -> bytes:
-    """Return a picture of Pillow's as it encodes it by default."""
+    """Return a Pillow image as PNG, in Pillow's default encoding."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def serve(model: Path, loras: Path, port: int, settings: PeerSettings) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     api = PipelineApi(model, loras, settings)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=settings.worker_count, timeout=False)
     server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)

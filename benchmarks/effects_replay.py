@@ -1,12 +1,11 @@
-"""What the frontdoor's dataplane answered live, replayed: the same events must give the same effects, all of them.
+"""Replay a frontdoor's recorded dataplane events, and require the same effects as live.
 
     pentimento serve frontdoor … --record-effects FILE
     python -m benchmarks.effects_replay --recording FILE
 
-Without a recording the benchmark makes one of its own: a frontdoor with a real journal and real sockets over a cascade
-whose workers fail and whose performers break down now and then, under a load that is partly refused, cancelled and
-late. A recording is replayed in processes of their own with different hash seeds, so that nothing may hang on the order
-of a set.
+Without a recording the benchmark makes one: a frontdoor with a real journal and real sockets over a cascade with
+failing workers and performers, under a load that is partly refused, cancelled and late. Each replay runs in a process
+with another hash seed, so that nothing may depend on the order of a set.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def figures_of(recording: Path) -> list[Figure]:
 
 
 def replayed(recording: Path, hash_seed: str) -> bool:
-    """Whether a replay under that hash seed answered anything otherwise."""
+    """Return whether a replay under that hash seed differed."""
     command = [sys.executable, "-m", "benchmarks.effects_replay", "--replay-only", "--recording", str(recording)]
     return subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=False).returncode != 0
 
@@ -83,7 +82,7 @@ def replay_here(recording: Path) -> int:
 
 
 async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
-    """A cascade under load: requests that are too many, cancelled or late, and workers that fail under them."""
+    """Run a cascade under load: too many requests, some cancelled or late, and workers that fail."""
     rng = random.Random(seed)
     settings = {"queue_limit": count // 8, "record_effects": str(recording)}
     async with running_cascade(folder, 0.9, **settings) as cascade, asyncio.TaskGroup() as clients:
@@ -103,7 +102,7 @@ async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
 
 
 def break_now_and_then(interpreter: Interpreter, rng: random.Random) -> None:
-    """Of a hundred effects one is not performed, whoever is to be told last excepted."""
+    """Skip one effect in a hundred, except the final answers to clients."""
 
     def breaking(perform: Performer) -> Performer:
         def perform_or_break(effect: effects.Effect) -> None:
@@ -119,7 +118,7 @@ def break_now_and_then(interpreter: Interpreter, rng: random.Random) -> None:
 
 
 async def ask(suite: FrontdoorSuite, deadline_ms: int, *, leaves: bool) -> None:
-    """A client that takes whatever comes, or leaves as soon as it is accepted."""
+    """Take every answer, or leave as soon as the request is accepted."""
     request = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
     stream = suite.client.generate(replace(request, deadline_ms=deadline_ms) if deadline_ms else request)
     try:

@@ -1,4 +1,4 @@
-"""Runs on suites of emulated devices: started, loaded open-loop through the public client, recorded."""
+"""Run suites of emulated devices under open-loop load from the public client, and record the requests."""
 
 import gc
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -17,7 +17,7 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 FLEETS = ROOT / "scenarios" / "fleets"
-# Every request has a prompt of its own: no memo helps, and confidences are spread as the fleet says.
+# Every request has a different prompt: no cache helps, and confidences follow the fleet's distribution.
 PROMPTS = tuple(f"a picture, number {number}" for number in range(20_000))
 
 
@@ -31,7 +31,7 @@ def emulated_suite(
 
 @asynccontextmanager
 async def clients_of(suite: LocalSuite, tokens: Mapping[str, str]) -> AsyncIterator[dict[str, AsyncClient]]:
-    """A client for each tenant, by its token; {"": ""} for one that everybody shares."""
+    """Yield a client for each tenant, by its token; {"": ""} for one shared client."""
     async with AsyncExitStack() as stack:
         yield {
             tenant: await stack.enter_async_context(AsyncClient(suite.endpoint.public, token=token))
@@ -42,8 +42,8 @@ async def clients_of(suite: LocalSuite, tokens: Mapping[str, str]) -> AsyncItera
 async def played(
     workload: Workload, clients: Mapping[str, AsyncClient], *, detailed: bool = False
 ) -> list[RequestRecord]:
-    """What became of every arrival; qualities are those that emulated pictures say they have."""
-    gc.freeze()  # A full collection would hold the generator up, and count as the suite's time.
+    """Return the record of every arrival; qualities are those that emulated images report."""
+    gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
     settings = LoadSettings(cache=CacheMode.OFF, detailed_stages=detailed)
     return await play(workload, clients, settings, judge=quality_of)
 
@@ -63,7 +63,7 @@ def steady_load(
     steps: int = 50,
     model: str = "",
 ) -> Workload:
-    """Poisson arrivals at `rate` a second, by tenants in their shares."""
+    """Return Poisson arrivals at `rate` a second, with tenants in their shares."""
     content = Content(
         prompts=PROMPTS,
         slo_classes=(SloClass("standard", slo_s),),
@@ -76,7 +76,7 @@ def steady_load(
 
 
 def capacity_per_s(fleet: EmulatedFleet, name: str) -> float:
-    """Pictures of a model a second when every device that holds it at the start runs full batches."""
+    """Return a model's images per second if every device that holds it at the start runs full batches."""
     model = fleet.model(name)
     total = 0.0
     for devices in fleet.devices:

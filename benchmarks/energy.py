@@ -1,17 +1,17 @@
-"""What a picture costs in seconds of a device: without reuse, by each paper's reuse alone, by all of it.
+"""Compare device-seconds per image without reuse, under each paper's reuse only, and under all of it.
 
     python -m benchmarks.energy
 
-Simulated, by the code that serves, in MoDM's setting: sixteen MI210s with the seconds an image of its artefact, a cache
-of 10,000 pictures that has seen as many prompts, late requests painted all the same. All systems paint the same
-requests, under two loads. *Busy*: twice as many requests as devices are always under way, as the papers measure
-("enough number of requests to keep the system busy"). *Swamped*: 22 a minute arrive whatever becomes of them, which
-neither vanilla nor NIRVANA can carry: most of a request's kin still waits when it looks into the cache. Seconds count
-all that devices did for a request, by the requests that were answered. The papers count joules of NVIDIA's and AMD's
-counters; there are none here: a device-second of a small model is taken to cost what one of the large model costs.
+Simulated by the serving code, in MoDM's setting: sixteen MI210s with its artefact's seconds per image, a cache of
+10,000 images after as many prompts, late requests served too. All systems get the same requests under two loads.
+*Busy*: requests for twice the devices are always in flight, as the papers measure ("enough number of requests to keep
+the system busy"). *Swamped*: 22 requests a minute, more than vanilla or NIRVANA can serve, so that most related
+requests still wait when a request looks into the cache. The figure is all devices' work divided by answered requests.
+The papers read joules from NVIDIA's and AMD's counters, which are missing here: a device-second of a small model counts
+as one of the large model.
 
-NIRVANA's 24 % is a figure of its log under CLIP's similarities (hits 0.88, 0.08 at K = 25, 0.21 of the steps saved).
-What the log at hand allows is printed beside it: one cause of the difference after the other is taken away.
+NIRVANA's 24 % belongs to its log under CLIP's similarities (hits 0.88, 0.08 at K = 25, 0.21 of the steps saved). The
+result also shows how much this log allows, removing one cause of the difference after the other.
 """
 
 import argparse
@@ -34,26 +34,25 @@ DEVICES, CAPACITY, PER_MINUTE, STEPS = 16, 10_000, 22.0, 50
 UNDER_WAY = 2 * DEVICES
 BUSY, SWAMPED = "busy", "swamped"
 VANILLA, NIRVANA, SDXL, SANA, JOINT = "vanilla", "NIRVANA-only", "MoDM-only, SDXL", "MoDM-only, SANA", "joint"
-# Appendix A.4 of MoDM: what NIRVANA and MoDM leave of vanilla's energy: 0.761, 0.533 with SDXL and 0.337 with SANA, for
-# which there is no target of its own.
+# Appendix A.4 of MoDM: NIRVANA and MoDM use 0.761, 0.533 (SDXL) and 0.337 (SANA, without a target) of vanilla's energy.
 TARGETS = {NIRVANA: 1 - 0.24, SDXL: 1 - 0.47}
 
-# What the joint problem weighs, and by what pictures are judged: CLIPScores by MoDM's Table 2, over the large model's;
-# hits keep 0.997 (7.3).
+# Qualities for the joint problem and for scoring images: CLIPScores by MoDM's Table 2, over the large model's; hits
+# keep 0.997 (7.3).
 QUALITIES = (
     ModelQuality("large", 1.0, reuse=0.997),
     ModelQuality("sdxl", 0.2850 / 0.2859),
     ModelQuality("sana", 0.2830 / 0.2859),
 )
-# NIRVANA's least similarity where as many prompts pass as there were hits (0.93 without the predictor, its Table 4), as
-# it is done for MoDM's (`IMAGE_RULES`): another encoder's 0.65 is not CLIP's.
+# NIRVANA's least similarity, set so that the share of hits is the paper's (0.93 without the predictor, its Table 4), as
+# for MoDM's (`IMAGE_RULES`): 0.65 by another encoder is not 0.65 by CLIP.
 TRANSLATED = (Threshold(IMAGE_RULES.images[0].min_similarity, 5 / STEPS), *NIRVANA_LATENT_THRESHOLDS[1:])
 
 
 @dataclass(frozen=True)
 class SpentSeconds:
-    """Of one run: seconds of devices for each answered request, how many requests started from the cache, how many were
-    answered, their quality by `QUALITIES`, and the shares of requests by the step at which they started."""
+    """Store one run's device-seconds per answered request, shares of hits and of answered requests, quality by
+    `QUALITIES`, and shares of requests by starting step."""
 
     system: str
     seed: int
@@ -65,7 +64,7 @@ class SpentSeconds:
 
     @property
     def saved(self) -> float:
-        """Return the share of all steps that was left out."""
+        """Return the share of all steps that was skipped."""
         return sum(step * share for step, share in (self.starts or {}).items()) / STEPS
 
     def row(self) -> list[object]:
@@ -96,11 +95,11 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none of its own."""
+    """Add no options."""
 
 
 def load_of(warm: int, count: int, seed: int) -> Workload:
-    """Return the requests that all systems paint, after `warm` prompts that caches know."""
+    """Return the requests of all systems, after `warm` prompts that caches have seen."""
     content = prompt_content(warm + 2 * count, warm, 4 * MI210_SECONDS["large"], seed)
     return prompt_load(PER_MINUTE, count, content, seed)
 
@@ -111,7 +110,7 @@ def loaded(scenario: Scenario, way: str) -> Scenario:
 
 
 def systems(warm: int) -> dict[str, Scenario]:
-    """Return the systems by name; each small model is one of its own, as in the paper."""
+    """Return the systems by name; each small model is a separate system, as in the paper."""
     large = MI210_SECONDS["large"]
     found = {
         VANILLA: scenario_of("vanilla", warm, MI210_SECONDS),
@@ -124,7 +123,7 @@ def systems(warm: int) -> dict[str, Scenario]:
 
 
 def scenario_of(policy: str, warm: int, seconds: Mapping[str, float]) -> Scenario:
-    """Return MoDM's setting under a policy, with those models alone."""
+    """Return MoDM's setting under a policy, with only those models."""
     small = tuple(name for name in seconds if name != "large")
     plain = mixture_scenario(policy, DEVICES, CAPACITY, warm, PER_MINUTE / 60, seconds, small, QUALITIES)
     judged = {known.model: known for known in QUALITIES}
@@ -135,7 +134,8 @@ def scenario_of(policy: str, warm: int, seconds: Mapping[str, float]) -> Scenari
 
 
 def account_of(warm: int) -> dict[str, Scenario]:
-    """Return NIRVANA alone, one cause after the other taken away; each is what the line before it is, but for that."""
+    """Return NIRVANA's system with one cause of the difference removed after the other, each change added to the ones
+    before."""
     plain = scenario_of("nirvana-only", warm, MI210_SECONDS)
     single = replace(plain, closed_loop=1)
     unbounded = _cached(single, capacity=10_000_000)
@@ -159,7 +159,7 @@ def _ruled(scenario: Scenario, **changed: object) -> Scenario:
 
 
 def spent_by(system: str, records: Sequence[RequestRecord], seed: int) -> SpentSeconds:
-    """Return what a run cost; whatever was painted for nobody is paid for as well."""
+    """Return a run's seconds, including work on requests that were not answered."""
     answered = sum(record.outcome.answered for record in records)
     seconds = sum(record.device_s for record in records) / answered
     counts = Counter(record.start_step for record in records)
@@ -169,7 +169,7 @@ def spent_by(system: str, records: Sequence[RequestRecord], seed: int) -> SpentS
 
 
 def figures_of(spent: Sequence[SpentSeconds], way: str) -> list[Figure]:
-    """Return each system's seconds ÷ vanilla's, and joint's ÷ the least of the papers'; a sample is a seed's two."""
+    """Return each system's seconds ÷ vanilla's, and joint's ÷ the least of the papers'; a sample is a seed's ratio."""
     by_system = {
         name: [one.device_s for one in spent if one.system == name] for name in dict.fromkeys(s.system for s in spent)
     }
@@ -193,7 +193,7 @@ def figures_of(spent: Sequence[SpentSeconds], way: str) -> list[Figure]:
 
 
 def accounted(account: Sequence[SpentSeconds]) -> list[Figure]:
-    """Return the share of steps that NIRVANA saves, by cause taken away: what this log allows it."""
+    """Return the share of steps that NIRVANA saves, by removed cause: the limit that this log sets."""
     found = []
     for name in dict.fromkeys(one.system for one in account):
         rows = [one.row() for one in account if one.system == name]

@@ -1,8 +1,8 @@
-"""How late a worker's event loop runs what is due while its engine is under full load.
+"""Measure how late a worker's event loop runs due callbacks while its engine is under full load.
 
-The worker runs in this process, its real server on a socket; another process keeps its batches full, asks for previews
-and captures latents. The worker's own probe measures the lag. Above the target the engine would get a process of its
-own.
+The worker runs in this process, with its real server on a socket; another process keeps its batches full, requests
+previews and captures latents. The worker's probe measures the lag. Above the target the engine would need a separate
+process.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 async def measure(options: Options, model: Path) -> tuple[list[float], list[float]]:
-    """Lags in milliseconds: with nothing to do, and under load."""
+    """Return lags in milliseconds: idle, and under load."""
     seconds = 5.0 if options.quick else options.rest["seconds"]
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         async with served(model, Path(folder)) as (process, address):
@@ -93,7 +93,7 @@ async def served(model: Path, folder: Path) -> AsyncIterator[tuple[WorkerProcess
 
 
 async def lags_of(process: WorkerProcess, seconds: float) -> list[float]:
-    """By a probe of the worker's own kind beside its own."""
+    """Measure with a second probe of the worker's kind."""
     lags: list[float] = []
     probe = LoopLagProbe(lambda lag_s: lags.append(lag_s * 1e3))
     probe.start()
@@ -111,7 +111,7 @@ async def until_full(process: WorkerProcess) -> None:
 
 
 async def keep_busy(address: str) -> None:
-    """As many streams as fill two batches, each asking for the next picture when it has one; until it is ended."""
+    """Run enough streams to fill two batches, each requesting its next image after the last one, until cancelled."""
     async with worker_under_load(address) as worker:
         steps = (0, *sorted(worker.donors))
 

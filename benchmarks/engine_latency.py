@@ -1,10 +1,10 @@
-"""One request: our engine against diffusers' own pipeline, compiled against compiled and eager against eager, from the
-prompt to the final latent.
+"""Compare one request's latency in our engine with diffusers' pipelines, compiled with compiled and eager with eager,
+from the prompt to the final latent.
 
-All sides live in this process and compute with one torch thread. diffusers' pipelines run in inference mode, as ours
-does, and the compiled one by the same `torch.compile` settings. Each round asks every side for the same picture, in an
-order that rotates; prompts never repeat, so no memo helps. Ours is the engine as the worker runs it: submitted from
-another thread, answered by a listener. The latents of a round must agree within 1e-3, or there is no figure.
+All sides run in this process with one torch thread. diffusers' pipelines run in inference mode, as ours does, and the
+compiled one uses the same `torch.compile` settings. Each round requests the same image from every side, in rotating
+order; prompts never repeat, so that no cache helps. Ours is the engine as the worker runs it: submitted from another
+thread, answered by a listener. The latents of a round must agree within 1e-3, or the benchmark fails.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
 
 
 def compiled_denoiser(model: DiffusionModel, engine: StepEngine, denoiser: CompiledDenoiser) -> None:
-    """Compiles for one guided picture of the model's own size, on the engine's thread."""
+    """Compile for one guided image of the model's size, on the engine's thread."""
     info = model.info
     key = BatchKey(info.default_width_px, info.default_height_px, guided=True)
     engine.call(lambda: denoiser.warm(key, (1,))).result()
@@ -86,7 +86,7 @@ def diffusers_side(model: Path, steps: int, *, compiled: bool) -> Side:
 
 
 def run_round(sides: dict[str, Side], number: int) -> dict[str, float]:
-    """Milliseconds by side."""
+    """Return milliseconds by side."""
     names = list(sides)
     order = names[number % len(names) :] + names[: number % len(names)]
     latents, milliseconds = {}, {}

@@ -1,10 +1,10 @@
-"""Requests with short deadlines among long ones: their p99 with preemption against without, and what it costs.
+"""Compare the p99 of short-deadline requests among long ones with and without preemption, and its cost.
 
-Two workers, alike but for `--preempt`, take turns at the same Poisson streams: long pictures (all steps, no deadline)
-that keep the device busy, and short ones (the last steps of a cached latent) that are due long before. The rate follows
-the time of a lone picture on this machine, and is more than batches make up for: images per second are the device's,
-not the stream's. Deadlines only order: they lie so far ahead that every short request is
-answered, and counts with the time it took. A request that fails on either side leaves the run without figures.
+Two workers that differ only in `--preempt` alternate on the same Poisson streams: long images (all steps, no deadline)
+keep the device busy, and short ones (the last steps of a cached latent) have early deadlines. The rate follows from a
+single image's time on this machine and exceeds what batching can serve, so that images per second are the device's
+limit. Deadlines only set the order: they are so late that every short request is answered, and its latency counts. A
+failed request on either side ends the run without figures.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from lab.fixtures.worker_process import worker_process
 from pentimento.supervisor.models import find_model
 
 SHORT_FIRST_STEP = 40
-# Far beyond every wait, and far before what has no deadline is due.
+# far beyond every wait, and far before requests without a deadline are due
 DEADLINE_MS = 1_800_000
 AGING_LIMIT_S = 7_200
 SIDES = {"with": "--preempt", "without": "--no-preempt"}
@@ -65,14 +65,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def rate_per_s(options: Options, lone_s: float) -> float:
-    """Of requests, for `--load`. Batches of 4 make up for about 1.9 on a CPU."""
+    """Return requests per second for `--load`. Batches of 4 give about 1.9 times the throughput on a CPU."""
     short_share = 1 / options.rest["short_every"]
     mean_steps = short_share * (STEPS - SHORT_FIRST_STEP) + (1 - short_share) * STEPS
     return float(options.rest["load"] * STEPS / mean_steps / lone_s)
 
 
 def stream(options: Options, rate: float, number: int) -> list[WorkerArrival]:
-    """The same for both sides."""
+    """Return the same stream for both sides."""
     count, every = 9 if options.quick else options.rest["requests"], options.rest["short_every"]
     arrivals = shifted(poisson(rate, count, seed=number, first_steps=(0,)), number * count)
     return [
@@ -84,7 +84,7 @@ def stream(options: Options, rate: float, number: int) -> list[WorkerArrival]:
 
 
 async def run_rounds(options: Options) -> tuple[float, list[dict[str, StreamOutcome]]]:
-    """Seconds of a lone picture, and by round and side what came of the stream."""
+    """Return the seconds of a single image, and the stream's outcome by round and side."""
     model = find_model(options.rest["model"]).path
     async with AsyncExitStack() as stack:
         workers = {name: await enter_worker(stack, options, model, flag) for name, flag in SIDES.items()}
@@ -130,7 +130,7 @@ THROUGHPUT_TARGET = at_least(0.97, "x")
 def figures_of(rounds: Sequence[dict[str, StreamOutcome]]) -> list[Figure]:
     if any(failures(outcome) for one in rounds for outcome in one.values()):
         return [Figure(RATIO, None, RATIO_TARGET, [], None), Figure(THROUGHPUT, None, THROUGHPUT_TARGET, [], None)]
-    # Round by round, for the interval: waits within a round hang together.
+    # by round, for the interval: waits within a round are correlated
     latencies = [[[answer.latency_s for answer in short(one[name])] for one in rounds] for name in SIDES]
     pairs = [list(zip(*one, strict=True)) for one in zip(*latencies, strict=True)]
     throughputs = [(one["with"].images_per_s, one["without"].images_per_s) for one in rounds]

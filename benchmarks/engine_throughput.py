@@ -1,18 +1,17 @@
-"""Images per second at equal p95: our worker against the same model behind LitServe at its best.
+"""Compare images per second at equal p95: our worker, and the same model in LitServe at its best settings.
 
-One Poisson stream of pictures with mixed remaining steps (50 less K, K as caches leave it) is offered to each side at
-changing rates; a side's figure is the most images per second at which 95 % of the answers came within the bound, which
-is the same for both: `--bound` times the time of one picture alone.
+A Poisson stream of images with mixed remaining steps (50 less K, with K as caches give it) goes to each side at
+changing rates. A side's figure is the most images per second at which 95 % of the answers come within the bound, which
+is the same for both: `--bound` times the time of a single image.
 
-First, shorter runs find LitServe's best batch size and time-out, all under one stream: sizes without a time-out, then
-time-outs at the best size (where there is a queue, a batch fills without waiting). A pair is given up when it breaks
-the promise a step above the best rate so far. Then both sides take turns, each seed a round in which either climbs to
-the most it can; the figure is over the rounds, and the notes hold every run. Our worker's batch size is not searched
-for.
+First, shorter runs find LitServe's best batch size and time-out, all with one stream: sizes without a time-out, then
+time-outs at the best size (with a queue, a batch fills without waiting). A pair is abandoned if it misses the bound one
+step above the best rate so far. Then both sides alternate; in each seed's round either climbs to its highest rate. The
+figure is over the rounds, and the notes hold every run. Our worker's batch size is not tuned.
 
-Both sides get the same: one core for all their processes (the load comes from the others), one torch thread; both
-decode and encode PNGs; ours reads its donors from an object store, theirs from memory. What of a whole batch shares
-forward passes behind LitServe, `--together` says.
+Both sides get one core for all their processes (the load comes from the others) and one torch thread; both decode and
+encode PNGs. Ours reads its donors from an object store, LitServe's from memory. `--together` sets which parts of a
+batch share forward passes in LitServe.
 """
 
 import argparse
@@ -34,17 +33,17 @@ from lab.fixtures.worker_process import keep_off_a_core, worker_process
 from pentimento.supervisor.models import find_model
 
 TARGET = at_least(1.5, "x")
-# LitServe's batch sizes, what is likely best first, and the seconds that a batch that is not full waits for more.
+# LitServe's batch sizes, the likeliest best first, and the seconds that a partial batch waits.
 SIZES = (4, 8, 2, 16, 1)
 WAITS_S = (0.02, 0.2)
 SEARCH_SEED = 100
-# Where the search begins, in pictures a lone picture's time.
+# where the search begins, in images per single image's time
 FIRST_RATE = 2.5
 
 
 @dataclass
 class Findings:
-    """All runs, LitServe's best pair of size and time-out, and by round the images per second of both sides."""
+    """Collect all runs, LitServe's best pair of size and time-out, and by round the images per second of both sides."""
 
     lone_s: float
     promise: Promise
@@ -55,7 +54,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Servers:
-    """How either side is started: which model, LitServe's donors, the core they run on (None: any)."""
+    """Start either side: the model, LitServe's donors, and the core (None: any)."""
 
     options: Options
     model: Path
@@ -139,7 +138,7 @@ def name_of(pair: tuple[int, float]) -> str:
 
 
 def promise_of(options: Options, lone_s: float) -> Promise:
-    """Shorter streams need a tighter one: what comes within the bound all at once would break it at no rate."""
+    """Return the bound, tighter for shorter streams: otherwise a whole stream at once would meet it."""
     return Promise(options.rest["bound"] * lone_s * (0.5 if options.quick else 1.0))
 
 
@@ -148,7 +147,7 @@ def requests_of(options: Options, name: str) -> int:
 
 
 async def search_grid(options: Options, found: Findings, servers: Servers) -> float:
-    """Leaves the best pair in `found`; the rate that it held at. Raises RuntimeError when none held any rate."""
+    """Store the best pair in `found`, and return the rate that it held. Raises RuntimeError if none held any rate."""
     climbed: list[RateRun] = []
     for size in SIZES[:1] if options.quick else SIZES:
         climbed += await try_pair(options, found, servers, (size, 0.0), climbed)
@@ -160,7 +159,7 @@ async def search_grid(options: Options, found: Findings, servers: Servers) -> fl
 async def try_pair(
     options: Options, found: Findings, servers: Servers, pair: tuple[int, float], climbed: Sequence[RateRun]
 ) -> list[RateRun]:
-    """Its runs; it is the best pair from now on when any of them held."""
+    """Return the pair's runs; store it as the best pair if any of them held."""
     async with servers.litserve(pair) as ask:
         trial = ClimbTrial(name_of(pair), ask, found.promise, requests_of(options, "search_requests"), "search")
         runs = await outdo(trial, climbed, FIRST_RATE / found.lone_s)
@@ -171,8 +170,8 @@ async def try_pair(
 
 
 async def outdo(trial: ClimbTrial, climbed: Sequence[RateRun], first_rate: float) -> list[RateRun]:
-    """The first pair climbs from `first_rate`; whoever comes later starts a step above the best so far, and is given up
-    when that breaks."""
+    """Climb: the first pair from `first_rate`, later ones from a step above the best rate so far, abandoned if they
+    miss it."""
     run_at = partial(trial.run, seed=SEARCH_SEED)
     before = best(climbed)
     if before is not None:
@@ -183,9 +182,11 @@ async def outdo(trial: ClimbTrial, climbed: Sequence[RateRun], first_rate: float
 
 
 async def run_rounds(options: Options, found: Findings, servers: Servers, rates: list[float]) -> None:
-    """`rates` are where the sides' first climbs begin; later ones begin where the last one ended, and whoever comes
-    second in a round follows the first: some streams are harder than others, for both. A server is there for its own
-    turn alone: LitServe's waits for requests in a busy loop, on the core that both would share."""
+    """Let both sides climb by turns, the first time from `rates` and later from their last rate.
+
+    The second side of a round starts at the first one's change of rate, since some streams are harder for both. Each
+    server runs only during its climb: LitServe's waits for requests in a busy loop, on the core that both would share.
+    """
     sides = (("worker", servers.ours), (name_of(found.pair), partial(servers.litserve, found.pair)))
     for seed in range(1 if options.quick else options.rest["rounds"]):
         reached: dict[int, float] = {}

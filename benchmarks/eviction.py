@@ -1,14 +1,14 @@
-"""Steps of denoising that each rule of eviction saves on a real log of prompts, at five sizes of the cache.
+"""Compare the denoising steps that each eviction rule saves on a real log of prompts, at five cache sizes.
 
     python -m benchmarks.eviction --data DIR
 
-DIR holds `prompts/diffusiondb_2m_first3500.txt.gz` (CC0) and its MiniLM embeddings. The rules are the ones that serve;
+DIR holds `prompts/diffusiondb_2m_first3500.txt.gz` (CC0) and its MiniLM embeddings. The rules are the serving code's;
 the thresholds are NIRVANA's for N = 50. Ours is tuned on the first half of the log, over the grid below, and every rule
-is scored on the second half, after it played the first. Sizes count latents; a run captures five.
+is scored on the second half after playing the first. Sizes count latents; a run captures five.
 
-Three regimes: the paper's (misses alone add latents, the nearest entry serves), refined hits add theirs too, and the
-best of the four nearest entries serves. `eviction_bound` says what no rule can exceed. Intervals come from blocks of
-consecutive requests, redrawn with replacement; differences are taken within blocks.
+There are three regimes: the paper's (only misses add latents, the nearest entry serves), refined hits add theirs too,
+and the best of the four nearest entries serves. `eviction_bound` gives an upper bound for any rule. Intervals come from
+blocks of consecutive requests, resampled with replacement; differences are taken within blocks.
 """
 
 import argparse
@@ -49,13 +49,13 @@ PAPER = {
     "LFU": (0.12, 0.14, 0.16, 0.19),
     "LCBFU": (0.12, 0.15, 0.18, 0.23),
 }
-# Bounds closer than this are the same, in steps of the whole half.
+# bounds closer than this are equal, in steps of the whole half
 _SAME = 1e-3
 
 
 @dataclass(frozen=True)
 class PlayedRule:
-    """The scored requests of one regime and size: a share of steps saved by block, for each rule."""
+    """Store the scored requests of one regime and size: a share of steps saved by block, for each rule."""
 
     regime: Regime
     size: int
@@ -95,13 +95,13 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def saved_share(log: ReuseLog, rule: EvictionRule, regime: Regime, size: int, begin: int, end: int) -> list[float]:
-    """Of each request from `begin` to `end`, after those before it were played."""
+    """Return the share for each request from `begin` to `end`, after playing those before."""
     return [steps / STEP_COUNT for steps in replay(log, EvictionQueue(rule), regime, size, end)[begin:]]
 
 
 def tune(log: ReuseLog, regime: Regime, grid: Mapping[str, Sequence[float]], end: int) -> dict[str, float]:
-    """The parameters under which the first `end` requests save most, by the mean over the sizes of what is saved ÷ what
-    the best of the four saves there."""
+    """Return the parameters under which the first `end` requests save most, by the mean over sizes of the savings ÷ the
+    best of the four rules' savings."""
     best = {size: max(_mean_of_named(log, name, regime, size, end) for name in FOUR) for size in SIZES}
 
     def gain(parameters: Mapping[str, float]) -> float:
@@ -118,8 +118,8 @@ def _mean_of_named(log: ReuseLog, name: str, regime: Regime, size: int, end: int
 
 
 def bounds(log: ReuseLog, regime: Regime, begin: int) -> dict[int, float]:
-    """The bound at each size, in steps. It rises with the size, up to what the largest cache or none at all would
-    allow: from where it has come there nothing more is solved."""
+    """Return the bound at each size, in steps. It rises with the size up to the limit of an unlimited cache; from there
+    on, nothing more is solved."""
     found: dict[int, float] = {}
     ceiling = _unlimited(log, begin) if regime.hits_add else offline_bound(log, begin, SIZES[-1], regime)
     for size in SIZES:
@@ -130,7 +130,7 @@ def bounds(log: ReuseLog, regime: Regime, begin: int) -> dict[int, float]:
 
 
 def _unlimited(log: ReuseLog, begin: int) -> float:
-    """Each request at the most that any earlier one allows it."""
+    """Return each request at the most that any earlier one allows."""
     return float(sum(max((allowed for _, allowed in donors), default=0) for donors in log.donors[begin:]))
 
 
@@ -153,7 +153,7 @@ def _blocks(shares: Sequence[float]) -> list[Sequence[float]]:
 
 
 def summary(all_played: Sequence[PlayedRule]) -> list[Figure]:
-    """How often ours loses. Beyond the interval: the whole interval of the paired difference is below zero."""
+    """Count how often ours loses. Beyond the interval: the whole interval of the paired difference is below zero."""
     below = [one for one in all_played if (interval := one.difference(one.best_of_four).interval) and interval.high < 0]
     not_above = [one for one in all_played if one.mean("ours") <= one.mean("fifo")]
     count = len(all_played)

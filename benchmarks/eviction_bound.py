@@ -1,20 +1,19 @@
-"""No rule of eviction saves more steps than this, not even one that knows the future: a linear program, and its dual.
+"""Bound the steps that any eviction rule can save, even with knowledge of the future: a linear program and its dual.
 
 The program relaxes the cache of `eviction_replay` in five ways, each of which only lets it save more:
 
-1. a latent may be held in part, and serves in part;
-2. whatever was captured before the scored requests may be held when they begin, up to the capacity;
-3. a request takes any held latent that its similarity allows, not one of the nearest entries';
-4. it may take less than the best, when that is better later;
-5. room needs to be there between requests only.
+1. a latent may be held in part, and serves in part; 2. everything captured before the scored requests may be held at
+their beginning, up to the capacity; 3. a request takes any held latent that its similarity allows, not only one of the
+nearest entries'; 4. it may take less than the best, if that is better later; 5. the capacity holds between requests
+only.
 
-Variables: h(i, K, j), the part of latent K of request i that is held until its j-th possible use, never rising;
-y(t, K), the part of request t that starts at K; o(t), what is held between requests. Maximise the sum of K * y(t, K)
+Variables: h(i, K, j), the part of latent K of request i that is held until its j-th possible use, never rising; y(t,
+K), the part of request t that starts at K; o(t), the amount held between requests. Maximise the sum of K * y(t, K)
 under y(t, K) <= the held parts that allow it, the sum over K of y(t, K) <= 1, o(t) <= capacity, and h(t, K, 1) <= 1 -
-the part of t that did not capture K: all that hit where misses alone add, what began at K or later where all add.
+the part of t that did not capture K: all hits if only misses add, starts at K or later if all add.
 
-The value returned is not the solver's. From its multipliers it is computed anew as a Lagrangian dual: for *any*
-multipliers with the right signs that is at least the optimum (weak duality), so no tolerance makes it too low.
+The returned value is not the solver's. It is computed from the multipliers as a Lagrangian dual: for *any* multipliers
+with the right signs that is at least the optimum (weak duality), so no tolerance makes it too low.
 """
 
 from collections import defaultdict
@@ -30,12 +29,12 @@ from scipy.sparse import csr_array
 from benchmarks.eviction_replay import CAPTURED, Regime, ReuseLog
 
 Term = tuple[int, float]
-"""A variable's number and its coefficient."""
+"""a variable's number and its coefficient"""
 
 
 @dataclass
 class _Rows:
-    """Rows of a sparse matrix, each with its right side."""
+    """Hold rows of a sparse matrix, each with its right side."""
 
     limits: list[float] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
@@ -56,7 +55,7 @@ class _Rows:
 
 @dataclass
 class _Program:
-    """Maximise `gains` x variables under `at_most` and `equal`, each variable between 0 and its top."""
+    """Maximise `gains` x variables under `at_most` and `equal`, each variable between 0 and its upper bound."""
 
     gains: list[float] = field(default_factory=list)
     tops: list[float] = field(default_factory=list)
@@ -70,7 +69,7 @@ class _Program:
 
 
 def offline_bound(log: ReuseLog, begin: int, capacity_count: int, regime: Regime) -> float:
-    """The most steps that requests from `begin` on can save together in a cache of `capacity_count` latents."""
+    """Return the most steps that requests from `begin` on can save together in a cache of `capacity_count` latents."""
     return _dual_value(_program(log, begin, capacity_count, regime))
 
 
@@ -78,7 +77,7 @@ def _program(log: ReuseLog, begin: int, capacity_count: int, regime: Regime) -> 
     program = _Program()
     scored = range(begin, len(log))
     starts = {(row, step): program.variable(1.0, float(step)) for row in scored for step in CAPTURED}
-    # Held between requests: room[j] just before request begin + j.
+    # held between requests: room[j] just before request begin + j
     room = [program.variable(float(capacity_count)) for _ in range(len(scored) + 1)]
     changes: list[list[Term]] = [[(room[0], 1.0)]]
     changes += [[(after, 1.0), (before, -1.0)] for before, after in pairwise(room)]
@@ -105,7 +104,7 @@ def _program(log: ReuseLog, begin: int, capacity_count: int, regime: Regime) -> 
 
 
 def _possible_uses(log: ReuseLog, begin: int) -> dict[tuple[int, int], list[int]]:
-    """For each latent the scored requests that could start from it, in order."""
+    """Return for each latent the scored requests that could start from it, in order."""
     uses: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for row in range(begin, len(log)):
         for donor, allowed in log.donors[row]:

@@ -1,7 +1,7 @@
-"""A log of prompts through a cache of latents in memory, with the real rules of eviction and NIRVANA's thresholds.
+"""Replay a log of prompts through a cache of latents in memory, with the real eviction rules and NIRVANA's thresholds.
 
-Nothing is painted: what a request saves is K of 50 steps. The cache holds single latents; one whose entry has none left
-is not found any more.
+No image is generated: a request saves K of 50 steps. The cache holds single latents; an entry without latents is not
+found.
 """
 
 import gzip
@@ -23,16 +23,19 @@ PROMPTS = "prompts/diffusiondb_2m_first3500.txt.gz"
 EMBEDDINGS = "prompts/diffusiondb_2m_first3500.minilm.f16.npy"
 
 Donor = tuple[int, int]
-"""An earlier request, and the most steps that its similarity allows to skip."""
+"""an earlier request, and the most steps that its similarity allows to skip"""
 
 Latent = tuple[int, int]
-"""A request and the step K of its latent."""
+"""a request and the step K of its latent"""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """`hits_add`: a run that began at a latent adds those of its later steps. `nearest_count`: how many of the nearest
-    entries a lookup compares; the one that saves most serves."""
+    """Describe who adds latents and how many entries compete.
+
+    `hits_add`: a run that began at a latent adds those of its later steps. `nearest_count`: how many of the nearest
+    entries a lookup compares; the one that saves most serves.
+    """
 
     name: str
     hits_add: bool
@@ -49,7 +52,7 @@ REGIMES = (
 
 @dataclass(frozen=True)
 class ReuseLog:
-    """For every request the earlier ones that it could start from, the nearest first."""
+    """Hold, for every request, the earlier ones that it could start from, nearest first."""
 
     donors: tuple[tuple[Donor, ...], ...]
 
@@ -80,7 +83,7 @@ def _donors(similarities: npt.NDArray[np.float32]) -> tuple[Donor, ...]:
 
 
 class LatentCache:
-    """Latents under a rule of eviction. Holes as in the paper: the largest K' <= K that is left serves."""
+    """Hold latents under an eviction rule. Holes are as in the paper: the largest remaining K' <= K serves."""
 
     def __init__(self, eviction: Eviction, regime: Regime, capacity_count: int) -> None:
         if capacity_count < len(CAPTURED):
@@ -91,7 +94,7 @@ class LatentCache:
         self._held: dict[int, set[int]] = {}
 
     def serve(self, row: int, donors: Sequence[Donor]) -> int:
-        """Look up, note the use and add what the run captures; the steps saved."""
+        """Look up, record the use and add the run's latents; return the steps saved."""
         best = self._best(donors)
         saved = best[1] if best else 0
         if best:
@@ -102,7 +105,7 @@ class LatentCache:
         return saved
 
     def _best(self, donors: Sequence[Donor]) -> Latent | None:
-        """The latent that saves most, of the nearest entries; of equals the nearest one's."""
+        """Return the latent of the nearest entries that saves most; among equals the nearest one's."""
         best: Latent | None = None
         compared = 0
         for entry, allowed in donors:
@@ -129,6 +132,6 @@ class LatentCache:
 
 
 def replay(log: ReuseLog, eviction: Eviction, regime: Regime, capacity_count: int, end: int | None = None) -> list[int]:
-    """The steps that each of the first `end` requests saves, in a cache that is empty at first."""
+    """Return the steps that each of the first `end` requests saves, starting with an empty cache."""
     cache = LatentCache(eviction, regime, capacity_count)
     return [cache.serve(row, log.donors[row]) for row in range(len(log) if end is None else end)]

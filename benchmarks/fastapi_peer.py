@@ -1,7 +1,6 @@
-"""What HTTP alone costs where it is done as vLLM does: FastAPI handlers with pydantic models, on uvicorn, that answer a
-constant.
+"""Measure HTTP alone, done as vLLM does it: FastAPI handlers with pydantic models on uvicorn, with a constant answer.
 
-    python -m benchmarks.fastapi_peer PICTURE_BYTES     prints its port; serves until its input ends
+python -m benchmarks.fastapi_peer PICTURE_BYTES     prints its port; serves until its input ends
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from pydantic import BaseModel, Field
 
 
 class PeerRequest(BaseModel):
-    """What a server of this kind declares of OpenAI's request."""
+    """Declare OpenAI's request as a server of this kind does."""
 
     model: str | None = None
     prompt: str
@@ -34,7 +33,7 @@ class PeerRequest(BaseModel):
 
 
 class PeerPicture(BaseModel):
-    """One picture of an answer."""
+    """One image of an answer."""
 
     b64_json: str | None = None
     url: str | None = None
@@ -48,7 +47,7 @@ class PeerAnswer(BaseModel):
 
 
 def peer_app(picture_bytes: int) -> FastAPI:
-    """Return an application that answers every request with the same picture."""
+    """Return an application that answers every request with the same image."""
     picture = base64.b64encode(bytes(picture_bytes)).decode()
     app = FastAPI()
 
@@ -62,7 +61,7 @@ def peer_app(picture_bytes: int) -> FastAPI:
 async def serve(picture_bytes: int) -> None:
     """Serve on a free port."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    # As the edge does: the body of an answer does not wait until its head is acknowledged.
+    # As in the edge: the body of an answer does not wait for the acknowledgement of its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(uvicorn.Config(peer_app(picture_bytes), log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve(sockets=[listening]))

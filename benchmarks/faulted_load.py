@@ -1,9 +1,8 @@
-"""A load on a suite whose processes are killed, and what became of each of its requests.
+"""Load a suite during kills of its processes, and check the outcome of each request.
 
-Clients each keep one request under way. A request without the cache must end in the picture that a run without faults
-paints for the same prompt and seed, byte by byte; with the cache, where a picture starts differs from run to run. The
-verdict comes from what the clients received, from what the API answers afterwards, and from the journal, where every
-commit of a result is counted as it happens.
+Each client keeps one request in flight. A request without the cache must return the image that a run without faults
+gives for the same prompt and seed, byte by byte; with the cache, an image's start differs from run to run. The checks
+compare the clients' answers, the API's later answers, and the journal, which counts every commit of a result.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient
 
-# Long enough that nothing expires while workers start again on a busy machine: expiry is not what is measured.
+# long enough that nothing expires while workers restart on a busy machine: expiry is not measured here
 DEADLINE_MS = 1_200_000
 PICTURES = 8
 STEPS = 20
@@ -32,7 +31,7 @@ STEPS = 20
 
 @dataclass
 class Sample:
-    """One request of the load and everything that became of it; `state` and what follows are the journal's."""
+    """Store one request of the load and its outcome; `state` and the fields after it are the journal's."""
 
     key: str
     picture: int
@@ -53,7 +52,7 @@ class Sample:
 
     @property
     def left(self) -> bool:
-        """The connection broke, and the suite took its client for gone: one ending, told, and nothing committed."""
+        """Return whether the connection broke and the suite cancelled for it: one ending, reported, and no commit."""
         cancelled = self.state == RequestState.CANCELLED.value and self.error == Reason.CLIENT_LEFT
         return cancelled and not self.pictures and not self.commits
 
@@ -72,14 +71,14 @@ class Sample:
 
 
 def request_of(picture: int, cached: bool) -> ImageRequest:
-    """The same for the same arguments, as a retry under the same idempotency key has to be."""
+    """Return the same request for the same arguments, as a retry under one idempotency key needs."""
     prompt = f"a {('red', 'green', 'blue', 'yellow')[picture % 4]} {('circle', 'square')[picture % 2]}"
     cache, seed = (CacheMode.READ_WRITE if cached else CacheMode.OFF), 100 + picture
     return ImageRequest(prompt, num_inference_steps=STEPS, seed=seed, cache=cache, deadline_ms=DEADLINE_MS)
 
 
 class FaultedLoad:
-    """`cached_every`: each so many-th request uses the cache; 0 for none. `make` says what is asked for."""
+    """Generate the load. Each `cached_every`-th request uses the cache, with 0 none; `make` builds requests."""
 
     def __init__(
         self, client: AsyncClient, cached_every: int = 0, make: Callable[[int, bool], ImageRequest] = request_of
@@ -93,7 +92,7 @@ class FaultedLoad:
         self.samples: list[Sample] = []
 
     async def paint_reference(self) -> None:
-        """The run without faults; RuntimeError when it does not paint every picture."""
+        """Run without faults first. Raises RuntimeError unless it returns every image."""
         started = time.monotonic()
         for picture in range(PICTURES):
             sample = Sample(f"reference-{picture}", picture)
@@ -104,7 +103,7 @@ class FaultedLoad:
             raise RuntimeError("the run without faults did not paint every picture")
 
     def start(self, clients: int, stop: asyncio.Event) -> list[asyncio.Task[None]]:
-        """Tasks that end, each with its last request, once `stop` is set."""
+        """Start clients as tasks; each ends with its last request once `stop` is set."""
         return [asyncio.create_task(self._keep_busy(stop)) for _ in range(clients)]
 
     async def _keep_busy(self, stop: asyncio.Event) -> None:
@@ -119,7 +118,7 @@ class FaultedLoad:
         sample.equals_reference = sample.pictures == [self._reference[sample.picture]]
 
     async def _receive(self, sample: Sample) -> None:
-        """Everything that the stream of one request brings, retried as often as the client was told to."""
+        """Receive one request's stream, with the retries that the client was allowed."""
         request = self._make(sample.picture, sample.cached)
         try:
             async with aclosing(self._client.stream(request, idempotency_key=sample.key)) as events:
@@ -132,7 +131,7 @@ class FaultedLoad:
             sample.error = error.reason
 
     async def ask_again(self) -> None:
-        """What the API answers for each request now must be what the client received then."""
+        """Require that the API now answers each request as the client was answered then."""
         for sample in self.samples:
             if sample.accepted:
                 again = Sample(sample.key, sample.picture, sample.cached)
@@ -142,7 +141,7 @@ class FaultedLoad:
 
 
 def read_journal(path: Path, samples: list[Sample]) -> None:
-    """State, rows, attempts and commits of each accepted request."""
+    """Read each accepted request's state, rows, attempts and commits."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
         states = dict(journal.execute("select request_id, state from journal_requests"))
         rows = dict(journal.execute("select idempotency_key, count(*) from journal_requests group by 1"))
@@ -156,7 +155,8 @@ def read_journal(path: Path, samples: list[Sample]) -> None:
 
 
 def request_figures(samples: list[Sample]) -> list[Figure]:
-    """Of the accepted requests. The samples of a count are those in order: 1 where it happened, 0 where not."""
+    """Return figures over the accepted requests. A count's samples are in order: 1 for a request with the event, else
+    0."""
     accepted = [sample for sample in samples if sample.accepted]
     uncached = [sample for sample in accepted if not sample.cached]
     none = at_most(0, "requests")
@@ -173,7 +173,7 @@ def count_of(name: str, happened: list[bool], target: Target) -> Figure:
 
 
 def request_rows(samples: list[Sample]) -> dict[str, int]:
-    """How many accepted requests ended alike, by what the journal says and the client received."""
+    """Count accepted requests by their ending in the journal and at the client."""
     return dict(Counter(row_of(sample) for sample in samples if sample.accepted))
 
 

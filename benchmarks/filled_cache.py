@@ -1,11 +1,10 @@
-"""A cache with any number of entries in it, for benchmarks: vectors that lie as prompts do, ledger and index filled.
+"""Fill a cache with any number of entries for benchmarks: ledger, index, and vectors distributed as prompts'.
 
     python -m benchmarks.filled_cache --directory DIR [--entries 1000000] [--piece 100000]
 
-The ledger's rows are written in bulk, as commits would have made them, and the index as a build of it makes it. Nothing
-lies in the object store: a lookup reads the ledger alone. A filling that was ended goes on where it stopped: what is
-in ledger and index by then stays there, and each call may add a bounded piece. The build of the graph is one piece,
-which begins anew where it was ended.
+The ledger's rows are written in bulk, equal to those of commits, and the index equals a built one. The object store
+stays empty, since a lookup reads only the ledger. An interrupted filling continues: rows in ledger and index stay, and
+each call may add a bounded piece. The build of the graph is one piece and starts again after an interruption.
 """
 
 import argparse
@@ -45,13 +44,13 @@ _CHUNK_COUNT = 10_000
 # Members of a cluster have cosine 0.8 to one another: sessions of people who refine a prompt.
 _MEMBERS_COUNT = 20
 _SPREAD = 0.5
-# Who fills may have little of the processor: nothing here is given up because it is slow.
+# The filling process may get little processor time: slowness ends nothing here.
 _BUILD_LIMIT_S = 24 * 3600.0
 _START_LIMIT_S = 1800.0
 _PATIENT = ShardTiming(hang_s=math.inf, send_s=1800.0, stop_s=1800.0)
 _PAGE_COUNT = 1000
 _SAID_COUNT = 50_000
-# Of an entry in the ledger: its vector, its object, their indexes.
+# an entry's bytes in the ledger: vector, object, indexes
 _ROW_BYTES = 5_000
 _CREATED_AT = 1000.0
 
@@ -60,7 +59,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class FilledCache:
-    """Directories of a filled cache."""
+    """Name the directories of a filled cache."""
 
     directory: Path
     entries_count: int
@@ -79,7 +78,7 @@ class FilledCache:
 
 
 def vectors(count: int, clusters_count: int, seed: int) -> Vectors:
-    """Unit vectors (count, 512) of clusters; the same clusters whatever the seed."""
+    """Return unit vectors (count, 512) in clusters; the clusters do not depend on the seed."""
     chance = np.random.default_rng(seed)
     chosen = chance.integers(0, clusters_count, count)
     made = np.empty((count, DIMENSION_COUNT), np.float32)
@@ -95,7 +94,7 @@ def clusters_of(entries_count: int) -> int:
 
 
 def chunks(entries_count: int, first: int = 0) -> Iterator[tuple[int, Vectors]]:
-    """The vectors of all entries from the part on that has `first` in it, in parts with the number of their first."""
+    """Yield vectors in parts with the number of their first, from the part that contains `first`."""
     for begin in range(first - first % _CHUNK_COUNT, entries_count, _CHUNK_COUNT):
         count = min(_CHUNK_COUNT, entries_count - begin)
         yield begin, vectors(count, clusters_of(entries_count), seed=1 + begin)
@@ -106,21 +105,23 @@ def entry_id(number: int) -> str:
 
 
 def filled_in(folder: Path, entries_count: int) -> FilledCache:
-    """The cache of that many entries among those that are kept in a folder; whether it is filled its pointer says."""
+    """Return the cache with that many entries from a folder; its pointer says whether it is filled."""
     return FilledCache(folder / f"filled-{entries_count}", entries_count)
 
 
 def fill(cache: FilledCache, threads_count: int) -> FilledCache:
-    """Ledger and built index; what an ended filling left there is gone on with."""
+    """Fill ledger and index, continuing an interrupted filling."""
     while not cache.pointer.exists():
         fill_piece(cache, threads_count, cache.entries_count)
     return cache
 
 
 def fill_piece(cache: FilledCache, threads_count: int, most_count: int) -> int:
-    """Add the next entries, at most so many (in parts of 10,000), or build the graph where all are there; return how
-    many ledger and index have. The points go straight to the process that builds the graph. Raises RuntimeError where
-    the disk has no room."""
+    """Add the next entries, at most `most_count` (in parts of 10,000), or build the graph if all exist.
+
+    Returns the number of entries in ledger and index. The points go directly to the process that builds the graph.
+    Raises RuntimeError if the disk has no room.
+    """
     cache.directory.mkdir(parents=True, exist_ok=True)
     _check_room(cache)
     open_cache_ledger(cache.ledger_url).close()
@@ -146,7 +147,7 @@ def _check_room(cache: FilledCache) -> None:
 
 
 def _add(cache: FilledCache, builder: ShardProcess, there_count: int, most_count: int) -> int:
-    """Entries from those on that the index has, durable part by part; return how many it has then."""
+    """Add entries from the index's count on, durably part by part; return the new count."""
     rows_count = _rows_count(cache.ledger_url)
     until = there_count + most_count
     for first, part in chunks(cache.entries_count, there_count):
@@ -171,7 +172,7 @@ def _held(generations: Generations) -> Iterator[Generations]:
 
 
 def _unfinished(generations: Generations, cache: FilledCache) -> Path:
-    """The directory that an ended filling left, or the path of a new one."""
+    """Return the directory of an interrupted filling, or a new path."""
     left = [path for path in cache.index.glob("*.g*") if path.is_dir() and re.fullmatch(r".*\.g\d+", path.name)]
     return max(left, default=generations.following())
 
@@ -203,7 +204,7 @@ def _put(builder: ShardProcess, first: int, part: Vectors) -> None:
 
 
 def _described(number: int) -> dict[str, object]:
-    """A point as the index sends it to its process."""
+    """Return a point as the index sends it to its process."""
     payload = {"tenant": SCOPE.tenant, "compatibility_key": [KEY], "created_at": _CREATED_AT}
     return {"id": entry_id(number), "spaces": ["text"], "payload": payload}
 
@@ -213,7 +214,7 @@ def point(number: int, vector: Vectors) -> VectorPoint:
 
 
 def write_rows(ledger_url: str, first: int, part: Vectors, indexed: bool = True) -> None:
-    """Entries with one latent each, as commits leave them or the index took them, in one transaction."""
+    """Write entries with one latent each in one transaction, as after commits, or as after indexing."""
     entries = [_entry_row(first + at, vector, indexed) for at, vector in enumerate(part)]
     objects = [_object_row(entry_id(first + at)) for at in range(len(part))]
     counted = {
@@ -262,7 +263,7 @@ def _object_row(of_entry: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """Fill a cache piece by piece, and say after each how far it is."""
+    """Fill a cache piece by piece, printing the progress after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, required=True, help="of `cache_lookup --data`")
     parser.add_argument("--entries", type=int, default=1_000_000)

@@ -1,10 +1,10 @@
-"""How soon somebody sees something: the time to the first preview as a share of the whole picture's.
+"""Measure the time to the first preview as a share of the whole image's.
 
     python -m benchmarks.first_preview
 
-Pictures of 50 steps from noise over HTTP, as the playground asks for them (a preview every tenth of the steps), on a
-suite that paints nothing else. In turns with them, the same pictures with a preview after every step, and with none:
-what previews cost. Times are the client's, from the request to the event.
+Images of 50 steps from noise over HTTP, as the playground requests them (a preview every tenth of the steps), on an
+otherwise idle suite. The same images with a preview after every step and with none alternate with them: the cost of
+previews. Times are the client's, from the request to the event.
 """
 
 import json
@@ -27,14 +27,14 @@ GUARD_S = 120.0
 
 @dataclass(frozen=True)
 class WatchedPicture:
-    """Seconds to the first preview (NaN without one) and to the picture."""
+    """Store seconds to the first preview (NaN without one) and to the image."""
 
     preview_s: float
     picture_s: float
 
     @property
     def share(self) -> float:
-        """Of the whole, until something is seen."""
+        """Return the share of the whole time until the first preview."""
         return self.preview_s / self.picture_s
 
 
@@ -49,7 +49,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def watch(client: httpx.Client, seed: int, interval: int) -> WatchedPicture:
-    """Paint one picture. RuntimeError where it ends without one."""
+    """Request one image. Raises RuntimeError if the stream ends without it."""
     body = {"prompt": PROMPT, "num_inference_steps": STEPS, "seed": seed, "cache": "off"}
     began_s, preview_s = time.perf_counter(), float("nan")
     asked = {**body, "preview_every_steps": interval}
@@ -95,7 +95,7 @@ def shares(seen: Sequence[WatchedPicture]) -> list[float]:
 
 
 def beside(seen: Sequence[WatchedPicture], plain: Sequence[WatchedPicture]) -> list[float]:
-    """Each picture's time over that of the same picture without previews."""
+    """Return each image's time over that of the same image without previews."""
     return [one.picture_s / other.picture_s for one, other in zip(seen, plain, strict=True)]
 
 

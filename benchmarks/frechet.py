@@ -1,5 +1,6 @@
-"""Fréchet distance between Gaussians over the features of two sets of pictures (Heusel et al. 2017): FID, but for the
-network whose features they are."""
+"""Compute the Fréchet distance between Gaussians over the features of two sets of images (Heusel et al. 2017): FID,
+with any network's features.
+"""
 
 from dataclasses import dataclass
 
@@ -10,14 +11,14 @@ from zoo.evaluate.estimates import Array
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean (d,) and covariance (d, d)."""
+    """Hold mean (d,) and covariance (d, d)."""
 
     mean: Array
     covariance: Array
 
 
 def moments(features: Array, weights: Array | None = None) -> Moments:
-    """Return those of features (n, d), each counted by its weight (n,), once where none are given."""
+    """Return the moments of features (n, d), weighted by `weights` (n,) if given."""
     counted = np.ones(len(features)) if weights is None else weights
     total = counted.sum()
     mean = counted @ features / total
@@ -26,8 +27,7 @@ def moments(features: Array, weights: Array | None = None) -> Moments:
 
 
 class FrechetReference:
-    """What pictures are compared with: features (n, d) of real ones, of which the `width` directions that they vary
-    most in are kept."""
+    """Hold the reference: features (n, d) of real images, projected to the `width` directions of largest variance."""
 
     def __init__(self, features: Array, width: int = 64) -> None:
         _, vectors = np.linalg.eigh(moments(features).covariance)
@@ -37,7 +37,7 @@ class FrechetReference:
         self._root = (vectors * np.sqrt(values.clip(min=0.0))) @ vectors.T
 
     def project(self, features: Array) -> Array:
-        """Return features (n, d) in the directions that are kept."""
+        """Return features (n, d) in the projected directions."""
         found: Array = features @ self._directions
         return found
 

@@ -1,9 +1,9 @@
-"""The worker's latents against diffusers' own pipelines, family by family: same weights, seed and scheduler, float32.
+"""Compare the worker's latents with diffusers' pipelines, family by family: same weights, seed and scheduler, float32.
 
-A worker process is asked over gRPC to return its final latents; the family's pipeline and its img2img sibling run in
-this process. Every scheduler that the worker offers for a checkpoint is tried, with guidance off, moderate and strong,
-from text and from an image. The figure is the largest absolute difference of any element in any case. Checkpoints are
-those of the zoo and tiny ones with random weights that diffusers writes on the spot.
+A worker process returns its final latents over gRPC; the family's pipeline and its img2img sibling run in this process.
+Cases are every scheduler that the worker offers for a checkpoint, with guidance off, moderate and strong, from text and
+from an image. The figure is the largest absolute difference of any element in any case. Checkpoints are the zoo's, and
+tiny ones with random weights that diffusers writes during the run.
 """
 
 import argparse
@@ -43,7 +43,7 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 
 
 def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
-    """Every scheduler with guidance off, moderate and strong, with and without a negative prompt, short and long."""
+    """Return every scheduler with no, moderate and strong guidance, with and without negative prompts, both lengths."""
     steps, guidances = ((12,), (1.0, 3.0)) if quick else ((5, 20, 50), (1.0, 3.0, 7.5))
     painted = [
         Case(prompt, negative, scheduler, seed, count, guidance)
@@ -70,7 +70,7 @@ async def compare(model: Path, quick: bool) -> Compared:
 
 @contextmanager
 def checkpoint(name: str) -> Iterator[Path]:
-    """A directory of the zoo, or a random checkpoint for as long as it is needed."""
+    """Yield a directory of the zoo, or a temporary random checkpoint."""
     if name not in RANDOM_CHECKPOINTS:
         yield WEIGHTS / name
         return
@@ -79,13 +79,14 @@ def checkpoint(name: str) -> Iterator[Path]:
 
 
 def zoo_pipelines() -> list[str]:
-    """The zoo's checkpoints that are there."""
+    """Return the zoo's checkpoints that exist."""
     entries = json.loads((WEIGHTS / "registry.json").read_text(encoding="utf-8"))["models"]
     return [entry["path"] for entry in entries if entry["kind"] == "pipeline" and (WEIGHTS / entry["path"]).is_dir()]
 
 
 def figures_of(compared: dict[str, Compared]) -> list[Figure]:
-    """Over all first, then by checkpoint and kind of start; pictures that diffusers cannot paint count nowhere."""
+    """Return the figures over all first, then by checkpoint and kind of start, without images that diffusers cannot
+    generate."""
     painted = {name: [(c, value) for c, value in pairs if value is not None] for name, pairs in compared.items()}
     groups = {"max abs difference of the final latents": [value for pairs in painted.values() for _, value in pairs]}
     for name, pairs in painted.items():

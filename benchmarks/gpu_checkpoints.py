@@ -1,4 +1,4 @@
-"""Checkpoints of the sizes that are served, with random weights: what diffusers' pipelines and ours both load."""
+"""Write checkpoints of served sizes with random weights, which diffusers' pipelines and ours both load."""
 
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,23 @@ from benchmarks.gpu_setup import GpuSetup
 from lab.fixtures.checkpoints import kl_autoencoder, text_config, tokenizer
 
 _BLOCKS = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-# Of SD 1.5, and of SDXL but for its scale.
+# SD 1.5's, and SDXL's except for its scale
 WHOLE_AUTOENCODER: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
     "layers_per_block": 2,
     "norm_num_groups": 32,
 }
-# CLIP's ViT-L, which both have, and OpenCLIP's ViT-bigG, SDXL's second.
+# CLIP's ViT-L, which both have, and OpenCLIP's ViT-bigG, SDXL's second
 _FIRST_TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 _SECOND_TEXT = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
 _WHOLE_TOKENS = 77
 
 
 def saved_pipeline(setup: GpuSetup, size: NetworkSize, dtype: torch.dtype, folder: Path, *, whole: bool = False) -> Any:
-    """Write a checkpoint into `folder` and return the pipeline that was saved, on the device. Text encoders and
-    autoencoder are tiny, so that no side gains by its own, unless it is `whole`: then theirs are of the model's
-    sizes."""
+    """Write a checkpoint into `folder` and return the saved pipeline, on the device.
+
+    Text encoders and autoencoder are tiny, so that they favour no side, or with `whole` of the model's sizes.
+    """
     whole = whole and not setup.tiny
     torch.manual_seed(0)
     with setup.device:
@@ -59,7 +60,7 @@ def saved_pipeline(setup: GpuSetup, size: NetworkSize, dtype: torch.dtype, folde
 
 
 def autoencoder(size: NetworkSize, *, whole: bool) -> Any:
-    """Return the model's own where it is `whole`, SDXL's as those that bear half precision; else a tiny one."""
+    """Return the model's autoencoder if `whole` (for SDXL the kind that tolerates half precision), else a tiny one."""
     if not whole:
         return kl_autoencoder(block_out_channels=(8, 8, 8, 8), **_BLOCKS)
     scale = 0.13025 if size.pooled_width else 0.18215
@@ -74,7 +75,7 @@ def _tokenizer(folder: Path, *, whole: bool) -> Any:
 
 
 def _text_changes(size: NetworkSize, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the first text encoder and of the second: together as wide as the network takes them."""
+    """Return changes for the first text encoder and the second: together as wide as the network's input."""
     width = size.config["cross_attention_dim"]
     if whole:
         tokens = {"max_position_embeddings": _WHOLE_TOKENS}

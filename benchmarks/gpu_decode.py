@@ -1,5 +1,6 @@
-"""Rows of `gpu_rows` that decode one latent by a whole autoencoder of random weights, as a worker does and as diffusers
-does."""
+"""Time decoding of one latent by a full-size autoencoder of random weights, as a worker does and as diffusers does
+(rows of `gpu_rows`).
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,7 +23,7 @@ PEER, COMPILED_PEER, OURS = "diffusers", "diffusers, compiled with graphs", "as 
 
 
 def decode_row(setup: GpuSetup, network: str) -> RowResult:
-    """Milliseconds of one picture."""
+    """Return milliseconds of one image."""
     result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
     torch.manual_seed(0)
     with setup.device:
@@ -53,7 +54,7 @@ def decode_row(setup: GpuSetup, network: str) -> RowResult:
 
 
 def _ours(setup: GpuSetup, module: Any, latent: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Raises FailedPrecondition where the device has no kernels."""
+    """Return the worker's decoding. Raises FailedPrecondition if the device has no kernels."""
     kernels = kernels_for(KernelMode.FUSED, setup.device)
     assert kernels is not None
     served = Autoencoder(module, LatentScale(1.0), setup.device, dtype)
@@ -63,7 +64,7 @@ def _ours(setup: GpuSetup, module: Any, latent: Tensor, dtype: torch.dtype) -> C
 
 
 def _compiled(setup: GpuSetup, module: Any, latent: Tensor) -> Callable[[], Tensor]:
-    """With all that diffusers advises."""
+    """Return diffusers' decoding with all optimisations that it recommends."""
     setup.check_graphs()
     module.to(memory_format=torch.channels_last)
     decode: Any = torch.compile(module.decode, mode="reduce-overhead", fullgraph=True, dynamic=False)

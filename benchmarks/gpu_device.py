@@ -1,4 +1,4 @@
-"""The row of `gpu_rows` about the device itself: what the floors of the others are counted from."""
+"""Measure the device itself, from which the other rows' floors are computed (row of `gpu_rows`)."""
 
 import torch
 
@@ -7,7 +7,7 @@ from benchmarks.report import informative, measured
 
 
 def device_row(setup: GpuSetup) -> RowResult:
-    """Bytes a second of a copy, operations a second of a product."""
+    """Measure a copy's bytes per second and a product's operations per second."""
     result = RowResult()
     name = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "the processor"
     copied = [setup.bytes_a_second / 1e9]

@@ -1,4 +1,4 @@
-"""Rows of `gpu_rows` about single kernels: how exact, and how fast, at the shapes of layers that are served."""
+"""Measure the accuracy and the speed of single kernels, at the shapes of served layers (rows of `gpu_rows`)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from pentimento.diffusion.kernels import KernelMode, kernels_for, reference
 from pentimento.domain.errors import PentimentoError
 
 Operation = Callable[..., Tensor]
-# Channels and side of what is normalised; rows are those of a guided picture.
+# channels and side of the normalised tensors; rows are those of a guided image
 NORMS = {
     "SD 1.5, 64 x 64": (320, 64),
     "SDXL, 128 x 128": (320, 128),
     "SDXL's decoder, 128 x 128": (960, 128),
     "an autoencoder, 512 x 512": (128, 512),
 }
-# Tokens and width of what a feed-forward layer takes.
+# tokens and width of a feed-forward layer's input
 LAYERS = {"SD 1.5, 64 x 64": (4096, 320), "SDXL, 64 x 64": (4096, 640), "SDXL, 32 x 32": (1024, 1280)}
 TINY_NORMS, TINY_LAYERS = {"tiny": (32, 8)}, {"tiny": (64, 16)}
 GROUPS, EPSILON = 32, 1e-5
@@ -28,7 +28,7 @@ GROUPS, EPSILON = 32, 1e-5
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One operation on tensors of one shape. `moved_bytes`: each of them read, and the result written, once."""
+    """Describe one operation on tensors of one shape. `moved_bytes`: each tensor read, and the result written, once."""
 
     name: str
     operation: str
@@ -38,7 +38,7 @@ class KernelCase:
     options: dict[str, object] = field(default_factory=dict)
 
     def run(self, kernels: object, *, exact: bool = False) -> Tensor:
-        """Return what the operation makes of the tensors; of several results the last."""
+        """Return the operation's result; of several results the last."""
         arguments = [one.double() for one in self.arguments] if exact else self.arguments
         results: Tensor | tuple[Tensor, ...] = getattr(kernels, self.operation)(*arguments, *self.rest, **self.options)
         return results if isinstance(results, Tensor) else results[-1]
@@ -76,7 +76,7 @@ def cases(setup: GpuSetup, dtype: torch.dtype) -> Iterator[KernelCase]:
 
 
 def accuracy_row(setup: GpuSetup) -> RowResult:
-    """The largest error against float64, as a share of the error of torch's own operations."""
+    """Compare the largest error against float64 with torch's operations' error."""
     result = RowResult()
     for dtype in setup.dtypes():
         for case in cases(setup, dtype):
@@ -93,7 +93,7 @@ def accuracy_row(setup: GpuSetup) -> RowResult:
 
 
 def speed_row(setup: GpuSetup) -> RowResult:
-    """Milliseconds of fifty of torch's operations and of the kernel, and what share moving the bytes takes."""
+    """Time fifty calls of torch's operations and of the kernel, and the share that moving the bytes takes."""
     result = RowResult()
     for dtype in setup.dtypes():
         for case in cases(setup, dtype):

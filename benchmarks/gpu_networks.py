@@ -1,4 +1,4 @@
-"""UNets of the sizes that are served, with random weights, behind what the engine asks of a model."""
+"""Build UNets of served sizes with random weights, with the interface that the engine expects of a model."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,8 +36,7 @@ _TINY_BLOCKS = {
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """A network by its configuration; `side_px` of the pictures that it is made for. `pooled_width` 0: no pooled
-    text."""
+    """Describe a network by its configuration; `side_px` is its images' side, `pooled_width` 0 means no pooled text."""
 
     name: str
     config: dict[str, Any]
@@ -89,12 +88,12 @@ _TOKENS = 77
 
 
 class RandomUNet:
-    """What `CompiledDenoiser` and `example_input` ask of a `DiffusionModel`."""
+    """Provide what `CompiledDenoiser` and `example_input` use of a `DiffusionModel`."""
 
     def __init__(
         self, size: NetworkSize, device: torch.device, dtype: torch.dtype, weights: dict[str, Tensor] | None = None
     ) -> None:
-        """Of random weights, or of those of another network, shared with it."""
+        """Use random weights, or share another network's."""
         self.size, self.device, self.dtype = size, device, dtype
         torch.manual_seed(0)
         with device if weights is None else torch.device("meta"):
@@ -108,7 +107,7 @@ class RandomUNet:
         self.info = SimpleNamespace(train_step_count=1000, sees_mask=False)
 
     def twin(self) -> "RandomUNet":
-        """Another network over the same weights, whose layers may be replaced."""
+        """Return another network over the same weights, with layers that may be replaced."""
         return RandomUNet(self.size, self.device, self.dtype, self.denoiser.state_dict())
 
     @property
@@ -153,7 +152,7 @@ class RandomUNet:
 
 
 class RandomControlNet:
-    """A ControlNet of a UNet's size, as the service runs it; its condition is embedded once."""
+    """Build a ControlNet of a UNet's size, as the service runs it; its condition is embedded once."""
 
     def __init__(self, model: RandomUNet, form: ControlNetForm = PLAIN) -> None:
         with model.device:
@@ -168,12 +167,12 @@ class RandomControlNet:
         self._embedded = self._network.embed(torch.zeros(1, 3, side, side), 2)
 
     def residuals(self, inputs: DenoiserInput) -> ControlResiduals:
-        """Return the residuals of one guided picture."""
+        """Return the residuals of one guided image."""
         return self._network.residuals([ControlStep(inputs, self._embedded, ControlSetting())])[0]
 
 
 def added_of(inputs: DenoiserInput) -> dict[str, Tensor] | None:
-    """What SDXL conditions on besides the text states."""
+    """Return SDXL's conditions other than the text states."""
     texts = inputs.conditioning
     return (
         None if texts.pooled is None or texts.sizes is None else {"text_embeds": texts.pooled, "time_ids": texts.sizes}

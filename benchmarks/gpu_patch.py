@@ -1,5 +1,6 @@
-"""Rows of `gpu_rows` about LoRAs: one put into the weights of a UNet on the device by our in-place patch, and by PEFT's
-load and fuse, in turns (Katz, section 6: 2 s and 0.09 s)."""
+"""Time one LoRA put into a UNet's weights on the device: our in-place patch, and PEFT's load and fuse, alternating
+(rows of `gpu_rows`; Katz, section 6: 2 s and 0.09 s).
+"""
 
 import tempfile
 from dataclasses import replace
@@ -22,7 +23,7 @@ ROUNDS, CYCLES = 7, 20
 
 
 def patch_row(setup: GpuSetup, network: str) -> RowResult:
-    """Attention and residual convolutions, rank 16; weights as the kernels lay them."""
+    """Patch attention and residual convolutions, rank 16, with weights in the kernels' layout."""
     size, dtype = SIZES[network, setup.tiny], setup.dtypes()[0]
     with setup.device:
         unet = UNet2DConditionModel(**size.config)
@@ -32,7 +33,7 @@ def patch_row(setup: GpuSetup, network: str) -> RowResult:
         assert kernels is not None
         fuse(unet, kernels)
     except PentimentoError:
-        pass  # the weights lie as diffusers lays them
+        pass  # the weights keep diffusers' layout
     family = "stable_diffusion_xl" if size.pooled_width else "stable_diffusion"
     base = layers_of(family, {"unet": unet})
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
@@ -46,7 +47,7 @@ def patch_row(setup: GpuSetup, network: str) -> RowResult:
         patch.hold(())
     same_bits = all(torch.equal(before[name], value) for name, value in unet.state_dict().items())
     touched = sum(unet.get_submodule(name).weight.nbytes for name in lora.components["unet"])
-    # The first is not kept: it is PEFT's first, too.
+    # The first round is dropped: it is PEFT's first, too.
     rounds = [one_round(unet, patch, ours, theirs) for _ in range(1 + (2 if setup.tiny else ROUNDS))][1:]
     figures = figures_of(rounds, same_bits, saved_bytes / touched)
     name = f"{size.name}, a LoRA of {lora.size_bytes / 2**20:.0f} MiB, {name_of(dtype)}"

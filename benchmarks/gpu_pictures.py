@@ -1,5 +1,6 @@
-"""Rows of `gpu_rows` that paint whole pictures: our engine as a worker runs it, and diffusers' own pipelines, from the
-prompt to the final latents, over networks of random weights; time and, where the device tells, energy."""
+"""Time whole images from the prompt to the final latents: our engine as a worker runs it, and diffusers' pipelines,
+over networks of random weights; with energy if the device reports it (rows of `gpu_rows`).
+"""
 
 import gc
 import tempfile
@@ -40,15 +41,15 @@ GUIDANCE_SCALE = 7.5
 ROUNDS = 10
 PEER, COMPILED_PEER = "diffusers", "diffusers, compiled with graphs"
 EAGER, OURS = "ours, eager", "ours"
-# The targets of `engine_latency`.
+# the targets of `engine_latency`
 RATIOS = {EAGER: (PEER, 0.88), OURS: (COMPILED_PEER, 0.95)}
 
-# Paints the pictures of a round, from its number, and returns their final latents.
+# Generate the images of a round from its number, and return their final latents.
 Painter = Callable[[int], Tensor]
 
 
 def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
-    """So many guided pictures at once."""
+    """Time `count` guided images in one batch."""
     result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
     pictures = int(count)
     name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
@@ -72,7 +73,7 @@ def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
 
 @dataclass(frozen=True)
 class Painted:
-    """One round of one way; `joules` None where the device does not tell."""
+    """Store one round of one way; `joules` is None if the device does not report energy."""
 
     latents: Tensor
     milliseconds: float
@@ -82,7 +83,7 @@ class Painted:
 def _painted(
     setup: GpuSetup, paint: Painter, number: int, pictures: int, counter: Callable[[], float] | None
 ) -> Painted:
-    """Time and energy of a picture."""
+    """Measure time and energy of an image."""
     found: list[Tensor] = []
     before = counter() if counter is not None else 0.0
     seconds = setup.seconds(lambda: found.append(paint(number)))
@@ -126,7 +127,7 @@ def _ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> float:
-    """Of all latents, as a share of their length."""
+    """Return the distance of all latents, as a share of their length."""
     theirs = theirs.float().cpu()
     return float((ours.float().cpu() - theirs).norm() / theirs.norm())
 
@@ -136,7 +137,7 @@ def _steps(setup: GpuSetup) -> int:
 
 
 def _prompts(number: int, pictures: int) -> list[str]:
-    """Never twice the same: no memo helps."""
+    """Return prompts that never repeat, so that no cache helps."""
     return [f"a red circle, number {number} of {place}" for place in range(pictures)]
 
 
@@ -159,8 +160,8 @@ def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Pain
 
 
 def compiled_peer(setup: GpuSetup, pipeline: Any) -> Any:
-    """Return a pipeline over weights of its own with all that diffusers advises: network and decoder channels last, one
-    graph each, replayed as CUDA graphs."""
+    """Return a pipeline with separate weights and all optimisations that diffusers recommends: network and decoder
+    channels last, one graph each, replayed as CUDA graphs."""
     setup.check_graphs()
     unet, vae = (_twin(setup, part).to(memory_format=torch.channels_last) for part in (pipeline.unet, pipeline.vae))
     compiled = type(pipeline)(**{**pipeline.components, "unet": unet, "vae": vae}, **_unsaved(pipeline))
@@ -187,7 +188,7 @@ def _loaded(setup: GpuSetup, folder: str, dtype: torch.dtype) -> DiffusionModel:
 
 
 def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, pictures: int) -> Painter:
-    """As a worker on a GPU runs by default."""
+    """Return our engine with a GPU worker's defaults."""
     kernels = kernels_for(KernelMode.FUSED, setup.device)
     model = _loaded(setup, folder, dtype)
     assert kernels is not None

@@ -1,12 +1,11 @@
-"""Every figure that needs a GPU, by one command.
+"""Measure every figure that needs a GPU, by one command.
 
     python -m benchmarks.gpu_rows
     python -m benchmarks.gpu_rows --device cpu --tiny
 
-Each row runs in a process of its own, so that one that fails, hangs or takes all memory costs itself alone; what cannot
-be run is in the result with its reason (`notes.not_run`), and a row that did not run makes the exit code 1. The rows
-take turns within a limit of time, those with a compiler last. With `--device cpu --tiny` they show that they run, and
-nothing else.
+Each row runs in a separate process, so that a row that fails, hangs or takes all memory ends only itself. The result
+lists rows that cannot run with their reasons (`notes.not_run`), and a row that did not run makes the exit code 1. Rows
+share a time limit; those with a compiler run last. `--device cpu --tiny` only shows that the rows run.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from lab.fixtures.machine import ROOT, installed_version
 
 ROUNDS = 20
 QUICK_ROUNDS = 3
-# Of a row, so that one that hangs leaves time for others.
+# of a row, so that one that hangs leaves time for others
 ROW_LIMIT_S = 240.0
 MARK = "row: "
 run_process = subprocess.run
@@ -31,7 +30,7 @@ run_process = subprocess.run
 
 @dataclass
 class Collected:
-    """What the rows have given so far: `row_s` of those that ended, by name."""
+    """Collect the rows' results so far: `row_s` of finished rows, by name."""
 
     figures: list[Figure] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -39,7 +38,7 @@ class Collected:
 
 
 def _rows() -> dict[str, Callable[..., object]]:
-    """Imported where a row runs: a library that is missing costs the rows that need it."""
+    """Import at the row's start: a missing library fails only the rows that need it."""
 
     def of(module: str, function: str, **arguments: str) -> Callable[..., object]:
         return partial(_call, module, function, arguments)
@@ -84,7 +83,7 @@ def run_row(name: str, device: str, *, tiny: bool, rounds: int) -> str:
 
 
 def collect(name: str, options: Options, limit_s: float, collected: Collected) -> None:
-    """Run a row in a process of its own."""
+    """Run a row in a separate process."""
     if limit_s <= 0:
         collected.not_run[name] = "OUT_OF_TIME: the rows before it took all"
         return
@@ -130,7 +129,7 @@ def main() -> int:
         for name in chosen["rows"]:
             print(f"== {name}", flush=True)
             collect(name, options, min(ends_at - time.monotonic(), ROW_LIMIT_S), collected)
-    except KeyboardInterrupt:  # what there is, is written
+    except KeyboardInterrupt:  # the results so far are written
         ended = {*collected.row_s, *collected.not_run}
         collected.not_run |= {name: "INTERRUPTED" for name in chosen["rows"] if name not in ended}
     for what, reason in collected.not_run.items():

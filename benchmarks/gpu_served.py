@@ -1,5 +1,6 @@
-"""Rows of `gpu_rows` that ask the whole suite over gRPC, whose worker is on the GPU, for pictures of whole models of
-random weights; beside it diffusers' own pipelines in the row's process, which nobody has to call."""
+"""Request images of full-size models with random weights from the whole suite over gRPC, with its worker on the GPU,
+and from diffusers' pipelines in the row's process without any server (rows of `gpu_rows`).
+"""
 
 import asyncio
 import io
@@ -29,18 +30,18 @@ from pentimento.supervisor.local import local_suite
 
 OURS = "ours, served"
 LONE_ROUNDS, BUSY_ROUNDS = 10, 3
-# As many as the compiled pipeline takes at once; the suite is asked for twice as many at a time.
+# The compiled pipeline's batch; the suite gets twice as many concurrent requests.
 BATCH = 8
 STAGES = tuple(f"worker.{stage}" for stage in ("queue", "prepare", "denoise", "decode", "encode"))
-# As a large model takes them, and as one that was distilled does.
+# steps of a large model, and of a distilled one
 STEPS = (30, 4)
 
-# Paints so many pictures, and returns when all are files of PNG.
+# Generate that many images, and return when all are PNG files.
 Painter = Callable[[int], object]
 
 
 def served_row(setup: GpuSetup, network: str) -> RowResult:
-    """One picture at a time, and as many as go: a whole suite against a bare pipeline at its best."""
+    """Time one image at a time, and full throughput: the whole suite against a bare pipeline at its best."""
     result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder, ThreadPoolExecutor(BATCH) as files:
         pipeline = saved_pipeline(setup, size, dtype, Path(folder) / "model", whole=True)
@@ -63,7 +64,7 @@ def served_row(setup: GpuSetup, network: str) -> RowResult:
 def _figures(
     setup: GpuSetup, name: str, ours: "ServedPictures", ways: Mapping[str, Painter], pictures: int, rounds: int
 ) -> list[Figure]:
-    """So many pictures, by every way in turn."""
+    """Time `pictures` images by every way, alternating."""
     ours.seen.clear()
     limited = replace(setup, rounds=min(setup.rounds, rounds))
     times = limited.interleaved({way: partial(paint, pictures) for way, paint in ways.items()})
@@ -81,7 +82,7 @@ def _figures(
 
 
 class ServedPictures:
-    """Pictures of a running suite; `seen` are those that were painted."""
+    """Request images of a running suite; `seen` are the finished ones."""
 
     def __init__(self, runner: asyncio.Runner, client: AsyncClient) -> None:
         self._runner = runner
@@ -112,7 +113,7 @@ class ServedPictures:
         )
 
     def stages(self) -> dict[str, list[float]]:
-        """Milliseconds of each picture that was seen, by the stage of its worker."""
+        """Return milliseconds of each finished image, by its worker's stage."""
         found: dict[str, list[float]] = {stage: [] for stage in STAGES}
         for picture in self.seen:
             for timing in picture.provenance.timings:
@@ -133,12 +134,12 @@ def _served(setup: GpuSetup, model: Path) -> Iterator[ServedPictures]:
 
 
 async def _client(address: str) -> AsyncClient:
-    """On the loop that it will be used on."""
+    """Open the client on the loop that will use it."""
     return AsyncClient(address)
 
 
 def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Painter:
-    """A pipeline in batches of the same size; files are made beside the next batch."""
+    """Run a pipeline in batches of the same size; files are encoded during the next batch."""
     numbers = count()
 
     def batch(pictures: int) -> Sequence[Any]:

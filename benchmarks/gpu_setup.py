@@ -1,4 +1,4 @@
-"""What the rows of `gpu_rows` share: the device, its clock, its speed, and what a row says where it cannot be run."""
+"""Share the rows' device, clock and speed, and report why a row cannot run (`gpu_rows`)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from pentimento.domain.errors import FailedPrecondition
 
 @dataclass
 class RowResult:
-    """Figures of a row, and by what could not be measured the reason."""
+    """Hold a row's figures, and the reasons of missing ones by name."""
 
     figures: list[Figure] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class GpuSetup:
-    """Where rows run. `tiny` networks and few `rounds` show that a row runs, and no more."""
+    """Describe where rows run. `tiny` networks and few `rounds` only show that a row runs."""
 
     device: torch.device
     tiny: bool
@@ -35,20 +35,19 @@ class GpuSetup:
                 torch.cuda.synchronize(index)
 
     def check_graphs(self) -> None:
-        """Raise FailedPrecondition (NO_CUDA) on a device that has no CUDA graphs."""
+        """Raise FailedPrecondition (NO_CUDA) if the device has no CUDA graphs."""
         if self.device.type != "cuda":
             raise FailedPrecondition("NO_CUDA", "CUDA graphs need a CUDA device")
 
     def replayed(self, act: Callable[[], object], repeats: int) -> Callable[[], object]:
-        """Return `act` as a served pass runs it, so many times one after the other: by a CUDA graph, where there are
-        any."""
+        """Return `act` as a served pass runs it, repeated: by a CUDA graph if the device has them."""
         if self.device.type != "cuda":
             return lambda: [act() for _ in range(repeats)]
         recording = cuda_recorder(self.device)(lambda: [act() for _ in range(repeats)])
         return recording.replay
 
     def seconds(self, act: Callable[[], object], repeats: int = 1) -> float:
-        """Of one run, launches included; the mean of `repeats` one after the other."""
+        """Return the seconds of one run, launches included; the mean of `repeats` in sequence."""
         self.synchronise()
         began_at = time.perf_counter()
         for _ in range(repeats):
@@ -57,7 +56,7 @@ class GpuSetup:
         return (time.perf_counter() - began_at) / repeats
 
     def interleaved(self, ways: Mapping[str, Callable[[], object]], repeats: int = 1) -> dict[str, list[float]]:
-        """Milliseconds by way, in turn, after a round that is not kept."""
+        """Return milliseconds by way, alternating, after a warm-up round."""
         kept: dict[str, list[float]] = {name: [] for name in ways}
         for round_ in range(self.rounds + 1):
             for name, act in ways.items():
@@ -68,20 +67,20 @@ class GpuSetup:
 
     @cached_property
     def bytes_a_second(self) -> float:
-        """Of a copy within the device's memory, bytes read and bytes written; the fastest of five."""
+        """Return bytes read and written per second by a copy within the device's memory; the fastest of five."""
         size = 2**24 if self.tiny else 2**30
         source, target = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
         copied = min(self.seconds(lambda: target.copy_(source), 4) for _ in range(5))
         return 2 * size / copied
 
     def operations_a_second(self, dtype: torch.dtype) -> float:
-        """Of a large square product, two a multiplication with its addition; the fastest of five."""
+        """Return operations per second of a large square product, two per multiply-add; the fastest of five."""
         side = 256 if self.tiny else 8192
         left, right = (torch.randn(side, side, device=self.device).to(dtype) for _ in range(2))
         return 2 * side**3 / min(self.seconds(lambda: left @ right, 4) for _ in range(5))
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Half precisions on a GPU; a CPU computes these too slowly to show anything."""
+        """Return half precisions on a GPU; none on a CPU, which computes them too slowly to show anything."""
         return (torch.float16, torch.bfloat16) if self.device.type == "cuda" else (torch.float32,)
 
 
@@ -92,8 +91,7 @@ def name_of(dtype: torch.dtype) -> str:
 def compared(
     name: str, times: Mapping[str, list[float]], floor_ms: float, target: Target | None = None
 ) -> list[Figure]:
-    """Milliseconds of each way; how much faster each is than the first, round by round; what share of its time the
-    device could not do without."""
+    """Return milliseconds of each way, its speed-up over the first by round, and the floor's share of its time."""
     first, *others = times
     figures = [measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()]
     for way in others:
@@ -106,5 +104,5 @@ def compared(
 
 
 def reason_of(error: Exception) -> str:
-    """Return what is written of a way that cannot be run."""
+    """Return the recorded reason of a way that cannot run."""
     return f"{getattr(error, 'reason', type(error).__name__)}: {str(error)[:200]}"

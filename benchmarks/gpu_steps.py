@@ -1,5 +1,6 @@
-"""Rows of `gpu_rows` that take a guided step of a UNet: eager, with fused kernels, captured, in halves, under a
-ControlNet, and on two devices."""
+"""Time a guided step of a UNet: eager, with fused kernels, captured, in halves, under a ControlNet, and on two devices
+(rows of `gpu_rows`).
+"""
 
 import gc
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def _made(setup: GpuSetup, network: str, dtype: torch.dtype) -> tuple[RandomUNet
 
 
 def _floor_ms(setup: GpuSetup, model: RandomUNet, inputs: DenoiserInput) -> float:
-    """What no way avoids: every weight read once, or every multiplication done, whichever takes longer."""
+    """Return the lower bound of every way: to read each weight once or do each multiplication, whichever is longer."""
     with FlopCounterMode(display=False) as counter:
         model.predict(inputs)
     read_s = model.weight_bytes / setup.bytes_a_second
@@ -45,7 +46,7 @@ def _captured(model: Any, key: BatchKey) -> CompiledDenoiser:
 
 
 def _served(model: RandomUNet, key: BatchKey) -> CompiledDenoiser:
-    """The pass as a worker on a GPU runs it by default. Raises FailedPrecondition where the device cannot."""
+    """Return the pass with a GPU worker's defaults. Raises FailedPrecondition if the device cannot run it."""
     kernels = kernels_for(KernelMode.FUSED, model.device)
     assert kernels is not None
     network = model.twin()
@@ -54,7 +55,7 @@ def _served(model: RandomUNet, key: BatchKey) -> CompiledDenoiser:
 
 
 def _way(model: RandomUNet, key: BatchKey, inputs: DenoiserInput, mode: KernelMode, *, captured: bool) -> Step:
-    """Raises FailedPrecondition where the device cannot."""
+    """Return one way of the pass. Raises FailedPrecondition if the device cannot run it."""
     kernels = kernels_for(mode, model.device)
     network = model if kernels is None else model.twin()
     if kernels is not None:
@@ -73,7 +74,7 @@ WAYS = {
 
 
 def step_row(setup: GpuSetup, network: str) -> RowResult:
-    """A step of one guided picture, by every way that needs no compiler."""
+    """Time a step of one guided image, by every way that needs no compiler."""
     result = RowResult()
     for dtype in setup.dtypes():
         model, key, inputs = _made(setup, network, dtype)
@@ -91,7 +92,7 @@ def step_row(setup: GpuSetup, network: str) -> RowResult:
 
 
 def seam_row(setup: GpuSetup, network: str) -> RowResult:
-    """What the seam costs: the whole pass against its two halves, eager and as it is served."""
+    """Measure the cost of the seam: the whole pass against its two halves, eager and as served."""
     result = RowResult()
     dtype = setup.dtypes()[0]
     model, key, inputs = _made(setup, network, dtype)
@@ -113,8 +114,11 @@ def seam_row(setup: GpuSetup, network: str) -> RowResult:
 
 
 def overlap_row(setup: GpuSetup, network: str) -> RowResult:
-    """A step under a ControlNet: eager, and as it is served, also with the ControlNet on a stream of its own beside the
-    encoder (Katz, section 5). Both are on one device, which one of them fills: the ideal of two is max(C, E) + D."""
+    """Time a step under a ControlNet: eager, as served, and with the ControlNet on a second stream during the encoder
+    (Katz, section 5).
+
+    Both run on one device, which one of them fills: the ideal max(C, E) + D needs two devices.
+    """
     result = RowResult()
     dtype = setup.dtypes()[0]
     model, key, inputs = _made(setup, network, dtype)
@@ -165,7 +169,7 @@ def _overlapped(device: torch.device, control: RandomControlNet, runner: Any, in
 
 
 def latent_parallel_row(setup: GpuSetup, network: str) -> RowResult:
-    """Both halves of the guidance on one device, and one on each of two (Katz, section 7)."""
+    """Time both halves of the guidance on one device, and one on each of two (Katz, section 7)."""
     result = RowResult()
     dtype = setup.dtypes()[0]
     model, key, inputs = _made(setup, network, dtype)

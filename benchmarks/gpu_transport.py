@@ -1,5 +1,6 @@
-"""The row of `gpu_rows` about tensors between two processes on one device: SDXL's residuals of a step through the
-device's memory, and through the host's."""
+"""Time tensors between two processes on one device: SDXL's residuals of a step through the device's memory and through
+the host's (row of `gpu_rows`).
+"""
 
 import multiprocessing
 import tempfile
@@ -25,7 +26,7 @@ from pentimento.tensors.sending import open_sender
 from pentimento.wire.tensors import UNBOUND
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 
-# Channels and side of SDXL's residuals at 1024 x 1024, rows of a guided picture (Katz, section 5: 108 MiB).
+# channels and side of SDXL's residuals at 1024 x 1024, rows of a guided image (Katz, section 5: 108 MiB)
 SDXL_SIDES = ((320, 128),) * 3 + ((320, 64), (640, 64), (640, 64), (640, 32)) + ((1280, 32),) * 3
 TINY_SIDES = ((32, 16), (32, 16), (64, 8))
 
@@ -35,7 +36,7 @@ def shapes(*, tiny: bool) -> list[tuple[int, ...]]:
 
 
 def transport_row(setup: GpuSetup) -> RowResult:
-    """GB/s from asking until the tensors are the asking process's own, on its device."""
+    """Measure GB/s from the request until the tensors belong to the requesting process, on its device."""
     result = RowResult()
     total_bytes = sum(torch.Size(shape).numel() * 2 for shape in shapes(tiny=setup.tiny))
     what = f"{'tiny' if setup.tiny else 'SDXL'} residuals ({total_bytes / 1e6:.1f} MB)"
@@ -81,7 +82,7 @@ def _step_seconds(setup: GpuSetup, *, shares_device: bool) -> list[float]:
                 assert all(torch.equal(tensor[0, 0, 0, :1].cpu(), torch.ones(1).half()) for tensor in own)
                 connection.send_bytes(found.ack.SerializeToString())
             receiver.close()
-    # The first two open handles and fill pages.
+    # the first two open handles and fault pages in
     return seconds[2:]
 
 
@@ -102,7 +103,7 @@ def _sender(setup: GpuSetup, shared: str, *, shares_device: bool) -> Iterator[Co
 
 
 def _send(connection: Connection, shared: str, device_name: str, shares_device: bool, tiny: bool) -> None:
-    """The other process: answers each step until the connection closes."""
+    """Run as the other process: answer each step until the connection closes."""
     device = torch.device(device_name)
     directory = region_directory(shared, device if shares_device else None)
     tensors: list[Tensor] = [torch.ones(shape, dtype=torch.float16, device=device) for shape in shapes(tiny=tiny)]

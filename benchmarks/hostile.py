@@ -1,15 +1,14 @@
-"""A hostile day, bounded: attacks on a running suite, and what it and another tenant feel of them.
+"""Attack a running suite, and measure the attacks' effect on it and on another tenant.
 
 The suite runs with tokens and TLS (or open, with `--open`), its workers with real weights. `benchmarks.attacks` has the
-attacks; each is played by a process of its own, at a low priority, because an attacker on another machine would not
-take the suite's cores. Before each a quiet phase, during both a light open-loop load of another tenant: its p99
-under attack is compared with its own before. Calls that paint are judged apart from those that do not.
+attacks; each runs in a separate process at a low priority, because an attacker on another machine would not take the
+suite's cores. A light open-loop load of another tenant runs before each attack, in a quiet phase, and during it; its
+p99 under attack is compared with its own before. Calls that generate images are a separate figure.
 
-The memory of every process is what the kernel says was its peak since the attack began (VmHWM), less what it held
-before the first attack. What each keeps is read after a rest: collectors run, and freed memory is given back, when
-nothing is asked. After each attack all processes must be those that were there before, and a canary picture must
-equal the one painted before the first attack, byte by byte. A suite that does not come back is started anew for the
-next attack.
+A process's memory is the kernel's peak since the attack began (VmHWM), less its memory before the first attack. Memory
+that stays is read after a rest, since collectors run and freed memory returns when no calls come. After each attack all
+processes must be the same as before, and a reference image must equal the one generated before the first attack, byte
+by byte. A suite that does not recover is started again for the next attack.
 """
 
 import argparse
@@ -45,7 +44,7 @@ MIB = 1 << 20
 GROWTH = at_most(256.0, "MiB")
 KEPT = at_most(64.0, "MiB")
 SLOWDOWN = at_most(2.0, "x")
-# One picture at a time: what shares steps with others is the same to 1e-4, not to the byte.
+# One image at a time: an image that shares steps with others is equal within 1e-4, not by the byte.
 ENVIRONMENT = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 FLAGS = ("--device", "cpu", "--http", "127.0.0.1:0")
 QUIET_S, QUICK_QUIET_S = 6.0, 2.0
@@ -54,7 +53,7 @@ ATTACK_LIMIT_S = 45.0
 RECOVERY_LIMIT_S = 30.0
 REST_LIMIT_S, REST_STEP_S = 30.0, 0.5
 QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
-# A tenth of the weight of the suite's processes: lower still, and an attacker starves beside a busy suite.
+# A tenth of the weight of the suite's processes; lower, and the attacker would get no time during a busy suite.
 NICENESS = 10
 ATTACKER = (sys.executable, "-m", "benchmarks.attacks")
 LOW_PRIORITY = ("nice", "-n", str(NICENESS))
@@ -62,7 +61,8 @@ LOW_PRIORITY = ("nice", "-n", str(NICENESS))
 
 @dataclass(frozen=True)
 class SuiteAccess:
-    """How the suite is called: the tokens by role ("" in open mode), the other tenant's, the authority's file."""
+    """Describe access to the suite: the tokens by role ("" in open mode), the other tenant's token, the authority's
+    file."""
 
     tokens: dict[str, str] = field(default_factory=dict)
     bystander: str = ""
@@ -73,8 +73,8 @@ class SuiteAccess:
 
 @dataclass
 class Played:
-    """One attack: what it was told, and what the suite and the other tenant felt. Sizes in MiB, by process; `kept_mib`
-    is after a rest."""
+    """Store one attack: its answers, and its effect on the suite and the other tenant. Sizes are in MiB, by process;
+    `kept_mib` is after a rest."""
 
     attack: str
     answers: dict[str, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Played:
         return [answer for answer in self.answers if answer.startswith(CROSSED)]
 
     def row(self) -> dict[str, object]:
-        """For people: percentiles in place of samples."""
+        """Return the row for people, with percentiles instead of samples."""
         shown = {name: value for name, value in asdict(self).items() if name not in ("quiet_s", "attacked_s")}
         times = {
             f"{kind} {phase} p99 ms": round(1e3 * p99(seconds), 2)
@@ -106,7 +106,7 @@ class Played:
 
 
 class AttackTrial:
-    """One suite, attacked by what is in the list."""
+    """Run the listed attacks on one suite."""
 
     def __init__(self, suite: LocalSuite, setting: SuiteAccess, folder: Path, quiet_s: float) -> None:
         self._suite = suite
@@ -116,13 +116,13 @@ class AttackTrial:
         self._processes: dict[str, tuple[psutil.Process, int]] = {}
 
     async def run(self, attacks: Sequence[str]) -> list[Played]:
-        """What became of each, up to the first after which the suite did not come back."""
+        """Return the outcome of each attack, up to the first from which the suite did not recover."""
         ca = Path(self._target.tls_ca) if self._target.tls_ca else None
         async with AsyncClient(self._suite.endpoint.public, token=self._token, tls_ca_file=ca) as client:
             bystander = Bystander(client)
             reference = await bystander.canary()
             async with loaded(bystander, self._quiet_s):
-                pass  # Warms up.
+                pass  # warms up
             self._processes = self._what_they_hold()
             played = []
             for name in attacks:
@@ -154,12 +154,12 @@ class AttackTrial:
         return played
 
     def _what_they_hold(self) -> dict[str, tuple[psutil.Process, int]]:
-        """Every process and its resident set, before the first attack."""
+        """Return every process and its resident set, before the first attack."""
         found = members(self._suite.state.path)
         return {name: (process, process.memory_info().rss) for name, process in found.items()}
 
     def _weigh(self, played: Played) -> None:
-        """Peak of each process, less what it held before the first attack."""
+        """Record each process's peak, less its memory before the first attack."""
         for name, (process, rss) in self._processes.items():
             peak = peak_rss_bytes(process) if process.is_running() else None
             if peak is None:
@@ -168,7 +168,8 @@ class AttackTrial:
             played.growth_mib[name] = round((peak - rss) / MIB, 1)
 
     async def _try_canary(self, played: Played, bystander: Bystander, reference: bytes) -> None:
-        """Until it is painted, or the limit: what the attack left in the queues may be in its way."""
+        """Request the reference image until it is answered or the limit: requests of the attack may be queued before
+        it."""
         began = time.monotonic()
         while time.monotonic() - began < RECOVERY_LIMIT_S and not played.canary_ok:
             with suppress(PentimentoError, TimeoutError):
@@ -181,8 +182,7 @@ class AttackTrial:
 async def kept_after_rest(
     processes: Mapping[str, tuple[psutil.Process, int]], limit_s: float = REST_LIMIT_S
 ) -> dict[str, float]:
-    """What each process that is there holds beyond the bytes beside it, in MiB: as soon as none keeps more than may be
-    kept, or at the limit."""
+    """Return each live process's MiB beyond the given bytes, once all are below the allowance, or at the limit."""
     end = time.monotonic() + limit_s
     while True:
         kept = {}
@@ -196,7 +196,7 @@ async def kept_after_rest(
 
 @asynccontextmanager
 async def loaded(bystander: Bystander, longer_s: float) -> AsyncIterator[None]:
-    """The other tenant's load runs inside the block, and so much longer."""
+    """Run the other tenant's load inside the block and `longer_s` after it."""
     stop = asyncio.Event()
     load = asyncio.create_task(bystander.load(stop))
     try:
@@ -208,7 +208,7 @@ async def loaded(bystander: Bystander, longer_s: float) -> AsyncIterator[None]:
 
 
 async def attacked(name: str, target: AttackTarget) -> dict[str, int]:
-    """What the attacker's process was told; it is killed at the limit."""
+    """Return the answers of the attacker's process, which is killed at the limit."""
     attacker = await asyncio.create_subprocess_exec(
         *LOW_PRIORITY, *ATTACKER, name, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
@@ -226,14 +226,14 @@ async def attacked(name: str, target: AttackTarget) -> dict[str, int]:
 
 def target_of(suite: LocalSuite, setting: SuiteAccess, folder: Path) -> AttackTarget:
     addresses = {PUBLIC: suite.endpoint.public}
-    # Whoever calls the edge does it over HTTP: its own socket has the health check alone.
+    # Clients call the edge over HTTP; its socket only serves the health check.
     sockets = [path for path in sorted(suite.state.sockets.glob("*.sock")) if path.stem != "edge"]
     addresses |= {path.stem: f"unix:{path}" for path in sockets}
     return AttackTarget(addresses, setting.tokens, setting.tls_ca, str(folder), suite.endpoint.http)
 
 
 def state_bytes(suite: LocalSuite) -> int:
-    """Of journal, ledgers and objects."""
+    """Return the bytes of journal, ledgers and objects."""
     total = 0
     for path in suite.state.path.rglob("*"):
         with suppress(FileNotFoundError):
@@ -242,7 +242,7 @@ def state_bytes(suite: LocalSuite) -> int:
 
 
 def guarded(folder: Path) -> SuiteAccess:
-    """A suite with tokens and TLS: the attacker has one of each role of the tenant "mallory"."""
+    """Run a suite with tokens and TLS; the attacker has a token of each role in the tenant "mallory"."""
     tokens = {role.value: new_token() for role in (Role.USER, Role.SERVICE, Role.ADMIN)}
     bystander = new_token()
     entries = [token_entry(token, "mallory", frozenset({Role(role)})) for role, token in tokens.items()]
@@ -306,8 +306,8 @@ def figures_of(played: list[Played]) -> list[Figure]:
 
 
 def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Target = SLOWDOWN) -> Figure:
-    """p99 over all attacks ÷ p99 over all quiet phases; samples are the milliseconds of both. Missing where a run was
-    too short for either."""
+    """Return p99 over all attacks ÷ p99 over all quiet phases, with the milliseconds of both as samples; none if a run
+    was too short for either."""
     quiet = milliseconds([one.quiet_s for one in played], paints)
     under_attack = milliseconds([one.attacked_s for one in played], paints)
     samples = [{"quiet": quiet, "under attack": under_attack}]
@@ -318,7 +318,7 @@ def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Targe
 
 
 def milliseconds(phases: Sequence[dict[str, list[float]]], paints: bool) -> list[float]:
-    """Of the calls that paint, or of the others."""
+    """Return the milliseconds of calls that generate images, or of the others."""
     kinds = [seconds for phase in phases for kind, seconds in phase.items() if (kind == PAINT) == paints]
     return [round(1e3 * value, 3) for seconds in kinds for value in seconds]
 

@@ -1,4 +1,4 @@
-"""A client of HTTP/1.1 that costs little itself: prepared requests over connections that are kept."""
+"""Call HTTP/1.1 at little processor cost: prepared requests over persistent connections."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ PATH = "/v1/images/generations"
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """`headers` by lower-case names."""
+    """Hold an answer; `headers` have lower-case names."""
 
     status: int
     headers: dict[str, str]
@@ -21,7 +21,7 @@ class HttpAnswer:
 
 @dataclass
 class HttpClient:
-    """Asks one address. `token` is shown where it is not empty. Connections are as many as were needed at once."""
+    """Call one address with `token`, if not empty, over as many connections as are in use concurrently."""
 
     address: str
     token: str = ""
@@ -52,7 +52,7 @@ class HttpClient:
         self._idle.append(pair)
 
     def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """An idle connection that the other end has not closed meanwhile."""
+        """Return an idle connection that the other end has not closed."""
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof():
@@ -61,14 +61,14 @@ class HttpClient:
         return None
 
     def close(self) -> None:
-        """Close what is not in use."""
+        """Close idle connections."""
         for _, writer in self._idle:
             writer.close()
         self._idle.clear()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
-    """Return the next answer of a connection, which says how long its body is."""
+    """Return the next answer of a connection, which must state its body's length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in head[1:] if line)
     headers = {name.lower(): value.strip() for name, _, value in pairs}

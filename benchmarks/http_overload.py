@@ -1,11 +1,10 @@
-"""More than the fleet can paint, asked for over HTTP: what still gets done in time, how soon the others hear 429, and
-who gets a turn.
+"""Overload the fleet over HTTP: images in time, seconds until a 429, and tenants' shares.
 
-As `overload`, through the edge: an emulated fleet of sixteen, open-loop, each request a POST of its own. Goodput is
-what was answered in time, a second, once the queues have settled and while the load lasts; its peak is the best of runs
-around capacity. A refusal is timed from the request to the end of its answer, of whoever was never accepted, and counts
-only as 429 with Retry-After. Beside it, at the same time, what servers take there that only refuse, over HTTP and over
-gRPC. Last, a greedy tenant asks for ten times as much as one that asks for less than its half.
+As `overload`, through the edge: an emulated fleet of sixteen, open-loop, each request a POST. Goodput is the number of
+images answered in time per second, once the queues have settled and while the load lasts; its peak is the best of runs
+around capacity. A refusal is timed from the request to the end of its answer, for requests that were never accepted,
+and counts only as 429 with Retry-After. Servers that only refuse, over HTTP and over gRPC, are timed during the same
+load. Last, a greedy tenant requests ten times as much as one that requests less than its half.
 """
 
 import argparse
@@ -45,9 +44,11 @@ GONE_S = 120.0
 
 @dataclass(frozen=True)
 class HttpRecord:
-    """One request: when it was due and answered, in seconds of its run; `took_s` from its sending. `in_time`: a picture
-    within its deadline. `refused`: 429 with Retry-After before it was accepted.
-    `silent`: without Retry-After."""
+    """Store one request's due and answer times, in seconds of its run; `took_s` runs from its sending.
+
+    `in_time`: answered before its deadline. `refused`: 429 with Retry-After before it was accepted. `silent`: refused
+    without Retry-After.
+    """
 
     tenant: str
     status: int
@@ -61,8 +62,8 @@ class HttpRecord:
 
 @dataclass
 class HttpRun:
-    """One load; `share` of capacity. `bare_http_s` and `bare_s`: what servers took that only refuse, where the load is
-    too much."""
+    """Store one load as a `share` of capacity. `bare_http_s` and `bare_s` are times of servers that only refuse, in
+    overloads."""
 
     share: float
     records: list[HttpRecord]
@@ -90,7 +91,7 @@ class HttpRun:
         return {tenant: sum(one.in_time for one in self.records if one.tenant == tenant) for tenant in tenants}
 
     def jain(self) -> float:
-        """Jain's index of what each tenant got in time over its max-min fair share of all that was."""
+        """Return Jain's index of each tenant's images in time over its max-min fair share of them."""
         got = self.in_time_by_tenant()
         demands = Counter(record.tenant for record in self.records)
         fair = fair_shares({tenant: float(count) for tenant, count in demands.items()}, sum(got.values()))
@@ -114,7 +115,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 async def all_rounds(
     options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
 ) -> list[list[HttpRun]]:
-    """Play every load once a round, one after the other."""
+    """Play every load once a round, in sequence."""
     return [
         [await run(suite, tokens, load) for load in loads(options, fleet, number)]
         for number in range(round_count(options))
@@ -122,7 +123,7 @@ async def all_rounds(
 
 
 async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> HttpRun:
-    """Play a load open-loop, each tenant over connections of its own."""
+    """Play a load open-loop, with separate connections per tenant."""
     clients = {tenant: HttpClient(suite.endpoint.http, token) for tenant, token in tokens.items()}
     async with AsyncExitStack() as stack:
         stolen = stack.enter_context(StolenTime())
@@ -141,7 +142,7 @@ async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> HttpRun:
 
 
 async def asked(client: HttpClient, arrival: Arrival, began: float) -> HttpRecord:
-    """Ask when it is due, and return what came of it."""
+    """Send at the due time, and return the outcome."""
     document = {
         "prompt": arrival.prompt,
         "model": arrival.model,

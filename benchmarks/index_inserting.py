@@ -1,7 +1,7 @@
-"""Putting 10,000 new entries into the embedded index, by itself and from the ledger: a part of `cache_update`.
+"""Insert 10,000 new entries into the embedded index, directly and from the ledger: a part of `cache_update`.
 
-Processor time, of this process and of the index's, stands beside the time that passed: what others of the machine do
-shows in the one and hardly in the other.
+Processor time of this process and of the index's is reported with elapsed time: other load of the machine appears in
+the second and hardly in the first.
 """
 
 import statistics
@@ -27,14 +27,14 @@ _CLUSTERS_COUNT = 5_000
 
 @dataclass(frozen=True)
 class Insertion:
-    """Seconds that passed, and of processors."""
+    """Store elapsed seconds and processor seconds."""
 
     took_s: float
     processor_s: float
 
 
 def insert_figures(rounds: int) -> list[Figure]:
-    """Seconds for 10,000 entries that are durable and found afterwards; what was inserted before stays there."""
+    """Return seconds for 10,000 entries that are durable and found afterwards; earlier entries stay in the index."""
     alone: list[Insertion] = []
     from_ledger: list[Insertion] = []
     with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
@@ -58,7 +58,7 @@ def timed(index: EdgeVectorIndex, work: Callable[[], None]) -> Insertion:
 
 
 def processor_s_of(index: EdgeVectorIndex) -> float:
-    """Of this process and the index's."""
+    """Return processor seconds of this process and the index's."""
     if index.process is None or index.process.pid is None:
         raise RuntimeError("the index does not run")
     times = psutil.Process(index.process.pid).cpu_times()
@@ -76,7 +76,7 @@ def inserted_alone(directory: Path, number: int) -> Insertion:
 
 
 def inserted_from_ledger(directory: Path, number: int) -> Insertion:
-    """As the gateway's background round does it: read, insert, mark, in batches."""
+    """Read, insert and mark in batches, as in the gateway's background round."""
     directory.mkdir(parents=True, exist_ok=True)
     cache = FilledCache(directory, 0)
     ledger = open_cache_ledger(cache.ledger_url)

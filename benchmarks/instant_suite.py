@@ -1,4 +1,6 @@
-"""A frontdoor with a worker that paints at once, an edge before it, and a peer that only answers: processes each."""
+"""Run a frontdoor with a worker that answers immediately, an edge before it, and a peer that only answers, as
+processes.
+"""
 
 import socket
 import subprocess
@@ -20,7 +22,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class InstantSuite:
-    """`frontdoor` is a gRPC address, `edge` and `peer` are host:port of HTTP."""
+    """Name the addresses: `frontdoor` for gRPC, `edge` and `peer` as host:port for HTTP."""
 
     frontdoor: str
     edge: str
@@ -28,14 +30,14 @@ class InstantSuite:
     processes: dict[str, psutil.Process]
 
     def processor_s(self, *names: str) -> float:
-        """Return the seconds of processor that these processes have had."""
+        """Return the processor seconds of these processes so far."""
         times = [self.processes[name].cpu_times() for name in names]
         return sum(one.user + one.system for one in times)
 
 
 @contextmanager
 def instant_suite(picture_bytes: int) -> Iterator[InstantSuite]:
-    """Start all of them; stop them in the end. Pictures have so many bytes."""
+    """Start all processes, with images of `picture_bytes`, and stop them in the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-")))
         processes = {}
@@ -52,7 +54,7 @@ def instant_suite(picture_bytes: int) -> Iterator[InstantSuite]:
         run("worker", "benchmarks.instant_worker", worker, str(picture_bytes))
         stores = ("--ledger-url", f"sqlite:///{folder}/journal.sqlite", "--objects-url", f"file://{folder}/objects")
         quiet = ("--log-level", "error")
-        # Nobody is refused: what is measured is the way, not the queue.
+        # No request is refused: the path is measured, not the queue.
         room = ("--worker-addresses", worker, "--queue-limit", "4096", "--tenant-unfinished-requests", "100000")
         run("frontdoor", "services.frontdoor", "--listen", frontdoor, *stores, *room, *quiet)
         port = free_port()
@@ -67,7 +69,7 @@ def instant_suite(picture_bytes: int) -> Iterator[InstantSuite]:
 
 
 def await_serving(address: str) -> None:
-    """Return once a process says that it serves. TimeoutError where it does not."""
+    """Return once a process reports SERVING. Raises TimeoutError otherwise."""
     until = time.monotonic() + START_S
     while status_of(address) != "SERVING":
         if time.monotonic() > until:
@@ -76,7 +78,7 @@ def await_serving(address: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

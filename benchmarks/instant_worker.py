@@ -1,5 +1,7 @@
-"""A worker that paints at once, as many pictures at a time as it is asked for: `python -m benchmarks.instant_worker
-ADDRESS PICTURE_BYTES`."""
+"""Run a worker that answers any number of images immediately.
+
+python -m benchmarks.instant_worker ADDRESS PICTURE_BYTES
+"""
 
 import asyncio
 import sys
@@ -10,7 +12,7 @@ CREDITS = 256
 
 
 async def main(address: str, picture_bytes: int) -> None:
-    """Serve until the process is told to stop."""
+    """Serve until the process is stopped."""
     worker = PacedWorker("instant", credit_count=CREDITS)  # type: ignore[abstract]
     worker.picture_bytes = picture_bytes
     server = await serve(worker, address)

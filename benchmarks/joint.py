@@ -1,24 +1,24 @@
-"""How much load the joint policy carries, and how much the best policy of a single paper, on the same devices.
+"""Compare the load that the joint policy carries with the best single paper's policy, on the same devices.
 
     python -m benchmarks.joint
 
-Simulated, by the code that serves: dataplane, policies, selector and eviction are the live ones. Sixteen MI210s hold
-MoDM's models (SD 3.5 large, SDXL, SANA) with the seconds of its artefact, and serve a production mix: three shapes of
-load, the Azure shape that DiffServe plays among them; prompts of a made-up log with DiffusionDB's locality of which
-caches know the first; LoRAs as MLoRA counted them; ControlNets as popular as Katz has them, on a fifth of the requests.
-Every system has a cache of one size, the same selector and costs of adapters and loads, and plans every fifteen
-seconds. The cascade is SANA before the large model, with the deferral curve of DiffServe's artefact for SDXS.
+Simulated by the serving code: dataplane, policies, selector and eviction are the live ones. Sixteen MI210s hold MoDM's
+models (SD 3.5 large, SDXL, SANA) with its artefact's seconds, and serve a production mix: three load shapes, including
+DiffServe's Azure shape; prompts of a synthetic log with DiffusionDB's locality, with caches that have seen its start;
+LoRAs as MLoRA counted them; ControlNets with Katz's popularity, on a fifth of the requests. Every system has a cache of
+one size, the same selector and costs of adapters and loads, and plans every fifteen seconds. The cascade is SANA before
+the large model, with the deferral curve of DiffServe's artefact for SDXS.
 
-A load is the rate at the trace's peak. It is carried where at most 5 % of the requests are late, dropped, rejected or
-failed, and the mean quality of the answered ones is at least 0.95 of the heavy model's (the alpha of both papers about
-caches), in the mean of all traces. The largest one is searched for on a grid, and lies on a line between the last load
-that is carried and the next.
+A load is the rate at the trace's peak. It is carried if, in the mean of all traces, at most 5 % of the requests are
+late, dropped, rejected or failed, and the mean quality of the answered ones is at least 0.95 of the heavy model's (the
+alpha of both papers about caches). The search for the largest carried load runs on a grid; the result is interpolated
+between the last carried load and the next.
 
-Quality and confidence are drawn apart: confidence tells quality with the AUROC that `router` measured, the plan's
-profile takes it to tell everything, and outcomes of deferrals correct the plan. Single light images and hits differ
-from their means as `router` and `selector_profile` measured. A light image keeps 0.84 in the mean, as `tiny-light` does
-of `tiny-heavy`'s CLIPScore; a hit keeps 0.95, whichever model refines or resumes it, as selectors are profiled for.
-Each of these constants is moved in turn.
+Quality and confidence are drawn separately: confidence predicts quality with the AUROC that `router` measured, the
+plan's profile assumes perfect prediction, and outcomes of deferrals correct the plan. Single light images and hits
+differ from their means as `router` and `selector_profile` measured. A light image keeps 0.84 in the mean, as
+`tiny-light` does of `tiny-heavy`'s CLIPScore; a hit keeps 0.95 under any model, which selectors are profiled for. Each
+of these constants is varied by itself.
 """
 
 import argparse
@@ -64,10 +64,10 @@ from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
 
-# Its deferral curve alone.
+# only its deferral curve
 CASCADE = CASCADES[2]
 OURS = "joint"
-# A system of each paper about what is planned here, and the baselines of those papers.
+# one system per paper about planning, and those papers' baselines
 PAPERS = (
     "clipper-heavy",
     "proteus",
@@ -78,31 +78,31 @@ PAPERS = (
     "modm-only",
 )
 MOST_VIOLATIONS, LEAST_QUALITY = 0.05, 0.95
-# Requests a second at the peak, a tenth from one to the next; the search begins at about what a system carries.
+# Requests per second at the peak, in steps of a tenth; the search begins near a system's usual load.
 LOADS = tuple(0.05 * 1.1**number for number in range(60))
 GUESSES = {"modm-only": 0.72, OURS: 1.3}
 GUESS = 0.3
-# The strongest paper is compared on all traces. The others carry a third of it: their traces are of one seed.
+# The strongest paper runs on all traces; the others carry a third of its load, and run on one seed's traces.
 RIVAL = "modm-only"
 SEEDS, MOVED_SEEDS = 10, 4
 DEVICES, PERIOD_S, SWING, STEPS = 16, 15.0, 8.0, 50
 # Four times the large model's time: MoDM's looser SLO; its tighter one leaves no time for a cascade.
 SLO_S = 4 * MI210_SECONDS["large"]
-# DiffServe's are of two runs of its heavy model; these of a third of one: ten seeds of three shapes take minutes.
+# DiffServe's last two runs of its heavy model; these last a third of one, since ten seeds of three shapes take minutes.
 SEGMENT_S = AZURE_SEGMENT_S * 2.5
 WARM_COUNT, CAPACITY = 3_000, 10_000
-# zoo_quality: the light model's share of the heavy one's CLIPScore.
+# zoo_quality: the light model's share of the heavy one's CLIPScore
 LIGHT = 0.84
 MIX = replace(MLORA, controlnet_counts=(0.8, 0.2))
-# Seconds: Katz's on an H800 (scenarios/paces/sdxl-h800.toml), and loads of scenarios/fleets/modm-16.toml.
+# seconds: Katz's on an H800 (scenarios/paces/sdxl-h800.toml), and loads of scenarios/fleets/modm-16.toml
 ADAPTERS = AdapterCosts(8, steady(0.4, 0.2), steady(0.12), steady(0.003), 0.2)
 LOAD_S = {"large": 20.0, "sdxl": 10.0, "sana": 5.0}
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Assumptions about images: how well confidence tells quality, the quality of hits, and that of SDXL's images,
-    which was not measured: halfway between the other two by default."""
+    """Assume how well confidence predicts quality, the quality of hits, and that of SDXL's images, which was not
+    measured: by default halfway between the other two."""
 
     auroc: float = AUROC
     hit: float = 0.95
@@ -128,7 +128,7 @@ CASES: Mapping[str, Constants] = {
 
 @dataclass(frozen=True)
 class Trace:
-    """A shape of load, and the seed of everything that is drawn."""
+    """Name a load shape, and the seed of all random draws."""
 
     shape: str
     seed: int
@@ -136,7 +136,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class LoadRun:
-    """How a system fared with a load; violations are a share of the requests, quality of the heavy model's."""
+    """Store a system's result under a load; violations are a share of the requests, quality of the heavy model's."""
 
     system: str
     trace: Trace
@@ -150,7 +150,7 @@ class LoadRun:
 
 
 Points = list[list[float]]
-"""Of one trace: load, violations and quality of each load that was tried, ascending."""
+"""of one trace: load, violations and quality of each tried load, ascending"""
 
 
 def main() -> int:
@@ -182,12 +182,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def systems_of(case: str) -> tuple[str, ...]:
-    """Return the systems that are compared."""
+    """Return the compared systems."""
     return (*PAPERS, OURS) if case == MEASURED else (RIVAL, OURS)
 
 
 def traces_of(case: str, system: str, seeds: int) -> list[Trace]:
-    """Return all traces where a target is read, else those of the first seeds."""
+    """Return all traces if the case has a target, else those of the first seeds."""
     if system not in (RIVAL, OURS):
         seeds = 1
     elif case not in (MEASURED, UNINFORMED):
@@ -196,7 +196,7 @@ def traces_of(case: str, system: str, seeds: int) -> list[Trace]:
 
 
 def figures_of(found: Mapping[str, Mapping[str, Sequence[Points]]]) -> list[Figure]:
-    """Return ours ÷ the best other in each case, by shape too, and the load of each system."""
+    """Return ours ÷ the best other in each case, also by shape, and the load of each system."""
     figures = []
     for case, systems in found.items():
         others = [system for system in systems if system != OURS]
@@ -215,7 +215,7 @@ def figures_of(found: Mapping[str, Mapping[str, Sequence[Points]]]) -> list[Figu
 
 
 def ratio(pairs: Sequence[tuple[Points, Points]]) -> float:
-    """Return the load that the first of each pair carry over that of the second."""
+    """Return the load that the first traces of the pairs carry, over that of the second."""
     return carried([ours for ours, _ in pairs]) / carried([theirs for _, theirs in pairs])
 
 
@@ -228,8 +228,8 @@ def means(traces: Sequence[Points]) -> Points:
 
 
 def carried(traces: Sequence[Points]) -> float:
-    """Return the load that is carried in the mean of the traces: where a line between the last load that is carried and
-    the next one meets the bounds. Before the first one is an idle fleet, which keeps everything."""
+    """Return the load carried in the mean of the traces: where a line between the last carried load and the next meets
+    the bounds. Below the first load, an idle fleet meets both bounds."""
     points = [(0.0, 1.0), *((load, margin(violations, quality)) for load, violations, quality in means(traces))]
     for (load, kept), (beyond, missed) in pairwise(points):
         if kept >= 0.0 > missed:
@@ -238,12 +238,13 @@ def carried(traces: Sequence[Points]) -> float:
 
 
 def margin(violations: float, quality: float) -> float:
-    """Return how far from its bound the nearer one of the two is, as a share of what may be missed; below 0 beyond."""
+    """Return the distance of violations or quality from its bound, whichever is less, as a share of the allowance;
+    below 0 beyond."""
     return min((MOST_VIOLATIONS - violations) / MOST_VIOLATIONS, (quality - LEAST_QUALITY) / (1.0 - LEAST_QUALITY))
 
 
 def loads_of(system: str, traces: Iterable[Trace], segment_s: float, constants: Constants) -> list[Points]:
-    """Return what each trace has become at each load of the search for the largest one that is carried."""
+    """Return each trace's result at each load of the search for the largest carried one."""
     traces = list(traces)
     tried: dict[int, list[LoadRun]] = {}
 
@@ -258,12 +259,12 @@ def loads_of(system: str, traces: Iterable[Trace], segment_s: float, constants: 
 
 
 def nearest(load: float) -> int:
-    """Return the number of the grid's load."""
+    """Return the index of the grid's load."""
     return min(range(len(LOADS)), key=lambda number: abs(LOADS[number] - load))
 
 
 def search(is_carried: Callable[[int], bool], guess: int) -> None:
-    """Try loads of the grid until one that is carried is followed by one that is not."""
+    """Try loads of the grid until one is carried and the next is not."""
     low, high, step = guess, guess, 1
     while low > 0 and not is_carried(low):
         low, high, step = max(low - step, 0), low, step * 2
@@ -281,7 +282,7 @@ def search(is_carried: Callable[[int], bool], guess: int) -> None:
 def play(system: str, trace: Trace, peak: float, segment_s: float, constants: Constants) -> LoadRun:
     """Play a trace on a system."""
     if system == RIVAL and constants.auroc != AUROC:
-        # It asks no discriminator.
+        # it uses no discriminator
         return play(system, trace, peak, segment_s, replace(constants, auroc=AUROC))
     workload = workload_of(trace, peak, segment_s)
     records = Simulation(scenario_of(system, peak, constants), workload, Random(trace.seed)).run()
@@ -290,7 +291,7 @@ def play(system: str, trace: Trace, peak: float, segment_s: float, constants: Co
 
 
 def workload_of(trace: Trace, peak: float, segment_s: float) -> Workload:
-    """Return the production mix at times whose rate follows the shape up to `peak`."""
+    """Return the production mix at times with a rate that follows the shape up to `peak`."""
     low, seed = peak / SWING, trace.seed
     times = segment_times(
         tuple(Segment(segment_s, low + share * (peak - low)) for share in THREE[trace.shape]),
@@ -306,12 +307,13 @@ def workload_of(trace: Trace, peak: float, segment_s: float) -> Workload:
         sources=("synthetic",),
     )
     mixed = production_mix(times, np.random.default_rng(seed), content, MIX)
-    # Which model paints is the systems' decision.
+    # the systems decide which model runs
     return replace(mixed, arrivals=tuple(replace(arrival, model="") for arrival in mixed.arrivals))
 
 
 def settings_of(peak: float, constants: Constants) -> ServingSettings:
-    """Return what a system knows that has been running at the low load, static ones provisioned for the peak."""
+    """Return the settings of a system that has been running at the low load; static systems are provisioned for the
+    peak."""
     return ServingSettings(
         heavy="large",
         light="sana",
@@ -332,14 +334,14 @@ def settings_of(peak: float, constants: Constants) -> ServingSettings:
 
 
 def spread_of(quality: float) -> float:
-    """Return by how much the easiest picture is better than the hardest: it is as good as the large model's."""
+    """Return the quality difference between the easiest image, as good as the large model's, and the hardest."""
     return 2 * (1.0 - quality)
 
 
 def scenario_of(system: str, peak: float, constants: Constants = Constants()) -> Scenario:
     """Return the fleet under a system."""
     rules = SelectionRules() if system == "nirvana-only" else replace(SelectionRules(), images=IMAGE_RULES.images)
-    # NIRVANA keeps five latents of a prompt.
+    # NIRVANA stores five latents per prompt
     capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
     return Scenario(
         name=system,

@@ -1,17 +1,17 @@
-"""Random kills and stops of every process of a suite under load, its supervisor included. Nothing may be lost.
+"""Kill and stop every process of a suite at random under load, its supervisor included; nothing may be lost.
 
-Kills (SIGKILL), stops that last up to six seconds (SIGSTOP, SIGCONT) and polite ends (SIGTERM) of embedder, gateway and
-its index, controller, workers, frontdoor and supervisor, while clients ask for pictures as README tells them to: a call
-that was not answered is made again under its idempotency key. A supervisor that ended is followed by another
-`pentimento up` on the same state. Every third request uses the cache.
+Kills (SIGKILL), stops of up to six seconds (SIGSTOP, SIGCONT) and orderly ends (SIGTERM) of embedder, gateway and its
+index, controller, workers, frontdoor and supervisor, while clients request images as the README shows: a call without
+an answer is repeated under its idempotency key. After a supervisor's end another `pentimento up` starts on the same
+state. Every third request uses the cache.
 
-The verdict on requests is kill_one's: commits are counted in the journal, pictures without the cache equal those of a
-run without faults byte by byte (workers paint one at a time). When the load is over and sweepers had their time, no
-process may be there that no supervisor started, no object that no row names, no half-written file, no open grant; after
-the end no process, no socket. Last, the supervisor is killed and not replaced: its processes have to end by themselves.
+Requests are checked as in kill_one: the journal counts commits, and images without the cache equal those of a run
+without faults byte by byte (workers run one at a time). After the load and the sweepers' time, no process without a
+supervisor may remain, no object without a row, no half-written file, no open grant; after the end no process and no
+socket. Last, the supervisor is killed and not replaced: its processes must end by themselves.
 
-A stopped frontdoor loses its clients: it takes them for gone and cancels what they wait for, as it must. Such requests
-are shown apart; each has to be told as cancelled, with nothing committed.
+A stopped frontdoor loses its clients and correctly cancels their requests. Such requests are reported separately; each
+must be reported as cancelled, with nothing committed.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from benchmarks.restarted_suite import RestartedSuite, restarted_suite
 from benchmarks.suite_remains import half_written, left_after_the_end, open_grants, orphan_objects
 from pentimento.sdk import AsyncClient, RetryPolicy
 
-# Sweepers run within the time that this benchmark waits for them; no request is given up for having met many faults.
+# Sweepers run within this benchmark's waits; no request is abandoned for many faults.
 ENVIRONMENT = {
     "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
     "PENTIMENTO_FRONTDOOR_MAX_RERUNS": "10",
@@ -44,7 +44,7 @@ ENVIRONMENT = {
 }
 PATIENT = RetryPolicy(tries=10_000, first_pause_s=0.1, max_pause_s=1.0)
 SUPERVISOR = "supervisor"
-# Not at random: starting a suite takes longer than everything else, and a short run must not leave it out.
+# Not at random: starting a suite takes longer than everything else, and a short run must include it.
 SUPERVISOR_EVERY = 10
 KINDS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 KIND_SHARES = (0.6, 0.25, 0.15)
@@ -52,14 +52,15 @@ PAUSE_S = (0.2, 6.0)
 STOP_S = (0.1, 6.0)
 CACHED_EVERY = 3
 SWEEP_LIMIT_S = 120.0
-# A service drains for 30 s at most.
+# a service drains for 30 s at most
 ORPHAN_LIMIT_S = 40.0
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`after_s` since the first one; `lasted_s` until the process went on, or the suite was up again."""
+    """Record one fault: `after_s` since the first, and `lasted_s` until the process continued or the suite was up
+    again."""
 
     process: str
     kind: str
@@ -69,7 +70,7 @@ class Fault:
 
 @dataclass
 class Remains:
-    """What was there that should not have been, by name."""
+    """Name everything that should not remain."""
 
     orphans: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -88,7 +89,7 @@ class KillAnyTrial:
         self.remains = Remains()
 
     async def run(self, faults: int, clients: int) -> FaultedLoad:
-        """The load with its faults, and what is there once both are over."""
+        """Run the load with its faults, and check what remains after both."""
         async with AsyncClient(self._suite.address, retries=PATIENT) as client:
             load = FaultedLoad(client, CACHED_EVERY)
             await load.paint_reference()
@@ -111,7 +112,7 @@ class KillAnyTrial:
             await asyncio.wait(busy, timeout=POLL_S)
 
     async def _keep_up(self) -> None:
-        """A suite that ended without being asked to is started again, and told of."""
+        """Start a suite again that ended unrequested, and report it."""
         if not self._suite.runs():
             self.remains.ended_by_itself.append((self._suite.state.logs / "up.log").read_text()[-300:])
             await self._up()
@@ -130,7 +131,7 @@ class KillAnyTrial:
         return self._fault(name, kind, stopped_s)
 
     async def _disturb_supervisor(self, kind: signal.Signals) -> Fault:
-        """Killed or ended, its successor comes after a moment."""
+        """Kill or end the supervisor; its successor starts after a moment."""
         self._suite.signal(kind)
         if kind is signal.SIGSTOP:
             return self._fault(SUPERVISOR, kind, await self._pause(lambda: self._suite.signal(signal.SIGCONT)))
@@ -142,7 +143,7 @@ class KillAnyTrial:
         return self._fault(SUPERVISOR, kind, time.monotonic() - began)
 
     async def _pause(self, resume: Callable[[], None]) -> float:
-        """Seconds for which a stopped process was left so."""
+        """Return the seconds of a stop."""
         seconds = self._rng.uniform(*STOP_S)
         await asyncio.sleep(seconds)
         with suppress(psutil.Error):
@@ -169,7 +170,7 @@ class KillAnyTrial:
         remains.sockets += left_after_the_end(state)
 
     async def _kill_for_good(self) -> float:
-        """Seconds for which processes outlived a supervisor that was killed; those still there then are orphans."""
+        """Return the seconds that processes outlived a killed supervisor; those still alive then are orphans."""
         began = time.monotonic()
         self._suite.signal(signal.SIGKILL)
         assert self._suite.supervisor is not None
@@ -180,7 +181,7 @@ class KillAnyTrial:
 
 
 async def settled(holds: Callable[[], bool], limit_s: float) -> None:
-    """Returns once it no longer holds, or after the limit."""
+    """Return once `holds` is false, or at the limit."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process, nothing to await
         await asyncio.sleep(POLL_S)

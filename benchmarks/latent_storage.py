@@ -1,19 +1,19 @@
-"""What does a cached latent take, and what does storing it compactly do to the picture?
+"""Measure a cached latent's bytes, and the effect of compact storage on the image.
 
     python -m benchmarks.latent_storage [--prompts 8] [--log-seed 21]
 
-For each model of the zoo, latents of N = 50 steps are captured at K = 5, 10, 15, 20 and 25 through the engine's own
-loop, and stored in every format of `pentimento.diffusion.latents`:
+For each model of the zoo, latents of N = 50 steps are captured at K = 5, 10, 15, 20 and 25 through the engine's loop,
+and stored in every format of `pentimento.diffusion.latents`:
 
-- bytes, each against the exact latent's: of single latents, and of eight of them as one tensor, which has as many bytes
-  as a latent of Stable Diffusion at 512 x 512;
-- microseconds to encode and to decode those eight, formats in turns;
-- the next prompt of the log resumed from what was stored, against the same resumed from the exact latent: grey levels
-  (0 to 255) of difference and PSNR. Deflate loses nothing and is not painted; that it loses nothing is checked. What
-  resuming the exact latent changes of the picture from scratch stands beside it, and so does CLIPScore.
+- bytes, each against the exact latent's: of single latents, and of eight as one tensor, which has as many bytes as a
+  latent of Stable Diffusion at 512 x 512;
+- microseconds to encode and to decode those eight, formats alternating;
+- the log's next prompt resumed from the stored latent, against the same resumed from the exact latent: difference in
+  grey levels (0 to 255) and PSNR. Deflate loses nothing, which is checked instead. The change from resuming the exact
+  latent, against the image from scratch, is reported too, as is CLIPScore.
 
-NIRVANA stores latents in half precision and names neither bytes nor cost. No figure here has a target: they are what
-`--latent-format` is chosen by.
+NIRVANA stores latents in half precision and states neither bytes nor cost. No figure here has a target: they decide
+`--latent-format`.
 """
 
 import argparse
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PaintedLog:
-    """Prompts painted from scratch by one model: pictures (PNG), and by prompt and step the latents."""
+    """Hold prompts generated from scratch by one model: images (PNG), and the latents by prompt and step."""
 
     model: StudyModel
     prompts: Sequence[str]
@@ -70,7 +70,7 @@ class PaintedLog:
         return [latents[step] for step in KEPT_STEPS for latents in self.latents]
 
     def resume(self, step: int, stored_as: LatentFormat) -> list[bytes]:
-        """Return each prompt's picture (PNG), resumed from the latent of the prompt before it."""
+        """Return each prompt's image (PNG), resumed from the latent of the prompt before it."""
         donors = [self.latents[number - 1][step] for number in range(len(self.prompts))]
         restored = [latent_from_bytes(latent_to_bytes(donor, stored_as), donor.shape) for donor in donors]
         requests = [
@@ -103,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def paint(name: str, prompts: Sequence[str]) -> PaintedLog:
-    """Paint the prompts from scratch, and keep the latents."""
+    """Generate the prompts from scratch, and store the latents."""
     loaded = study_model(WEIGHTS / name, StudyPaintingSettings(max_batch=BATCH))
     model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
     requests: list[PaintingRequest] = [
@@ -127,19 +127,19 @@ def sizes(name: str, painted: PaintedLog) -> Iterator[Figure]:
 
 
 def joined(latents: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of eight latents each, (1, channels, 8 x height, width); the last ones may be left out."""
+    """Return tensors of eight latents each, (1, channels, 8 x height, width), without an incomplete last one."""
     wanted = [latents[start : start + JOINED_COUNT] for start in range(0, len(latents), JOINED_COUNT)]
     return [torch.cat(list(part), dim=2) for part in wanted if len(part) == JOINED_COUNT]
 
 
 def check_lossless(latent: Tensor, stored_as: LatentFormat) -> None:
-    """Raises AssertionError where what comes back is not the latent, rounded to the format's precision."""
+    """Raise AssertionError unless the latent returns exactly, rounded to the format's precision."""
     found = latent_from_bytes(latent_to_bytes(latent, stored_as), latent.shape)
     assert torch.equal(found, latent if stored_as.dtype is None else latent.to(stored_as.dtype)), stored_as
 
 
 def speeds(name: str, painted: PaintedLog, rounds: int) -> Iterator[Figure]:
-    """Yield the time that every format takes to write and to read eight latents as one, formats in turns."""
+    """Yield the time that every format takes to write and to read eight latents as one, formats alternating."""
     latents = joined(painted.every_latent())
     taken: dict[tuple[LatentFormat, str], list[float]] = {}
     for number in range(rounds):
@@ -156,14 +156,14 @@ def speeds(name: str, painted: PaintedLog, rounds: int) -> Iterator[Figure]:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return what the work gave and its microseconds."""
+    """Return the work's result and its microseconds."""
     started = time.perf_counter()
     found = work()
     return found, round((time.perf_counter() - started) * 1e6, 1)
 
 
 def differences(name: str, painted: PaintedLog, encoder: LocalEncoder) -> Iterator[Figure]:
-    """Yield what each lossy format does to pictures, by K; and what reuse itself does."""
+    """Yield each lossy format's effect on images, by K, and the effect of reuse."""
     texts = encoder.embed_texts(painted.prompts)
 
     def score(pngs: Sequence[bytes]) -> NDArray[np.float32]:
@@ -193,7 +193,7 @@ def compared(what: str, exact: Sequence[bytes], other: Sequence[bytes]) -> Itera
 
 
 def pixels(png: bytes) -> Pixels:
-    """Return the picture's samples (height, width, 3), 0 to 255."""
+    """Return the image's samples (height, width, 3), 0 to 255."""
     return decode(png, "picture", lambda image: np.asarray(image.convert("RGB"), np.float64))
 
 

@@ -1,13 +1,12 @@
-"""The same model behind LitServe: one side of engine_throughput. Run as
+"""Serve the same model with LitServe: one side of engine_throughput.
 
     python -m benchmarks.litserve_server MODEL DONORS PORT MAX_BATCH_SIZE BATCH_TIMEOUT_S TOGETHER
 
-LitServe gathers requests into a batch and waits until `predict` has answered all of them; whoever comes meanwhile
-waits for the next batch. TOGETHER says who shares forward passes inside `predict`. "mixed": everybody, the best there
-is: the engine's own loop, where pictures at different steps go together and those that are done leave, so that all that
-differs is who may join when. "equal-starts": those of a batch that have the same steps to do, which is what a pipeline
-of diffusers can, one such group after the other.
-DONORS is a safetensors file with the latents that requests start from, kept in memory here.
+LitServe collects requests into a batch and waits until `predict` has answered all of them; later requests wait for the
+next batch. TOGETHER selects the requests that share forward passes inside `predict`. "mixed": all of the batch, by the
+engine's loop, in which images at different steps share passes and finished ones leave, so that only the joining differs
+from our side. "equal-starts": requests with the same steps, as in a diffusers pipeline, one such group after the other.
+DONORS is a safetensors file with the latents from which requests start, held in memory here.
 """
 
 import os
@@ -54,7 +53,7 @@ class StepOrder:
 
 
 class WholeBatches:
-    """Pictures of one batch from their start to their PNG, none joining on the way."""
+    """Run the images of one batch from their start to their PNG; none joins later."""
 
     def __init__(self, model: DiffusionModel, donors: dict[int, Tensor], max_batch: int, together: str) -> None:
         self._model = model
@@ -103,7 +102,7 @@ class WholeBatches:
 def litserve_process(
     model: Path, donors: Path, port: int, max_batch: int, timeout_s: float, together: str, core: int | None
 ) -> Iterator[None]:
-    """One worker process with one torch thread, and LitServe's own process for HTTP."""
+    """Run one worker process with one torch thread, and LitServe's HTTP process."""
     arguments = [str(model), str(donors), str(port), str(max_batch), str(timeout_s), together]
     command = [sys.executable, "-m", "benchmarks.litserve_server", *arguments]
     with start_on(core, command, start_new_session=True) as process:
@@ -114,7 +113,7 @@ def litserve_process(
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """With LitServe's HTTP server and worker: processes of their own, which would outlive the first and compute on."""
+    """End the group: LitServe's HTTP server and worker would outlive the first process and keep computing."""
     os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
@@ -123,14 +122,14 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def read_donors(path: Path) -> dict[int, Tensor]:
-    """Latents by first step."""
+    """Return latents by first step."""
     from safetensors.torch import load_file
 
     return {int(name): latent for name, latent in load_file(path).items()}
 
 
 class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
-    """Made in LitServe's own process, set up in its worker's."""
+    """Serve one engine: constructed in LitServe's main process, set up in its worker."""
 
     def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float, together: str) -> None:
         super().__init__(max_batch_size=max_batch, batch_timeout=timeout_s)

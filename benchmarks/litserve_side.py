@@ -1,4 +1,4 @@
-"""The same model behind LitServe, started and asked as a client would."""
+"""Start LitServe with the same model, and call it as a client would."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from pentimento.diffusion.families import load_model
 async def litserve_side(
     model: Path, donors: Path, max_batch: int, timeout_s: float, *, together: str = "mixed", core: int | None = None
 ) -> AsyncIterator[Ask]:
-    """`donors` is what `write_donors` wrote."""
+    """Start it and yield a call; `donors` is the file of `write_donors`."""
     port = free_port()
     with litserve_process(model, donors, port, max_batch, timeout_s, together, core):
         limits = httpx.Limits(max_connections=None)
@@ -30,7 +30,7 @@ async def litserve_side(
 
 
 def write_donors(model: Path, path: Path) -> None:
-    """Unit-variance noise stands for the latents: what they show costs no time."""
+    """Write unit-variance noise in place of latents: the content does not change the time."""
     loaded = load_model(model, torch.device("cpu"), torch.float32)
     shape = loaded.latent_shape(loaded.info.default_width_px, loaded.info.default_height_px)
     save_file({str(step): torch.randn(shape) for step in FIRST_STEPS if step}, path)

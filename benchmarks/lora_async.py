@@ -1,20 +1,20 @@
-"""LoRAs loaded beside the first steps: what of the load is left in the latency, and of the style in the picture.
+"""Load LoRAs during an image's first steps: the part of the load that remains in the latency, and of the style in the
+image.
 
     python -m benchmarks.lora_async [--work .zoo-work]
 
-Latency: one picture at a time through the step engine on its thread, its LoRA on the loader's threads from a storage
-that takes a set time: 0.2 to 3 times K steps (for K = 0, of ten). A picture may begin without its LoRA and waits for it
-before step K. Beside it, in every round, the same picture with the LoRA at hand. What a load may cost is what of it
-does not fit in K steps: the figure is what it costs beyond that, as a share of the load, in the worst of the loads.
-Clocks stop when the first step is done that must have the LoRA: all after it are alike. K is that of the zoo's bounds,
-and 10 of 50, which Katz (section 6) uses: with the zoo's model, whose steps take hundredths of a second, and with a
-network of Stable Diffusion 1.5's size with random weights, float32, 256 pixels, and a LoRA of rank 16. Threads take
-turns as often as a worker's do.
+Latency: one image at a time through the step engine on its thread, with its LoRA on the loader's threads from a storage
+that takes a set time: 0.2 to 3 times K steps (for K = 0, of ten). An image may begin without its LoRA and waits for it
+before step K. Every round also runs the same image with the LoRA in memory. A load may cost the part that does not fit
+in K steps; the figure is the cost beyond that, as a share of the load, in the worst of the loads. Clocks stop after the
+first step that must have the LoRA, since all later steps are equal. K is that of the zoo's bounds, and 10 of 50, as in
+Katz (section 6): with the zoo's model, whose steps take hundredths of a second, and with a network of Stable Diffusion
+1.5's size with random weights, float32, 256 pixels, and a LoRA of rank 16. Threads switch as often as a worker's.
 
 Quality: held-out prompts with each LoRA from step K of the zoo's bounds on, and from Katz's K on (the latents with and
-without the LoRA are alike until there), against the same from the start: SSIM of the pictures, the share of the LoRA's
-own change of the latents that is there, and, where `--work` has the style judge (`pentimento zoo train style-judge`),
-the style's probability.
+without the LoRA are equal until there), against the same from the start: SSIM of the images, the share of the LoRA's
+change of the latents that remains, and, if `--work` has the style scorer (`pentimento zoo train style-judge`), the
+style's probability.
 """
 
 import argparse
@@ -68,8 +68,8 @@ PROMPT = "a red star at night"
 
 @dataclass(frozen=True)
 class LatePicture:
-    """Seconds of one picture, both from when its LoRA was asked for: to the end of the first step that must have it,
-    and to when it was there."""
+    """Store seconds of one image from the request for its LoRA: to the end of the first step that must have it, and to
+    its arrival."""
 
     latency_s: float
     load_s: float
@@ -77,7 +77,7 @@ class LatePicture:
 
 @dataclass(frozen=True)
 class LoadRound:
-    """The pictures of one round: with the LoRA at hand, and with each of the loads."""
+    """Store the images of one round: with the LoRA in memory, and with each of the loads."""
 
     at_hand_s: float
     late: dict[float, LatePicture]
@@ -85,7 +85,7 @@ class LoadRound:
 
 @dataclass
 class ArrivalClock(LatentListener):
-    """Tells when so many steps were taken."""
+    """Signal when a number of steps was taken."""
 
     wanted: int = 0
     reached_at: float = 0.0
@@ -103,7 +103,7 @@ class ArrivalClock(LatentListener):
 
 
 class LatePainter:
-    """One engine on its thread, asked for one picture at a time."""
+    """Run one engine on its thread, with one image at a time."""
 
     def __init__(self, model: DiffusionModel, file: Path, request: PaintingRequest) -> None:
         self._request = request
@@ -114,14 +114,14 @@ class LatePainter:
         self._engine.start()
 
     def _read(self, load_s: float, _: str) -> Lora:
-        """From a storage that takes so long."""
+        """Read from a storage that takes `load_s`."""
         began_at = time.perf_counter()
         lora = read_lora(self._file, self._base, self._model.dtype)
         time.sleep(max(0.0, load_s - (time.perf_counter() - began_at)))
         return lora
 
     def paint(self, load_s: float | None, latest_step: int) -> LatePicture:
-        """Paint it; None for a LoRA that is at hand. The weights are the base's again afterwards."""
+        """Generate one image, with the base's weights again afterwards. None: the LoRA is in memory."""
         arrivals: list[float] = []
 
         def arrived() -> None:
@@ -155,7 +155,7 @@ def one_round(painter: LatePainter, steps: int, step_s: float) -> LoadRound:
 
 
 def beyond(found: LoadRound, share: float, steps: int) -> float:
-    """What the load cost beyond what of it does not fit in K steps, as a share of the load."""
+    """Return the load's cost beyond the part that does not fit in K steps, as a share of the load."""
     late = found.late[share]
     allowed_s = max(0.0, late.load_s - found.at_hand_s * steps / (steps + 1))
     return (late.latency_s - found.at_hand_s - allowed_s) / late.load_s
@@ -174,7 +174,7 @@ def latency_figures(name: str, steps: int, rounds: Sequence[LoadRound], step_cou
 
 @dataclass(frozen=True)
 class KeptStyle:
-    """What late LoRAs keep, by picture."""
+    """Store the style that late LoRAs keep, by image."""
 
     ssim: list[float]
     strength: list[float]
@@ -183,7 +183,7 @@ class KeptStyle:
 
 
 class LateGallery:
-    """Pictures of held-out prompts, and what is said of them."""
+    """Generate images of held-out prompts, and measure them."""
 
     def __init__(self, study: LatenessStudy, work: Path) -> None:
         self.study = study
@@ -208,7 +208,7 @@ class LateGallery:
 
 
 def pixels_of_all(pictures: Sequence[StudiedPicture]) -> Tensor:
-    """uint8 (n, 3, height, width)."""
+    """Return uint8 (n, 3, height, width)."""
     return torch.stack([pixels_of(picture.png) for picture in pictures])
 
 
@@ -233,7 +233,7 @@ def _ratio_of_means(pairs: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class LateSubject:
-    """A LoRA of a model, and the steps that may run without it."""
+    """Name a LoRA of a model, and the steps that may run without it."""
 
     name: str
     study: StudyModel

@@ -1,10 +1,11 @@
-"""Throughput of batches whose pictures have different LoRAs, beside unpatched weights, and of the same batches without.
+"""Compare the throughput of batches with different LoRAs, outside unpatched weights, with the same batches without
+LoRAs.
 
     python -m benchmarks.lora_batch
 
-Four guided pictures of tiny-heavy in one batch through the step engine: each with one LoRA, one of the zoo's three or
-the first at another weight; with the fourth's two LoRAs at once, which makes every row's rank 8 instead of 4; with a
-LoRA for one of them alone; and the same four without. All take turns in one process on one thread.
+Four guided images of tiny-heavy run in one batch through the step engine: each with one LoRA, one of the zoo's three or
+the first at another weight; with two LoRAs for the fourth, which makes every row's rank 8 instead of 4; with a LoRA for
+one image only; and without any. All alternate in one process on one thread.
 """
 
 import time

@@ -1,17 +1,17 @@
-"""Pictures with LoRAs against diffusers' own: same weights, files, seed and scheduler, float32.
+"""Compare images with LoRAs with diffusers': same weights, files, seed and scheduler, float32.
 
     python -m benchmarks.lora_golden
 
-Ours: the step engine, with the LoRAs patched into the weights where a picture is alone, and beside them where a picture
-without any shares its passes; and a running worker, over gRPC, asked for the same pictures. Theirs:
-`load_lora_weights` and `set_adapters` in this process, and `fuse_lora` besides; what is patched is held against the
-fused weights, what is beside them against PEFT's layers. Models: tiny-heavy with the zoo's three LoRAs, singly and
-together, and tiny random ones of Stable Diffusion, SDXL and SD3 with LoRAs of linear layers, convolutions and text
-encoders whose alphas are not their ranks. The figure is the largest absolute difference of any element of the final
-latents. The same as a share of the largest element, where that is above 1, stands beside it: networks of random weights
-make latents of any size. A third reading is how far both are from diffusers' pipeline with fused weights in double
-precision, from the same noise: where ours is no farther from it than diffusers' own in single precision, what is
-between the two is rounding.
+Ours: the step engine, with the LoRAs patched into the weights if an image runs alone, and outside them if an image
+without LoRAs shares its passes; and a running worker, with the same images over gRPC. Theirs: `load_lora_weights` and
+`set_adapters` in this process, and `fuse_lora`. Patched images are compared with fused weights, others with PEFT's
+layers. Models: tiny-heavy with the zoo's three LoRAs, singly and together, and tiny random ones of Stable Diffusion,
+SDXL and SD3 with LoRAs of linear layers, convolutions and text encoders whose alphas differ from their ranks.
+
+The figure is the largest absolute difference of any element of the final latents. It is also reported as a share of the
+largest element, if that is above 1, since networks of random weights make latents of any size. A third reading compares
+both with diffusers' pipeline with fused weights in double precision, from the same noise: if our error is no larger
+than diffusers' in single precision, the difference between the two is rounding.
 """
 
 import tempfile
@@ -50,13 +50,13 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
 }
 
 
-# What the zoo's LoRAs are, too.
+# as the zoo's LoRAs do
 DENOISER_ALONE = "one that leaves text encoders alone"
 
 
 @dataclass(frozen=True)
 class StyledPicture:
-    """How far one picture is from diffusers', and what its LoRAs changed of it."""
+    """Store one image's difference from diffusers', and the change that its LoRAs made."""
 
     subject: str
     patched: float
@@ -152,11 +152,12 @@ def main() -> int:
     errors = [(one.our_error, one.their_error) for one in compared]
     alone = [one.patched for one in compared if one.subject.endswith(DENOISER_ALONE) or "tiny-heavy" in one.subject]
     figures += [
-        # Text encoders have LoRAs beside their weights, whose prompts are kept; fuse_lora changes those weights too.
+        # LoRAs of text encoders stay outside their weights, since prompts are cached; fuse_lora changes those weights
+        # too.
         measured("patched, of LoRAs that leave text encoders alone", alone, max, informative()),
         measured("patched, from double precision", [ours for ours, _ in errors], max, informative()),
         measured("fuse_lora, from double precision", [theirs for _, theirs in errors], max, informative()),
-        # In the picture where ours is worst beside theirs.
+        # in the image with our worst error relative to theirs
         measured("patched / fuse_lora, from double precision", errors, _worst_ratio, informative()),
     ]
     rows = [

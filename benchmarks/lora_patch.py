@@ -1,12 +1,12 @@
-"""A LoRA put into the weights of a UNet: our in-place patch, and PEFT's layers loaded and fused.
+"""Time a LoRA put into the weights of a UNet: our in-place patch, and PEFT's layers loaded and fused.
 
     python -m benchmarks.lora_patch
 
 One network of Stable Diffusion 1.5's size with random weights, float32, and a LoRA of rank 16 over its attention and
-residual convolutions. Both sides start from tensors in memory and take turns on the same network; reading the file is
-timed apart. Ours is then restored again and again; the digest of all weights is compared at the end. The weights of
-layers that were patched before are at hand; the first patch, which copies them, is a row of its own. Katz (section 6):
-2 s with PEFT for a LoRA of 341 MiB, 0.09 s patched in place.
+residual convolutions. Both sides start from tensors in memory and alternate on the same network; reading the file is
+timed separately. Ours is then restored repeatedly, and the digest of all weights is compared at the end. Layers patched
+before have copies of their weights; the first patch, which makes the copies, is a separate row. Katz (section 6): 2 s
+with PEFT for a LoRA of 341 MiB, 0.09 s patched in place.
 """
 
 import argparse
@@ -42,8 +42,8 @@ SMALL_BLOCKS = {
 
 @dataclass(frozen=True)
 class PatchTimes:
-    """Seconds of one round: of our patch, of layers that were patched before and of layers that were not, of our
-    restoring, and of PEFT's load and fuse."""
+    """Store seconds of one round: our patch of layers patched before, and of others, our restoring, and PEFT's load and
+    fuse."""
 
     patch_s: float
     first_patch_s: float
@@ -80,7 +80,7 @@ def _synchronise() -> None:
 def one_round(unet: Any, patch: WeightPatch, ours: WeightedLora, theirs: dict[str, torch.Tensor]) -> PatchTimes:
     patch_s = timed(lambda: patch.hold((ours,)))
     restore_s = timed(lambda: patch.hold(()))
-    # Its originals are copied first, as before the first LoRA after a worker's start.
+    # Its original weights are copied first, as at the first LoRA after a worker's start.
     fresh = WeightPatch(unet, "unet")
     first_patch_s = timed(lambda: fresh.hold((ours,)))
     fresh.hold(())

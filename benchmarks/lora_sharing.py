@@ -1,20 +1,20 @@
-"""What the cache gains where latents from before a LoRA's patch are nobody's own: hits on the production mix.
+"""Measure the cache's gain from sharing latents before a LoRA's patch: hits on the production mix.
 
     python -m benchmarks.lora_sharing --data DIR
 
-A LoRA may be patched in after the first steps of a picture (Katz, section 4): up to there its latents are those of the
-base model, and `latent_key` names no LoRA for them. Compared with keys that always name the LoRAs, as a cache of
-NIRVANA's has to have them (Katz, section 6.2), on the same requests: DiffusionDB's first prompts in published order
-(DIR/prompts), with models and LoRAs drawn by the production mixes of `lab.workloads.production`. A composite:
-nobody's log has prompts and adapters.
+A LoRA may be patched in after an image's first steps (Katz, section 4): until then its latents are the base model's,
+and their `latent_key` names no LoRA. The other side's keys always name the LoRAs, as in a cache like NIRVANA's (Katz,
+section 6.2). Both get the same requests: DiffusionDB's first prompts in published order (DIR/prompts), with models and
+LoRAs drawn by the production mixes of `lab.workloads.production`. The log is a composite, since no public log has both
+prompts and adapters.
 
-Played by the gateway's own rules, without a gateway: the nearest entry that holds a latent under one of the request's
-keys (`latent_keys`), of its latents those that the request may resume, and of these the one that `select_start` takes
-by NIRVANA's table, for vectors of a sentence encoder. Nothing is evicted, every request is committed when the next one
-comes, and misses alone leave latents.
+The gateway's rules run without a gateway: the nearest entry with a latent under one of the request's keys
+(`latent_keys`), of its latents those that the request may resume, and of these the choice of `select_start` by
+NIRVANA's table for vectors of a sentence encoder. Nothing is evicted, every request is committed before the next one
+comes, and only misses add latents.
 
-Hits and steps, not pictures: what a picture is worth that starts from a latent without the LoRA's influence is what any
-picture with a late patch is worth (`benchmarks.zoo_phenomena`: how late a LoRA may come).
+The figures are hits and steps. Images that start from a latent without the LoRA's influence lose the quality of any
+late patch (`benchmarks.zoo_phenomena`: how late a LoRA may come).
 """
 
 import argparse
@@ -40,7 +40,7 @@ from pentimento.policies.cache_selection import (
 
 STEPS = 50
 BOUND = 0
-# After so many steps LoRAs are patched in: 10 is Katz's; of the zoo's three styles one bears none, one 10, one 20.
+# Steps before LoRAs are patched in: 10 is Katz's; the zoo's three styles tolerate none, 10 and 20.
 PATCHED_AFTER = (5, 10, 20)
 MIXES = {"MLoRA": MLORA, "Katz, service A": KATZ_A, "Katz, service B": KATZ_B}
 COUNT, QUICK_COUNT, SEEDS = 3_500, 300, 3
@@ -50,14 +50,14 @@ RULES = SelectionRules()
 
 @dataclass(frozen=True)
 class LoraStart:
-    """Where a request started: the steps saved, 0 for a miss; and whether it asked for LoRAs."""
+    """Store a request's start: the steps saved, 0 for a miss, and whether it names LoRAs."""
 
     saved_steps: int
     styled: bool
 
 
 def scope_of_choice(choice: Choice, patched_after: int) -> CacheScope:
-    """Return the scope of a request that uses these models and LoRAs, which are patched in after so many steps."""
+    """Return the scope of a request with these models and LoRAs, patched in after `patched_after` steps."""
     loras = " ".join(sorted(choice.loras))
     return CacheScope(
         tenant="everybody",
@@ -77,14 +77,14 @@ def scope_of_choice(choice: Choice, patched_after: int) -> CacheScope:
 
 @dataclass
 class LoraReplay:
-    """A cache without bounds, and the entries of it that misses left: their rows by key, and each one's latents."""
+    """Hold a cache without bounds: the rows of the entries that misses added, by key, and each one's latents."""
 
     vectors: Vectors
     rows: dict[str, list[int]] = field(default_factory=dict)
     latents: dict[int, dict[int, str]] = field(default_factory=dict)
 
     def play(self, row: int, scope: CacheScope) -> int:
-        """Look the request of that row up, and commit it. Return the steps that it saves."""
+        """Look up the request of that row, commit it, and return the steps that it saves."""
         saved = self._saved_steps(row, scope)
         keys = {step: latent_key(scope, step) for step in kept_steps(STEPS, saved, RULES)}
         if keys:
@@ -106,7 +106,7 @@ class LoraReplay:
 
 
 def lora_starts(vectors: Vectors, choices: Sequence[Choice], patched_after: int) -> list[LoraStart]:
-    """Return where every request of the log starts, each later than all before it."""
+    """Return the start of every request of the log, each later than all before it."""
     replay = LoraReplay(vectors)
     return [
         LoraStart(replay.play(row, scope_of_choice(choice, patched_after)), bool(choice.loras))
@@ -116,7 +116,7 @@ def lora_starts(vectors: Vectors, choices: Sequence[Choice], patched_after: int)
 
 @dataclass(frozen=True)
 class SharingBlock:
-    """Of consecutive requests: how many, hits and steps saved by keys that bind LoRAs, and by those that share."""
+    """Count consecutive requests, with hits and saved steps by keys that bind LoRAs, and by shared keys."""
 
     count: int
     bound_hits: int
@@ -133,8 +133,7 @@ class SharingBlock:
 
 
 def blocks(bound: Sequence[LoraStart], shared: Sequence[LoraStart], styled_alone: bool) -> list[SharingBlock]:
-    """Return the log by blocks of consecutive requests, which are what is redrawn for intervals; all requests, or those
-    with LoRAs alone."""
+    """Return the log in blocks of consecutive requests, for resampling: all requests, or only those with LoRAs."""
     pairs = list(zip(bound, shared, strict=True))
     parts = (pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK))
     return [SharingBlock.of([pair for pair in part if pair[0].styled or not styled_alone]) for part in parts]
@@ -157,7 +156,7 @@ def extra_steps(found: Sequence[SharingBlock]) -> float:
 
 
 def figures_of_mix(name: str, mix: ProductionMix, vectors: Vectors) -> Iterator[Figure]:
-    """Yield a mix's figures, over several draws of models and LoRAs: of all requests, and of those with LoRAs."""
+    """Yield a mix's figures over several draws of models and LoRAs: of all requests, and of those with LoRAs."""
     drawn = [choose(mix, len(vectors), np.random.default_rng(seed)) for seed in range(SEEDS)]
     bound = [lora_starts(vectors, choices, BOUND) for choices in drawn]
     for after in PATCHED_AFTER:
@@ -197,7 +196,7 @@ def main() -> int:
 
 
 def plain_samples(figure: Figure) -> Figure:
-    """Return the figure with its blocks as JSON takes them."""
+    """Return the figure with its blocks as JSON values."""
     return replace(figure, samples=[list(astuple(block)) for block in figure.samples])
 
 

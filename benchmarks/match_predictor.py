@@ -1,18 +1,19 @@
-"""Does it pay to ask a predictor before a search? On windows of prompt logs later than all that it has learnt from.
+"""Measure the net latency gained by predicting a match before a search, on windows of prompt logs later than all
+training data.
 
     python -m benchmarks.match_predictor --data DIR [--kept DIR]
 
 Each log is played once, prompt by prompt, as a cache would serve it under NIRVANA's thresholds. Every scorer follows it
-by the same rules (trained anew when 5 % of the entries changed) and stands behind the same gate, which learns from what
-it searched and from its audits alone. Net latency is the truth, not the gate's estimate: the log says what every
-skipped search would have found. A window is held out: what was learnt from is older.
+by the same rules (trained again when 5 % of the entries changed) behind the same gate, which learns only from its
+searches and audits. Net latency uses the truth, not the gate's estimate: the log says what every skipped search would
+have found. A window is held out: all training data is older.
 
-Beside the log stand two sets of prompts, which have no order of time: one chosen for diversity, one composed of parts.
-They show base rates that the log has not.
+Two sets of prompts without an order of time complete the logs: one chosen for diversity, one composed of parts. They
+have base rates that the logs do not.
 
-Prices: a picture takes 10 s (the paper's), a search what the embedded index takes here, plus 0, 5 or 100 ms of
-distance. Precision and recall are at a threshold chosen on the 2,000 lookups before the window for a recall of 0.96.
-DIR holds `prompts/` (docs/benchmarks.md says what of it is read); vectors that had to be embedded are kept in --kept.
+Prices: an image takes 10 s (the paper's), a search the embedded index's time here, plus 0, 5 or 100 ms of distance.
+Precision and recall are at a threshold chosen on the 2,000 lookups before the window for a recall of 0.96. DIR holds
+`prompts/` (docs/benchmarks.md lists the files); vectors that had to be embedded are stored in --kept.
 """
 
 import argparse
@@ -66,7 +67,7 @@ GENERATION_S = 10.0
 DISTANCES_MS = (0.0, 5.0, 100.0)
 WINDOW = 250
 SET_LIMIT = 2500
-# Precision and recall are looked at in shorter windows: base rates of 0.9 come and go.
+# Precision and recall use shorter windows, since base rates of 0.9 come and go.
 SHORT_WINDOW, HISTORY, WARM_UP = 100, 2000, 1000
 ASKED_RECALL, HIGH_BASE_RATE = 0.96, 0.9
 _REVIEW_EVERY = 64
@@ -75,13 +76,13 @@ COMPARATORS: dict[str, Callable[[int], LogScorer]] = {
     "nearest of 64 centroids": lambda size: Refitted(nearest_centroid),
     "mean of all entries": lambda size: Refitted(one_centroid),
 }
-# Shown on the first log alone: it is never near the others, and slow.
+# on the first log only: it is never near the others, and slow
 SVM_ALONE = "SVM on a Nystroem map alone"
 
 
 @dataclass(frozen=True)
 class WindowGain:
-    """What the gate's rulings gained in a window, in ms a lookup, and in which share of it the gate was on."""
+    """Store the gate's gain in a window, in ms a lookup, and the share of it with the gate on."""
 
     net_ms: float
     on_share: float
@@ -90,7 +91,7 @@ class WindowGain:
 
 @dataclass(frozen=True)
 class PlayedLog:
-    """A log with the scores of all."""
+    """Hold a log with the scores of all scorers."""
 
     log: SearchedLog
     scores: dict[str, LogScores]
@@ -112,7 +113,7 @@ def play(log: SearchedLog, with_svm_alone: bool) -> PlayedLog:
 
 
 def gains(outcomes: Sequence[SearchOutcome], prices: LookupPrices) -> list[WindowGain]:
-    """Let a gate rule on a log, window by window."""
+    """Let a gate decide on a log, window by window."""
     gate, random = MatchGate(), Random(0)
     windows = []
     for first in range(0, len(outcomes) - WINDOW + 1, WINDOW):
@@ -128,7 +129,7 @@ def gains(outcomes: Sequence[SearchOutcome], prices: LookupPrices) -> list[Windo
 def _rule(
     gate: MatchGate, truth: SearchOutcome, prices: LookupPrices, random: Random, number: int
 ) -> tuple[float, bool, bool]:
-    """One lookup: seconds gained, whether the gate was on, whether it was skipped."""
+    """Return for one lookup the seconds gained, whether the gate was on, and whether it skipped the search."""
     on, ruling = gate.on, gate.rule(truth.score, random.random())
     gained_s = -prices.prediction_s if on else 0.0
     if ruling is Ruling.SKIP:
@@ -143,7 +144,7 @@ def _rule(
 
 @dataclass(frozen=True)
 class JudgedWindow:
-    """A short window at the threshold that the lookups before it gave."""
+    """Hold a short window, at the threshold from the lookups before it."""
 
     base_rate: float
     outcomes: list[SearchOutcome]
@@ -151,7 +152,7 @@ class JudgedWindow:
 
     @property
     def point(self) -> list[float]:
-        """Base rate, precision, recall."""
+        """Return base rate, precision and recall."""
         return [self.base_rate, *precision_and_recall(self.outcomes, self.threshold)]
 
 
@@ -165,7 +166,7 @@ def judged_windows(outcomes: Sequence[SearchOutcome]) -> list[JudgedWindow]:
 
 
 def local_search_s(vectors: Vectors, count: int) -> float:
-    """Median seconds of a search of the embedded index that holds the log."""
+    """Return median seconds of a search of the embedded index that holds the log."""
     with TemporaryDirectory() as directory:
         index = open_vectors(f"edge://{directory}/index")
         try:
@@ -222,7 +223,8 @@ def _prices(one: PlayedLog, scorer: str, search_s: float, distance_ms: float) ->
 
 
 def _best_of_others(one: PlayedLog, search_s: float, distance_ms: float) -> list[float]:
-    """Of each window what always searching (0 by definition) and the better of both centroid scorers gained."""
+    """Return each window's gain of always searching (0 by definition) or of the better centroid scorer, whichever is
+    more."""
     others = [gains(one.outcomes(name), _prices(one, name, search_s, distance_ms)) for name in COMPARATORS]
     return [max(0.0, *(each.net_ms for each in window)) for window in zip(*others, strict=True)]
 

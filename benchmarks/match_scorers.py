@@ -1,4 +1,4 @@
-"""What the match predictor is compared with, each behind the same interface, and one pass of them over a log."""
+"""Provide the match predictor and its rivals behind one interface, and one pass of each over a log."""
 
 import math
 import time
@@ -19,12 +19,12 @@ from services.vectordb_gateway.match_predictor.predictor import RETRAINING_SHARE
 POOL = "log"
 _NEEDED_COUNT = 256
 _CENTROID_COUNT = 64
-# A One-Class SVM as the paper's words give it: landmarks drawn from the entries, an RBF kernel, nothing else.
+# A One-Class SVM as the paper describes it: landmarks drawn from the entries and an RBF kernel.
 _LANDMARK_COUNT, _GAMMA = 128, 5.0
 
 
 class LogScorer(Protocol):
-    """A scorer that follows a log. `learn` is told of an entry, `refresh` may train anew; both change state."""
+    """Score prompts along a log: `learn` adds an entry, `refresh` may train again."""
 
     def score(self, vector: Vectors) -> float: ...
 
@@ -34,7 +34,7 @@ class LogScorer(Protocol):
 
 
 class Ours:
-    """The gateway's predictor, on one pool."""
+    """Use the gateway's predictor, on one pool."""
 
     def __init__(self, size: int) -> None:
         self.predictor = MatchPredictor(EncoderBinding("benchmark", size))
@@ -54,7 +54,7 @@ class Ours:
 
 @dataclass
 class Refitted:
-    """A scorer that `fit` makes anew from all entries when more than 5 % of them changed, and that knows no others."""
+    """Fit from all entries again when more than 5 % of them changed; newer ones have no influence until then."""
 
     fit: Callable[[Vectors], Callable[[Vectors], float]]
     entries: list[Vectors] = field(default_factory=list)
@@ -74,20 +74,20 @@ class Refitted:
 
 
 def one_centroid(entries: Vectors) -> Callable[[Vectors], float]:
-    """The cosine to the mean of all entries, but for a factor."""
+    """Score by the cosine to the mean of all entries, up to a factor."""
     centre = entries.mean(axis=0)
     return lambda vector: float(centre @ vector)
 
 
 def nearest_centroid(entries: Vectors) -> Callable[[Vectors], float]:
-    """The cosine to the nearest of 64 centroids (k-means)."""
+    """Score by the cosine to the nearest of 64 centroids (k-means)."""
     means = MiniBatchKMeans(_CENTROID_COUNT, random_state=0, n_init=1, max_iter=5).fit(entries).cluster_centers_
     centres = np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), np.float32)
     return lambda vector: float((centres @ vector).max())
 
 
 def plain_svm(entries: Vectors) -> Callable[[Vectors], float]:
-    """SGDOneClassSVM on sklearn's Nystroem map."""
+    """Score by SGDOneClassSVM on sklearn's Nystroem map."""
     kernel = Nystroem(gamma=_GAMMA, n_components=_LANDMARK_COUNT, random_state=0).fit(entries)
     machine = SGDOneClassSVM(nu=0.001, random_state=0).fit(kernel.transform(entries))
     return lambda vector: float(machine.decision_function(kernel.transform(vector[None]))[0])
@@ -100,7 +100,8 @@ def saved_share(similarity: float) -> float:
 
 @dataclass(frozen=True)
 class SearchedLog:
-    """A log as a cache would have served it: K/N that a search gives each prompt, and which prompts become entries."""
+    """Hold a log as a cache would have served it: the K/N that a search gives each prompt, and which prompts become
+    entries."""
 
     name: str
     in_order: bool
@@ -110,7 +111,7 @@ class SearchedLog:
 
 
 def search_all(file: PromptFile, vectors: Vectors, *, misses_alone: bool) -> SearchedLog:
-    """Search for each prompt among the entries before it: all prompts before it, or those that found nothing."""
+    """Search for each prompt among the entries before it: all earlier prompts, or only misses."""
     similarities = vectors @ vectors.T
     entries: list[int] = []
     shares, kept = [], []
@@ -126,14 +127,14 @@ def search_all(file: PromptFile, vectors: Vectors, *, misses_alone: bool) -> Sea
 
 @dataclass(frozen=True)
 class LogScores:
-    """A scorer's scores along a log, and the median seconds that one took once it was trained."""
+    """Hold a scorer's scores along a log, and the median seconds of one score after training."""
 
     scores: list[float]
     score_s: float
 
 
 def score_all(scorer: LogScorer, log: SearchedLog) -> LogScores:
-    """Ask about each prompt before it may become an entry."""
+    """Score each prompt before it may become an entry."""
     scores, seconds = [], [0.0]
     for vector, is_entry in zip(log.vectors, log.kept, strict=True):
         began_s = time.perf_counter()

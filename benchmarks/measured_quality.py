@@ -1,4 +1,4 @@
-"""How good images are and how well confidence tells it, as other benchmarks measured: what simulations draw from."""
+"""Hold the quality of images and of confidences that other benchmarks measured, for simulations to draw from."""
 
 import math
 from functools import cache
@@ -6,21 +6,21 @@ from statistics import NormalDist
 
 import numpy as np
 
-# router, by another judge: AUROC of the prompt-aware discriminator and of DiffServe's; by another encoder.
+# router, by another scorer: AUROC of the prompt-aware discriminator and of DiffServe's; by another encoder
 AUROC, AUROC_BY_ENCODER, AUROC_DIFFSERVE = 0.84, 0.70, 0.53
-# router: the share of prompts on which the light image is as good as the heavy one; standard deviation of the share of
-# quality that it keeps.
+# router: the share of prompts on which the light image is as good as the heavy one; the standard deviation of the share
+# of quality that the light image keeps
 AS_GOOD, LIGHT_DEVIATION = 0.29, 0.19
-# selector_profile, images by the rule of the mean, as selected: what hits keep, and its standard deviation.
+# selector_profile, images by the rule of the mean, as selected: quality that hits keep, and its standard deviation
 HIT_MEAN, HIT_DEVIATION = 0.935, 0.121
-# The same by the rule of the lower bound, and what MoDM prints.
+# the same by the rule of the lower bound, and MoDM's published value
 HIT_BOUND, HIT_MODM = 0.996, 0.997
 
 
 @cache
 def correlation_of(auroc: float, as_good: float = AS_GOOD, points: int = 200) -> float:
-    """Return the correlation of the normal scores of quality and confidence at which a share `as_good` of the images,
-    the best ones, are told from the others with that AUROC (0.5..1)."""
+    """Return the correlation of quality's and confidence's normal scores at which confidence separates the best
+    `as_good` of the images from the others with that AUROC (0.5..1)."""
     quantiles = (np.arange(points) + 0.5) / points
     scores = np.array([NormalDist().inv_cdf(float(one)) for one in quantiles])
     split = NormalDist().inv_cdf(1.0 - as_good)
@@ -41,5 +41,5 @@ def correlation_of(auroc: float, as_good: float = AS_GOOD, points: int = 200) ->
 
 
 def own_deviation(spread: float, deviation: float = LIGHT_DEVIATION) -> float:
-    """Return the standard deviation of single images beside a quality that is uniform over `spread`."""
+    """Return the standard deviation of single images for a quality that is uniform over `spread`."""
     return math.sqrt(max(deviation**2 - spread**2 / 12.0, 0.0))

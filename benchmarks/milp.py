@@ -1,14 +1,14 @@
-"""Plans against brute force, and what solving costs: DiffServe's problem and the joint one.
+"""Compare plans with brute force, and time solving, for DiffServe's problem and the joint one.
 
-Plain: random cascades on up to 8 devices, the MILP and the enumeration against every choice of devices, batch sizes and
-threshold. Joint: random fleets of 2 to 4 devices with models, a ControlNet, a cascade, hits and devices that hold
-something already; every choice of units a pool, each with its best rates (scipy's `linprog`). The oracles share no code
-with what they judge but the values of a problem.
+Plain: random cascades on up to 8 devices; the MILP and the enumeration against every choice of devices, batch sizes and
+threshold. Joint: random fleets of 2 to 4 devices with models, a ControlNet, a cascade, hits and devices with loaded
+components; every choice of units per pool, each with its best rates (scipy's `linprog`). The oracles share no code with
+the solvers except a problem's values.
 
-Times are processor seconds of one thread, from the problem to the plan; of the joint policy from what it is told to its
-decision, at every look of simulated traces, with and without what Python's collector of garbage takes of it beside full
-collections, which wait for a quiet moment in a service; and as it was read before, with every collection and every
-thread of the process. DiffServe's paper tells 10 ms with Gurobi.
+Times are processor seconds of one thread, from the problem to the plan; for the joint policy from its inputs to its
+decision, at every plan of simulated traces, with and without Python's garbage collection other than full collections,
+which wait for a quiet moment in a service; and, as in earlier results, with every collection and every thread of the
+process. DiffServe's paper states 10 ms with Gurobi.
 """
 
 import itertools
@@ -38,13 +38,13 @@ from pentimento.policies.serving.joint_problem import (
 from pentimento.policies.serving.joint_program import JointProgram, solve_jointly
 from pentimento.policies.serving.settings import DeferralCurve
 
-# Solvers of floating-point numbers keep constraints within a millionth.
+# Floating-point solvers keep constraints within a millionth.
 TOLERANCE = 1e-5
 BATCHES = (1, 2, 4, 8, 16, 32)
-# SD-Turbo and SD 1.5 on an A100 by batch size, seconds (DiffServe's profiles).
+# SD-Turbo and SD 1.5 on an A100 by batch size, seconds (DiffServe's profiles)
 TURBO_S = (0.1, 0.15, 0.22, 0.41, 0.77, 1.56)
 SD15_S = (1.78, 2.16, 3.68, 6.79, 12.88, 25.35)
-# Plans of hundreds of devices may be this much short of the best.
+# plans of hundreds of devices may be this far below the best
 LARGE_GAP = 1e-3
 BEST_LIMIT_S = 2.0
 MANY = 10_000
@@ -132,7 +132,8 @@ def paper_cascade(rng: random.Random) -> CascadeProblem:
 
 
 def is_optimal_plain(problem: CascadeProblem) -> bool:
-    """Both solvers give the largest threshold of all choices, or that of the problem with a millionth of slack."""
+    """Return whether both solvers give the largest threshold of all choices, or that of the problem with a millionth of
+    slack."""
     slack = CascadeProblem(
         **(problem.__dict__ | {"demand": problem.demand * (1 - TOLERANCE), "slo_s": problem.slo_s + TOLERANCE})
     )
@@ -142,7 +143,7 @@ def is_optimal_plain(problem: CascadeProblem) -> bool:
 
 
 def largest_threshold(problem: CascadeProblem) -> float | None:
-    """The largest t over every x1, x2, b1, b2; None where none keeps the constraints."""
+    """Return the largest t over every x1, x2, b1, b2, or None if none keeps the constraints."""
     best = None
     for light, heavy, x1 in itertools.product(problem.light, problem.heavy, range(1, problem.device_count + 1)):
         x2 = problem.device_count - x1
@@ -160,8 +161,8 @@ def largest_threshold(problem: CascadeProblem) -> float | None:
 
 
 def random_fleet(rng: random.Random) -> JointProblem:
-    """Two models, a cascade of them, a ControlNet beside some requests, images and latents; one or two kinds of device,
-    of which one may be too small for the heavy model. In half of them device-seconds have a price."""
+    """Return two models, a cascade of them, a ControlNet for some requests, images and latents, on one or two kinds of
+    device, one of which may be too small for the heavy model. In half of the problems device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
     devices = {kind: rng.randint(1, 2) for kind in kinds}
 
@@ -200,15 +201,15 @@ def random_fleet(rng: random.Random) -> JointProblem:
 
 
 def joint_shortfall(problem: JointProblem) -> float:
-    """How much less the plan is worth than the best of all choices, as a share of that: the plan of one search or that
-    of two, whichever is worse."""
+    """Return the plan's shortfall as a share of the best choice's worth, for one search and for two, whichever is
+    worse."""
     found = min(objective_of(solve_jointly(problem)), objective_in_two_steps(problem))
     best = max(worth(problem, units) for units in every_choice(problem))
     return max(0.0, (best - found) / max(best, 1e-9))
 
 
 def objective_in_two_steps(problem: JointProblem) -> float:
-    """As a look of the policy: first without loads, then above that."""
+    """Solve in the policy's two steps: first without loads, then above that."""
     program = JointProgram(problem)
     stays = objective_of(program.search(0.0, MANY, may_load=False))
     return max(stays, objective_of(program.search(0.0, MANY, may_load=True, above=stays)))
@@ -236,8 +237,7 @@ def _oracle_pools(problem: JointProblem) -> list[_OraclePool]:
 
 
 def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
-    """Every way to give each device of every kind to a pool. One that is given to none is never worth more: nobody need
-    use it."""
+    """Yield every way to give each device of every kind to a pool. Using all devices is never worth less."""
     by_kind = []
     for kind, count in problem.devices.items():
         pools = [pool for pool in _oracle_pools(problem) if pool.kind == kind]
@@ -248,13 +248,13 @@ def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
 
 
 def worth(problem: JointProblem, units: dict[_OraclePool, int]) -> float:
-    """The best of the objective with these units, over all rates."""
+    """Return the best objective with these units, over all rates."""
     return _Rates(problem, units).best()
 
 
 class _Rates:
-    """The linear program of the rates. Its columns: rates of (route, pools in a row), work aside by pool, and units by
-    pool that are lost to loading."""
+    """Set up the linear program of the rates. Its columns: rates of (route, pools in a row), concurrent work by pool,
+    and units by pool lost to loading."""
 
     def __init__(self, problem: JointProblem, units: dict[_OraclePool, int]) -> None:
         self._problem, self._units, self._pools = problem, units, list(units)
@@ -332,8 +332,8 @@ class _Rates:
 
 
 def timed_large(rng: random.Random) -> tuple[float, float]:
-    """Processor milliseconds for a plan of 300 devices of three kinds, and by what share the plan falls short of the
-    best that BEST_LIMIT_S of HiGHS's own search find."""
+    """Return processor milliseconds for a plan of 300 devices of three kinds, and its shortfall as a share of the best
+    that HiGHS finds within BEST_LIMIT_S."""
     problem = large_fleet(rng)
     began = time.thread_time()
     found = solve_jointly(problem, gap=LARGE_GAP)
@@ -345,8 +345,8 @@ def timed_large(rng: random.Random) -> tuple[float, float]:
 
 
 def large_fleet(rng: random.Random) -> JointProblem:
-    """Eight models, each some twice as slow as the one before, three registered cascades of 21 thresholds, hits of both
-    kinds, and a ControlNet beside a fifth of the requests."""
+    """Return eight models, each about twice as slow as the one before, three registered cascades of 21 thresholds, hits
+    of both kinds, and a ControlNet on a fifth of the requests."""
     kinds = {"a": 1.0, "b": 1.6, "c": 2.2}
 
     def costs(first_s: float) -> dict[str, tuple[BatchCost, ...]]:

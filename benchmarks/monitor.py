@@ -1,19 +1,19 @@
-"""Whether the allocation follows the load at the live plan interval: MoDM's Fig. 10 and 17 with a plan every 5 s.
+"""Compare the allocation with the load at the live plan interval: MoDM's Fig. 10 and 17 with a plan every 5 s.
 
     python -m benchmarks.monitor
 
-Simulated, by the code that serves (policies and dataplane are those of the live suite): sixteen MI210s with MoDM's
-models and the prompts of `paper_figures`, whose monitor plans every 180 s as the paper's does. Steady loads of Fig. 10,
-6 to 26 requests a minute; Fig. 17's load that rises and falls between these; and the same twice as high, where SDXL
+Simulated by the serving code (the live suite's policies and dataplane): sixteen MI210s with MoDM's models and the
+prompts of `paper_figures`, where the monitor plans every 180 s as the paper's does. Loads are the steady ones of Fig.
+10, 6 to 26 requests a minute; Fig. 17's load that rises and falls between these; and the same twice as high, where SDXL
 does not suffice, so that the small model is switched.
 
-A request cannot be answered before it is painted: what is answered in a segment is counted from the large model's time
-after its begin to the same after its end, and set against what was asked in it. A reallocation is a plan in which a
-device changes its model; the last device of a model that has painted what waited for it belongs to the one before.
+A segment's answers count from the large model's time after its begin to the same after its end, since a request takes
+at least that, and are divided by its requests. A reallocation is a plan in which a device changes its model; the last
+device of a model that has finished its queue belongs to the one before.
 
-Three readings are printed. `answered ÷ asked` is the target's. The bound is that of a perfect follower: what sixteen
-devices carry of each segment with misses by the large model, hits by the smallest, and not a second lost. The last sets
-what was answered against that bound. Neither takes anything from the first.
+There are three readings. `answered ÷ asked` has the target. The bound is a perfect follower's: the share of each
+segment that sixteen devices carry with misses by the large model, hits by the smallest, and no idle second. The last
+divides the answers by that bound. Neither changes the first.
 """
 
 import argparse
@@ -38,16 +38,18 @@ SYSTEMS = ("modm", "joint")
 PERIOD_S, DWELL_S, SLO_S = 5.0, 60.0, 4 * MI210_SECONDS["large"]
 CACHE, DEVICES, STEPS = 10_000, 16, 50
 STEADY_PER_MINUTE = (6, 14, 22, 26)
-# Fig. 17's rates, and those at which one small model does not suffice for this log.
+# Fig. 17's rates, and those at which one small model does not suffice for this log
 SCALES = (1.0, 2.0)
 LEAST_FOLLOWED = 0.97
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A run. Shares (0..1) by segment and in all: what was answered of what was asked, what devices could carry of it
-    at most, and what was answered of that. The seconds at which devices changed their models, and the small models that
-    had devices, in their order."""
+    """Store one run: shares (0..1) by segment and in all, reallocations and models.
+
+    The shares are answered requests, the most that devices could carry, and answered requests of that. `moved_at_s` are
+    the seconds at which devices changed their models; `smalls` are the small models that had devices, in order.
+    """
 
     system: str
     load: str
@@ -62,7 +64,7 @@ class Watched:
 
     @property
     def most_in_dwell(self) -> int:
-        """Return how many reallocations there were at most within one dwell time."""
+        """Return the most reallocations within one dwell time."""
         return max((sum(at <= other < at + DWELL_S for other in self.moved_at_s) for at in self.moved_at_s), default=0)
 
     def row(self) -> list[object]:
@@ -74,7 +76,7 @@ class Watched:
 
 
 class WatchedAllocator:
-    """An allocator whose decisions are noted: state that a run leaves behind."""
+    """Record an allocator's decisions, which a run leaves behind."""
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
@@ -86,7 +88,7 @@ class WatchedAllocator:
         before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
         now = {assignment.worker_id: assignment.model for assignment in decision.assignments}
         asked = {pool.model for pool in context.last.pools if pool.routes}
-        # A device that was left to what waited for its model, and has done that, ends the reallocation before.
+        # A device that finished its old model's queue ends the reallocation before.
         if any(before[name] in asked for name, model in now.items() if before.get(name, model) != model):
             self.moved_at_s.append(context.now_s)
         smalls = [pool.model for pool in decision.pools if pool.model != "large" and pool.routes]
@@ -148,7 +150,7 @@ def figures_of(runs: Sequence[Watched]) -> list[Figure]:
 
 
 def steady(system: str, per_minute: int, seed: int, quick: bool) -> Watched:
-    """Play one of Fig. 10's loads for 100 minutes, of which the second half counts."""
+    """Play one of Fig. 10's loads for 100 minutes; the second half counts."""
     minutes = 20 if quick else 100
     workload = prompt_load(per_minute, per_minute * minutes, _content(per_minute * minutes, seed), seed)
     half = 30.0 * minutes
@@ -174,7 +176,7 @@ def _watched(system: str, load: str, seed: int, workload: Workload, edges: Seque
     ended = [record.ended_s - painted_s for record in records if record.outcome.answered]
     answered, _ = np.histogram([max(at, 0.0) for at in ended], bins=edges)
     if len(edges) == 3:
-        # Of a steady load the second half: a queue that grows is not throughput.
+        # A steady load counts its second half: a growing queue is not throughput.
         asked, answered = asked[1:], answered[1:]
     carried = carried_shares(records, edges)[-len(asked) :]
     kept = np.minimum(asked, answered)
@@ -187,8 +189,8 @@ def _watched(system: str, load: str, seed: int, workload: Workload, edges: Seque
 
 
 def carried_shares(records: Sequence[RequestRecord], edges: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return which share of what is asked in each segment the devices can carry at most: misses by the large model,
-    hits by the smallest, by the starts of those that were answered."""
+    """Return the share of each segment's requests that the devices can carry: misses by the large model, hits by the
+    smallest, by the starts of the answered ones."""
     fastest_s = min(MI210_SECONDS.values())
     answered = [record for record in records if record.outcome.answered]
     arrived = [record.arrived_s for record in answered]

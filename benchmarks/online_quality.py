@@ -1,16 +1,17 @@
-"""Does a threshold recover when what is asked for changes? Hits keep less, the threshold rises, quality is back.
+"""Measure whether a threshold recovers after the requests change: hits keep less quality, the threshold rises, quality
+returns.
 
     python -m benchmarks.online_quality [--histories 16]
 
-Simulated: requests, donors and what hits keep are drawn; the tables are those of the shipped selector profiles (latents
-and images of the zoo), and the thresholds move by the functions that the gateway moves them by
-(`policies.online_quality`, `policies.followed_rules`), sample by sample, with the shares and limits that are shipped:
-2 % of the hits are painted again, the newest 400 count.
+Simulated: requests, donors and hits' quality are drawn. The tables are those of the shipped selector profiles (latents
+and images of the zoo), and the thresholds move by the gateway's functions (`policies.online_quality`,
+`policies.followed_rules`), sample by sample, with the shipped shares and limits: 2 % of the hits are generated again
+from noise, the newest 400 count.
 
 A history has three parts. *As profiled*: 98.5 % of hits keep alpha. *Shifted*: of the hits in the lower 40 % of the
-similarities that the profile allows, 60 % keep it. *As profiled again*. Every history is also played with thresholds
-that stay where they are. Similarities of the nearest donors are uniform from a little below the profile's least
-threshold up to `TOP`.
+similarities that the profile allows, 60 % keep it. *As profiled again*. Every history is also played with fixed
+thresholds. Similarities of the nearest donors are uniform from a little below the profile's least threshold up to
+`TOP`.
 """
 
 import argparse
@@ -39,9 +40,11 @@ REQUIRED = 0.95
 
 @dataclass
 class PlayedHistory:
-    """What a history came to, by part: `kept` whether each hit kept alpha, `hits` whether each request was one,
-    `least` the lowest similarity that was allowed at its end; `raised_after` hits of the shifted part until the
-    threshold first rose, None where it never did."""
+    """Store a history's results by part.
+
+    `kept`: whether each hit kept alpha; `hits`: whether each request hit; `least`: the lowest similarity allowed at its
+    end; `raised_after`: hits of the shifted part until the threshold first rose, None if it never did.
+    """
 
     kept: dict[str, list[bool]] = field(default_factory=dict)
     hits: dict[str, list[bool]] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class PlayedHistory:
 
 
 class HistoryPlayer:
-    """One model's tables over one history."""
+    """Play one model's tables over one history."""
 
     def __init__(self, profile: SelectorProfile, rng: np.random.Generator, *, follows: bool) -> None:
         rules = ReuseRules(SelectionRules(latents=(), images=()), SelectorProfiles((profile,)))
@@ -84,7 +87,7 @@ class HistoryPlayer:
         return min(row.min_similarity for row in self._tables) > self._least
 
     def _request(self, part: str) -> bool | None:
-        """Whether a hit kept alpha; None for a miss."""
+        """Return whether a hit kept alpha; None for a miss."""
         top = TOP[self._profile.kind]
         similarity = float(self._rng.uniform(self._least - 0.1 * (top - self._least), top))
         allowed = [row for row in self._tables if similarity >= row.min_similarity]
@@ -99,7 +102,7 @@ class HistoryPlayer:
         return kept
 
     def _report(self, row: Threshold, similarity: float, kept: bool) -> None:
-        """As the gateway takes a hit that was painted again."""
+        """Report a hit that was generated again, as to the gateway."""
         self._count += 1
         alpha, profile = self._profile.alpha, self._profile
         quality = alpha + self._rng.uniform(0.0, 0.1) if kept else alpha - self._rng.uniform(0.02, 0.3)
@@ -134,7 +137,7 @@ class HistoryPlayer:
 
 
 def figures_of(profile: SelectorProfile, count: int) -> list[Figure]:
-    """Return the figures of a profile over `count` histories, each played with the same draws' seed twice."""
+    """Return the figures of a profile over `count` histories, each played twice with the same seed."""
     still, moving = (
         [HistoryPlayer(profile, np.random.default_rng(seed), follows=follows).play() for seed in range(count)]
         for follows in (False, True)

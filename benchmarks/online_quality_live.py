@@ -1,12 +1,13 @@
-"""Does a threshold of images recover in a suite that serves? It promises too much; hits are painted again; it rises.
+"""Measure whether a threshold for images recovers in a running suite: it is too low, hits are generated again, it
+rises.
 
     python -m benchmarks.online_quality_live [--requests 160] [--log-seed 41]
 
-A suite of real processes and the zoo's models: misses are painted by `tiny-heavy`, hits are images that `tiny-light`
-refines, and every hit is painted again by `tiny-heavy`, with the shipped rules and no share of the time spared.
-The selector profile is the shipped one but for its threshold: that of its rule of the mean, as if it had been measured
-on prompts that bear more. A scene log is played one request after the other, and the next one is sent when the hit
-before it was counted. What each hit kept is read from the gateway's ledger, with where the threshold stood.
+A suite of real processes and the zoo's models: `tiny-heavy` generates misses, `tiny-light` refines images as hits, and
+`tiny-heavy` generates every hit again from noise, with the shipped rules and no limit on the time. The selector profile
+is the shipped one except for its threshold, which is that of its rule of the mean, as if measured on more tolerant
+prompts. A scene log is played one request after the other; the next is sent after the hit before it was counted. Hits'
+quality and the threshold are read from the gateway's ledger.
 """
 
 import argparse
@@ -50,7 +51,7 @@ from zoo.scene_log import clip_embedder, write_scene_log
 
 QUICK_REQUESTS = 24
 FIRST_SEED = 50_000
-# Everything is slow while others use the machine; a hit that nobody painted again by then counts as such.
+# Everything is slow while others use the machine; a hit not generated again by then counts as missing.
 COUNTED_WITHIN_S = 180.0
 LOOK_S = 0.1
 PATIENCE_MS = 900_000
@@ -62,8 +63,8 @@ quality_quiet_s = 0.0
 
 @dataclass(frozen=True)
 class WatchedHit:
-    """A request's hit: how many hits came before it, where the threshold stood when it was asked for, and what it kept
-    as the gateway counted it; None where it did not."""
+    """Store a request's hit: the hits before it, the threshold at its request, and the quality that the gateway
+    counted, or None."""
 
     row: int
     threshold: float
@@ -72,7 +73,7 @@ class WatchedHit:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """All hits of a log of `request_count` requests, and the threshold at the end."""
+    """Store all hits of a log of `request_count` requests, and the threshold at the end."""
 
     request_count: int
     hits: tuple[WatchedHit, ...]
@@ -80,25 +81,26 @@ class WatchedRun:
 
 
 class LedgerWatch:
-    """Reads what a suite's gateway counted of the one threshold that it has."""
+    """Read the counts of a suite's gateway for its only threshold."""
 
     def __init__(self, ledger: CacheLedger, profiled: float) -> None:
         self._ledger = ledger
         self._profiled = profiled
 
     def samples(self) -> list[QualitySample]:
-        """The hits that were counted, oldest first."""
+        """Return the counted hits, oldest first."""
         watched = self._watched()
         return [] if watched is None else self._ledger.quality_samples(watched)
 
     def threshold(self) -> float:
-        """The lowest similarity that is in force."""
+        """Return the lowest allowed similarity."""
         watched = self._watched()
         position = -1.0 if watched is None else self._ledger.quality_positions()[watched].similarity
         return max(position, self._profiled)
 
     async def counted(self, similarity: float, before: QualitySample | None) -> QualitySample | None:
-        """The sample of a hit by its donor's similarity, among those after that one; None where none comes in time."""
+        """Wait for a hit's sample, found by its donor's similarity among those after `before`; None if it does not
+        arrive in time."""
         until = time.monotonic() + COUNTED_WITHIN_S
         while time.monotonic() < until:
             later = [
@@ -114,7 +116,7 @@ class LedgerWatch:
 
 
 def too_lenient(profile: SelectorProfile) -> SelectorProfile:
-    """The profile with one row, that of most steps, and its threshold by the rule of the mean in place of its own."""
+    """Return the profile with only its row of most steps, at the threshold by the rule of the mean."""
     row = profile.steps[-1]
     return replace(profile, steps=(replace(row, lower_bound=row.mean),))
 
@@ -128,12 +130,12 @@ def shipped_profile(directory: Path) -> SelectorProfile:
 
 
 def asked(prompt: str, row: int) -> ImageRequest:
-    """A request of the log, which may take as long as it takes."""
+    """Return a request of the log, without a deadline that matters."""
     return ImageRequest(prompt, seed=FIRST_SEED + row, deadline_ms=PATIENCE_MS)
 
 
 async def play(suite: LocalSuite, prompts: Sequence[str], watch: LedgerWatch) -> WatchedRun:
-    """One request after the other, each hit counted before the next."""
+    """Play requests in sequence, each hit counted before the next."""
     hits: list[WatchedHit] = []
     async with AsyncClient(suite.endpoint.public) as client:
         for row, prompt in enumerate(prompts):
@@ -149,7 +151,7 @@ async def play(suite: LocalSuite, prompts: Sequence[str], watch: LedgerWatch) ->
 
 
 def run_of(profile: SelectorProfile, options: Options) -> WatchedRun:
-    """What a suite with that profile made of the log."""
+    """Play the log on a suite with that profile."""
     count = QUICK_REQUESTS if options.quick else options.rest["requests"]
     rng = np.random.default_rng(options.rest["log_seed"])
     prompts = write_scene_log(count, clip_embedder(ENCODER), rng).prompts
@@ -170,7 +172,7 @@ def lowest(profile: SelectorProfile) -> float:
 
 
 def figures_of(run: WatchedRun, shipped: SelectorProfile, given: SelectorProfile) -> list[Figure]:
-    """Return the figures: what was counted, and what hits kept before the threshold first rose and after its last."""
+    """Return the figures: counts, and hits' quality before the threshold first rose and after its last rise."""
     counted = [hit for hit in run.hits if hit.sample is not None]
     before = [hit for hit in counted if hit.threshold <= lowest(given)]
     after = [hit for hit in counted if hit.threshold >= run.threshold]
@@ -197,7 +199,7 @@ def kept(hits: Sequence[WatchedHit], alpha: float) -> list[bool]:
 
 
 def halves(run: WatchedRun) -> tuple[list[bool], list[bool]]:
-    """Whether each request was a hit, of both halves of the log."""
+    """Return whether each request was a hit, for both halves of the log."""
     rows = {hit.row for hit in run.hits}
     was_hit = [row in rows for row in range(run.request_count)]
     middle = run.request_count // 2
@@ -205,7 +207,7 @@ def halves(run: WatchedRun) -> tuple[list[bool], list[bool]]:
 
 
 def share(name: str, flags: Sequence[bool], limit: float | None) -> Figure:
-    """A share with its exact interval; none of nothing."""
+    """Return a share with its exact interval; without one if there are no flags."""
     target: Target = informative() if limit is None else at_least(limit)
     if not flags:
         return Figure(name, None, target, [], None)
@@ -216,7 +218,7 @@ def share(name: str, flags: Sequence[bool], limit: float | None) -> Figure:
 
 
 def quality(name: str, hits: Sequence[WatchedHit]) -> Figure:
-    """CLIPScore of the hits, in the mean, as a share of that of the pictures from noise."""
+    """Return the hits' mean CLIPScore as a share of that of the images from noise."""
     pairs = [(hit.sample.quality, hit.sample.scratch_quality) for hit in hits if hit.sample is not None]
     value = (
         statistics.fmean(ours for ours, _ in pairs) / statistics.fmean(theirs for _, theirs in pairs) if pairs else None

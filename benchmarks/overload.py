@@ -1,12 +1,12 @@
-"""More than the fleet can paint: what still gets done in time, how soon the others hear no, and who gets a turn.
+"""Overload the fleet: images in time, seconds until a rejection, and tenants' shares.
 
-On an emulated fleet of sixteen, open-loop. Goodput is what was answered in time, a second, once the queues have settled
-and while the load lasts; its peak is the best of runs around capacity; then twice and five times as much is asked. A
-rejection is timed at the client, from the call to the error of whoever was never accepted, with what client and server
-take from each other on one machine, and beside it what a server that only refuses takes there at the same time. It
-counts only as RESOURCE_EXHAUSTED with RetryInfo. What was accepted and then given up is counted apart. Last, a greedy
-tenant asks for ten times as much as one that asks for less than its half. All of it is played in several rounds on one
-suite, each with arrivals of its own.
+On an emulated fleet of sixteen, open-loop. Goodput is the number of images answered in time per second, once the queues
+have settled and while the load lasts; its peak is the best of runs around capacity; then the load is two and five times
+capacity. A rejection is timed at the client, from the call to the error, for requests that were never accepted. It
+includes the contention of client and server on one machine; a server that only refuses is timed during the same load.
+Only RESOURCE_EXHAUSTED with RetryInfo counts. Requests accepted and abandoned later are counted separately. Last, a
+greedy tenant requests ten times as much as one that requests less than its half. Several rounds run on one suite, with
+different arrivals.
 """
 
 import argparse
@@ -53,18 +53,18 @@ OVERLOADS = (2.0, 5.0)
 GOODPUT = {2.0: at_least(0.95, "x"), 5.0: at_least(0.90, "x")}
 REJECTION = at_most(20.0, "ms")
 FAIRNESS = at_least(0.95)
-# Of capacity: what the modest tenant asks for, less than its half, and the greedy one.
+# shares of capacity: the modest tenant's, less than its half, and the greedy one's
 MODEST, GREEDY = 0.4, 4.0
 TENANTS = ("greedy", "modest")
 SLO_FACTOR = 2.0
 LOGARITHMS = "Student's t of the logarithms over rounds"
-# In units of the SLO: by then the queues are as long as they get.
+# in units of the SLO: by then the queues have their full length
 SETTLING = 2.0
 
 
 @dataclass
 class Rejections:
-    """Seconds from the call to a rejection as it ought to be; those of another kind; how many were given up later."""
+    """Collect seconds from the call to a correct rejection, other rejections, and requests abandoned later."""
 
     seconds: list[float] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Rejections:
 
 
 class NotingClient(AsyncClient):
-    """Tells `rejections` how long each one took."""
+    """Add each rejection's seconds to `rejections`."""
 
     rejections: Rejections
 
@@ -101,8 +101,11 @@ class NotingClient(AsyncClient):
 
 @dataclass(frozen=True)
 class OverloadRun:
-    """One load on the suite; `share` of capacity. `goodput` a second, in its settled part. `bare_s`: what a server took
-    that only refuses, where the load is too much. `stolen`: the share of the machine that its host kept."""
+    """Store one load on the suite, as a `share` of capacity.
+
+    `goodput` is per second in the settled part. `bare_s`: times of a server that only refuses, in overloads. `stolen`:
+    the share of the machine's time that its host used.
+    """
 
     share: float
     report: Report
@@ -144,13 +147,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def round_count(options: Options) -> int:
-    """One in a quick run."""
+    """Return 1 in a quick run."""
     return 1 if options.quick else int(options.rest["rounds"])
 
 
 @contextmanager
 def suite_of(fleet: Path, *flags: str) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
-    """The suite, and a token for each tenant."""
+    """Run the suite, and yield it with a token for each tenant."""
     tokens = {tenant: new_token() for tenant in TENANTS}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokens.toml"
@@ -163,7 +166,7 @@ def suite_of(fleet: Path, *flags: str) -> Iterator[tuple[LocalSuite, dict[str, s
 async def all_rounds(
     options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
 ) -> list[list[OverloadRun]]:
-    """Play every load once a round, one after the other."""
+    """Play every load once a round, in sequence."""
     return [
         [await run(suite, tokens, load) for load in loads(options, fleet, number)]
         for number in range(round_count(options))
@@ -172,7 +175,7 @@ async def all_rounds(
 
 @dataclass(frozen=True)
 class Load:
-    """`share` of capacity, as a workload; from `settled_s` on and until `until_s` it counts."""
+    """Hold a load of `share` of capacity as a workload; it counts from `settled_s` until `until_s`."""
 
     share: float
     workload: Workload
@@ -181,7 +184,7 @@ class Load:
 
 
 def loads(options: Options, fleet: EmulatedFleet, round_number: int) -> Iterator[Load]:
-    """Around capacity, beyond it, and last the two tenants together. No two rounds have the same arrivals."""
+    """Yield loads around capacity, beyond it, and last two tenants together, with different arrivals in each round."""
     capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
     shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
     asked = [(share, {"greedy": 1.0}) for share in shares]
@@ -196,7 +199,7 @@ def loads(options: Options, fleet: EmulatedFleet, round_number: int) -> Iterator
 
 
 def slo_of(fleet: EmulatedFleet) -> float:
-    """In units of the time that a picture takes in a full batch."""
+    """Return the SLO in units of an image's time in a full batch."""
     model, devices = fleet.model(fleet.default_model), fleet.devices[0]
     batch = largest_batch(model, devices)
     steps = [entry.step.mean_s for entry in measured_batches(model) if entry.batch_size <= batch]
@@ -204,7 +207,7 @@ def slo_of(fleet: EmulatedFleet) -> float:
 
 
 async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> OverloadRun:
-    """On clients of their own, so that nothing of an earlier run is left in them."""
+    """Play with new clients, so that no state of an earlier run remains."""
     rejections, clients = Rejections(), {}
     for tenant, token in tokens.items():
         client = NotingClient(suite.endpoint.public, token=token)
@@ -250,8 +253,11 @@ def figures(rounds: Sequence[Sequence[OverloadRun]]) -> list[Figure]:
 
 
 def goodput_figures(rounds: Sequence[Sequence[tuple[float, float]]], rows: list[dict[str, Any]]) -> list[Figure]:
-    """Return the goodput of each overload over its round's peak. `rounds`: share of capacity and goodput a second of
-    each load of one tenant. The interval is over rounds; one round has none."""
+    """Return the goodput of each overload over its round's peak.
+
+    `rounds` has the share of capacity and the goodput per second of each load of one tenant. The interval is over
+    rounds; one round has none.
+    """
     peaks = [max(goodput for share, goodput in each if share <= max(AROUND_CAPACITY)) for each in rounds]
     found = []
     for load in (share for share, _ in rounds[0] if share in GOODPUT):

@@ -1,4 +1,4 @@
-"""A suite of paced devices: a controller, ControlNet replicas, workers and a frontdoor, each a process of its own."""
+"""Run a suite of paced devices: a controller, ControlNet replicas, workers and a frontdoor, as separate processes."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class PacedSuite:
-    """Where its frontdoor and its controller are."""
+    """Name the addresses of its frontdoor and its controller."""
 
     frontdoor: str
     controller: str
@@ -28,9 +28,11 @@ class PacedSuite:
 def paced_suite(
     pace: Path, worker_count: int, replica_count: int, resident: Sequence[str] = (), max_batch: int = 1
 ) -> Iterator[PacedSuite]:
-    """Start `worker_count` workers and `replica_count` ControlNet replicas of a pace, and what they need; stop them in
-    the end. Replicas begin with the `resident` ControlNets; workers paint up to `max_batch` pictures at a time and
-    read every LoRA anew."""
+    """Start workers and ControlNet replicas of a pace with all that they need; stop them in the end.
+
+    Replicas begin with the `resident` ControlNets. Workers run up to `max_batch` images at a time and read every LoRA
+    again.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
         (folder / "shared").mkdir(mode=0o700)
@@ -57,7 +59,7 @@ def paced_suite(
 
 
 async def await_live(suite: PacedSuite, replica_count: int) -> None:
-    """Return once the controller knows so many live replicas of all kinds. Raises TimeoutError where it does not."""
+    """Return once the controller knows `replica_count` live replicas of all kinds. Raises TimeoutError otherwise."""
     async with open_channel(suite.controller, RpcChannelSettings()) as channel, asyncio.timeout(START_S):
         client, live_count = ControllerClient(channel), 0
         while live_count < replica_count:

@@ -1,6 +1,6 @@
-"""What the papers and their public artefacts state, as numbers. Nothing here was chosen after a run.
+"""Hold the numbers that the papers and their public artefacts state. Nothing here was chosen after a run.
 
-Where a paper's text and its artefact differ, both stand here and the text's is the one that orderings are judged by.
+If a paper's text and its artefact differ, both are here, and orderings are tested against the text's.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 Latencies = Mapping[int, float]
 Points = tuple[tuple[float, float], ...]
 
-# DiffServe: seconds of a run by batch size, A100 (the artefact's profiles).
+# DiffServe: seconds of a run by batch size, A100 (the artefact's profiles)
 SD_TURBO: Latencies = {1: 0.10, 2: 0.15, 4: 0.22, 8: 0.41, 16: 0.77, 32: 1.56}
 SDXS: Latencies = {1: 0.05, 2: 0.06, 4: 0.08, 8: 0.13, 16: 0.24, 32: 0.48}
 SD15: Latencies = {1: 1.78, 2: 2.16, 4: 3.68, 8: 6.79, 16: 12.88, 32: 25.35}
 SDXL_LIGHTNING: Latencies = {1: 0.55, 2: 0.98, 4: 1.85, 8: 3.58, 16: 7.10}
 SDXL: Latencies = {1: 6.10, 2: 10.65, 4: 20.92, 8: 40.23, 16: 79.11}
-DISCRIMINATOR_S = 0.01  # 4.4
+DISCRIMINATOR_S = 0.01  # section 4.4
 
-# f(t): the share of light pictures that the threshold t sends on (points of the artefact's tables of 201). The artefact
-# has SDXS's table for SDXL-Lightning too.
+# f(t): the share of light images that the threshold t defers (points of the artefact's tables of 201). The artefact has
+# SDXS's table for SDXL-Lightning too.
 SD_TURBO_DEFERRAL: Points = (
     *((0.0, 0.0), (0.005, 0.143), (0.01, 0.2), (0.015, 0.233), (0.02, 0.26), (0.03, 0.306), (0.04, 0.333)),
     *((0.05, 0.36), (0.075, 0.409), (0.1, 0.449), (0.15, 0.514), (0.2, 0.582), (0.25, 0.69), (0.3, 0.788)),
@@ -33,7 +33,7 @@ SDXS_DEFERRAL: Points = (
 
 @dataclass(frozen=True)
 class Held:
-    """DiffServe-Static's allocation: threshold, devices and batch sizes of light and heavy (the artefact's)."""
+    """Hold DiffServe-Static's allocation: threshold, devices and batch sizes of light and heavy (the artefact's)."""
 
     threshold: float
     light_count: int
@@ -44,8 +44,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Cascade:
-    """A pair of models. `slo_s`: 4.1. `fid` by the share that the light model answers, 0 to 1 in tenths, where the
-    discriminator chooses (the artefact's tables). `low` and `peak`: requests a second that the trace is scaled to."""
+    """Describe a pair of models.
+
+    `slo_s`: section 4.1. `fid` by the share that the light model answers, 0 to 1 in tenths, if the discriminator
+    chooses (the artefact's tables). `low` and `peak`: requests per second to which the trace is scaled.
+    """
 
     name: str
     light: Latencies
@@ -105,26 +108,26 @@ AZURE_SEGMENT_S = 12.0
 # DiffServe, 3.3: "the over-provisioning factor ... set to 1.05 by default". The artefact multiplies by 1.2.
 OVERPROVISION = 1.05
 ARTEFACT_OVERPROVISION = 1.2
-# The artefact's heartbeat and solver: demand is averaged every second with a centre of mass of 2.1, a plan is made
-# every five.
+# The artefact's heartbeat and solver: demand is averaged every second with a centre of mass of 2.1; plans are made
+# every five seconds.
 DEMAND_WEIGHT = 1 / (1 + 2.1)
 CONTROL_PERIOD_S = 5.0
 
-# Fig. 4: Clipper-heavy violates 45.10 % at the low load and 74.11 % at the high one. Sixteen devices of a picture every
-# 1.78 s carry 9.0 a second, so the loads were about 16 and 35; the medium one is taken in the middle.
+# Fig. 4: Clipper-heavy violates 45.10 % at the low load and 74.11 % at the high one. Sixteen devices with an image
+# every 1.78 s carry 9.0 a second, so that the loads were about 16 and 35; the medium one is assumed midway.
 STATIC_LOADS = {"low": 16.4, "medium": 25.6, "high": 34.7}
 
 # MoDM: seconds an image on an MI210 (the artefact's). Its SLOs on A40s are 120 and 240 s, 2 and 4 times the large
-# model's time, which is 60 s there; the small ones' are taken to be in the MI210's proportions.
+# model's 60 s; the small models are assumed to have the MI210's proportions.
 MI210_SECONDS = {"large": 91.5, "sdxl": 16.5, "sana": 6.5}
 A40_SECONDS = {model: 60.0 * seconds / 91.5 for model, seconds in MI210_SECONDS.items()}
 MODM_CONTROL_PERIOD_S = 180.0
 
-# NIRVANA, 7.1 and 4.1: seconds an image on an A10G, and of a search.
+# NIRVANA, 7.1 and 4.1: seconds an image on an A10G, and of a search
 NIRVANA_IMAGE_S = 8.59
 NIRVANA_SEARCH_S = 0.1
 
-# Katz, Fig. 14: H800, 50 steps; seconds of Diffusers on one device, of Katz, and the devices that Katz takes.
+# Katz, Fig. 14: H800, 50 steps; seconds of Diffusers on one device, of Katz, and the devices that Katz uses
 KATZ_LATENCIES = {
     "0C0L": (2.88, 1.71, 2),
     "0C1L": (6.19, 1.84, 2),

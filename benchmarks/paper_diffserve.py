@@ -1,8 +1,8 @@
-"""DiffServe, Fig. 4 to 8: quality (FID, lower is better) against SLO violations, on sixteen A100s.
+"""Simulate DiffServe's Fig. 4 to 8: quality (FID, lower is better) against SLO violations, on sixteen A100s.
 
-Orderings are the paper's sentences, judged at its own over-provisioning factor and with a data path as it describes it.
-Beside them stand rows with the artefact's factor, with the artefact's rule for what is dropped, and with this suite's
-late binding, and whether the orderings hold there. A figure under the trace is the mean over seeds of the arrivals.
+Orderings are the paper's sentences, tested at its over-provisioning factor and with a data path as it describes it.
+Further rows show whether they hold with the artefact's factor, with the artefact's rule for drops, and with this
+suite's late binding. A figure under the trace is the mean over seeds of the arrivals.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,14 +39,14 @@ from lab.workloads import Workload
 FACTORS = (1.0, OVERPROVISION, ARTEFACT_OVERPROVISION, 1.5, 2.0)
 SYSTEMS = ("diffserve", "static-cascade", "proteus", "clipper-light", "clipper-heavy")
 ABLATIONS = ("diffserve", "static-threshold", "aimd", "no-queueing-model")
-# The first is judged.
+# the first has the target
 PATHS = (PAPER, ARTEFACT, OURS)
-# Proteus and Clipper do not look at the picture.
+# Proteus and Clipper do not look at the image.
 _CHANCE = ("proteus", "clipper-light", "clipper-heavy")
-# Ups and downs of single windows are arrivals; two of them show what a system does at its peak.
+# Single windows vary with arrivals; two of them show a system's peak.
 _PEAK_WINDOWS = 2
 
-# Why two orderings do not come out.
+# why two orderings do not hold
 _WHY = (
     "The static cascade holds the artefact's allocation, whose heavy pool carries half as much again as the peak "
     "sends on: it cannot violate 19 %, and its FID is 19 % below Clipper-light's and not 9 %, so the paper's figure is "
@@ -59,11 +59,11 @@ _WHY = (
 
 Rows = list[dict[str, Any]]
 Found = Mapping[str, Mapping[str, Any]]
-"""Rows by policy."""
+"""rows by policy"""
 
 
 def figure_4(quick: bool) -> Comparison:
-    """Static demand, low to high; the dynamic systems over a range of over-provisioning factors."""
+    """Simulate static demand, low to high; the dynamic systems over a range of over-provisioning factors."""
     rows: Rows = []
     length_s = 40.0 if quick else 600.0
     cascade = CASCADES[0]
@@ -86,7 +86,7 @@ def figure_4(quick: bool) -> Comparison:
 
 
 def figure_5(quick: bool) -> Comparison:
-    """Azure's trace, Cascade 1."""
+    """Simulate Azure's trace, Cascade 1."""
     rows = _under_trace(CASCADES[0], SYSTEMS, quick)
     note = (
         "paper: DiffServe's FID up to 23.4 % better, the static cascade's and Proteus's up to 9 and under 5 % better "
@@ -96,7 +96,7 @@ def figure_5(quick: bool) -> Comparison:
 
 
 def figure_6(quick: bool) -> Comparison:
-    """Azure's trace, Cascades 2 and 3."""
+    """Simulate Azure's trace, Cascades 2 and 3."""
     rows = [row for cascade in CASCADES[1:] for row in _under_trace(cascade, SYSTEMS, quick)]
     note = (
         "paper: 1.4, 1.7 and 26 times fewer violations than static cascade, Proteus and Clipper-heavy (Cascade 2: "
@@ -140,7 +140,7 @@ def figure_7(quick: bool) -> Comparison:
 
 
 def figure_8(quick: bool) -> Comparison:
-    """Ablations of the allocator under Azure's trace, Cascade 1."""
+    """Simulate ablations of the allocator under Azure's trace, Cascade 1."""
     note = (
         "paper: static threshold up to 19 % worse quality off-peak, AIMD up to 20 % more violations, no queueing model "
         "up to 12 % worse quality off-peak. 'Twice the execution delay' is read as e(b) + q(b) = 2 e(b): were q(b) = 2 "
@@ -161,7 +161,7 @@ def _static_row(
 
 
 def _under_trace(cascade: Cascade, names: Sequence[str], quick: bool) -> Rows:
-    """Every data path at the paper's factor; those that go by a factor at the artefact's, too."""
+    """Simulate every data path at the paper's factor; systems with a factor also at the artefact's."""
     seeds = range(1) if quick else range(5)
     dynamic = [name for name in names if name not in ("static-cascade", "clipper-light", "clipper-heavy")]
     return [
@@ -197,7 +197,7 @@ def _trace_row(cascade: Cascade, name: str, factor: float, path: DataPath, seeds
 
 
 def _compared(rows: Rows, note: str, orders_of: Callable[[Found], dict[str, bool]]) -> Comparison:
-    """The orderings for each pair of models; those of the first data path at the paper's factor are judged."""
+    """Compare the orderings for each pair of models; only the first data path at the paper's factor has a target."""
     by_case: dict[str, dict[str, bool]] = {}
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
     for path in PATHS:
@@ -212,7 +212,7 @@ def _compared(rows: Rows, note: str, orders_of: Callable[[Found], dict[str, bool
 
 
 def _found(rows: Rows, pair: str, factor: float, path: DataPath) -> Found:
-    """By policy; those that go by no factor have one row."""
+    """Return rows by policy; policies without a factor have one row."""
     here = [row for row in rows if row["pair"] == pair and row["path"] == path.name]
     fixed = {row["policy"]: row for row in here if row["factor"] == OVERPROVISION}
     return fixed | {row["policy"]: row for row in here if row["factor"] == factor}
@@ -272,19 +272,22 @@ def _orders_of_ablations(found: Found) -> dict[str, bool]:
 
 
 def _extreme(rows: Iterable[Mapping[str, Any]], which: Callable[..., Mapping[str, Any]], field: str) -> str:
-    """Whose value is the largest or the smallest."""
+    """Return the policy with the largest or the smallest value."""
     return str(which(rows, key=lambda row: row[field])["policy"])
 
 
 def _least(rows: Iterable[Mapping[str, Any]], policy: str) -> bool:
-    """Whether nobody violates less."""
+    """Return whether no other policy violates less."""
     violations = {row["policy"]: row["violations"] for row in rows}
     return bool(violations[policy] <= min(violations.values()))
 
 
 def covers(policy: str, rows: Rows, how_many: Callable[[Iterable[bool]], bool]) -> bool:
-    """Whether for so many points of the other system there is one of `policy` that is no worse in quality and in
-    violations, a twentieth of a point of FID and half a percent of the requests apart counting as equal."""
+    """Return whether enough points of the other system have one of `policy` that is no worse in quality and in
+    violations.
+
+    Differences of a twentieth of a point of FID and half a percent of the requests count as equal.
+    """
     ours = [row for row in rows if row["policy"] == policy]
     theirs = [row for row in rows if row["policy"] in {"diffserve", "proteus"} - {policy}]
     return how_many(
@@ -294,7 +297,7 @@ def covers(policy: str, rows: Rows, how_many: Callable[[Iterable[bool]], bool]) 
 
 
 def _below_chance(cascade: Cascade, row: Mapping[str, Any]) -> bool:
-    """At equal mean latency: a random router that never paints twice may send more to the heavy model."""
+    """Compare at equal mean latency: a random router that never generates twice may defer more to the heavy model."""
     light_s, heavy_s = cascade.light[1], cascade.heavy[1]
     share = min(max((heavy_s - row["latency_s"]) / (heavy_s - light_s), 0.0), 1.0)
     return bool(row["fid"] < cascade.fid[0] + share * (cascade.fid[-1] - cascade.fid[0]))

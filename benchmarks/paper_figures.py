@@ -1,14 +1,14 @@
-"""Simulate the papers' figures from the papers' constants, with the dataplane and the policies that serve.
+"""Simulate the papers' figures from the papers' constants, with the serving dataplane and policies.
 
     python -m benchmarks.paper_figures [--only diffserve4 modm10 …]
 
-DiffServe Fig. 4-6 and 8, MoDM Fig. 10-13 and 17, NIRVANA's throughput. What counts is the order of the systems: each
-figure is the share of the orderings stated by its paper that come out. The numbers of both sides, which orderings do
-not come out and why stand in the samples and the notes. Prompts come from a made-up log with DiffusionDB's locality.
+DiffServe Fig. 4-6 and 8, MoDM Fig. 10-13 and 17, NIRVANA's throughput. The order of the systems counts: each figure is
+the share of the paper's orderings that hold. Samples and notes have the numbers of both sides, and the orderings that
+do not hold with the reasons. Prompts come from a synthetic log with DiffusionDB's locality.
 
 Two are not reproductions but acceptance tests on replayed inputs: DiffServe Fig. 7 does arithmetic on the artefact's
 published tables, and Katz Fig. 14 plays the paper's published latencies, one request at a time, through the simulator.
-What is checked follows from the inputs, so that they show only that the inputs are read and played as they stand.
+The results follow from the inputs, so that they only show that the inputs are read and played correctly.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
     "katz14": katz_14,
 }
 
-# Checks of what the paper's own numbers say already.
+# checks that the paper's numbers already contain
 REPLAYED = ("diffserve7", "katz14")
 
 

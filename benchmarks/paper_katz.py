@@ -1,6 +1,6 @@
-"""Katz, Fig. 14: the paper's seconds of a request with m ControlNets and n LoRAs, replayed one request at a time.
+"""Replay Katz's Fig. 14: the paper's seconds of a request with m ControlNets and n LoRAs, one request at a time.
 
-An acceptance test, not a reproduction: the ratios follow from the published latencies that are put in.
+An acceptance test, not a reproduction: the ratios follow from the published latencies.
 """
 
 from random import Random

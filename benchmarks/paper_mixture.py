@@ -1,4 +1,4 @@
-"""MoDM, Fig. 10 to 13 and 17, and NIRVANA's throughput: throughput and SLO violations by load and devices."""
+"""Simulate MoDM's Fig. 10 to 13 and 17, and NIRVANA's throughput: throughput and SLO violations by load and devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ from pentimento.devices.profile import steady
 
 SEED = 1
 SYSTEMS = ("vanilla", "nirvana-only", "modm")
-# 6, Experimental Setup: a cache of 10,000 images, 10,000 requests.
+# section 6, Experimental Setup: a cache of 10,000 images, 10,000 requests
 CACHE = 10_000
 
-# A rate counts as sustained when so much of it is answered, an SLO as held when so few violate it.
+# the share of answers at which a rate counts as sustained, and the share of violations at which an SLO counts as held
 SUSTAINED = 0.97
 HELD = 0.05
 
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 
 
 def figure_10(quick: bool) -> Comparison:
-    """Throughput on sixteen MI210s as the load rises from 6 to 26 requests a minute, and beyond."""
+    """Measure throughput on sixteen MI210s as the load rises from 6 to 26 requests a minute, and beyond."""
     rates = (6, 14, 26) if quick else (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34)
     rows: Rows = [
         {"policy": name, "per_minute": rate, **_throughput(name, rate, quick)} for rate in rates for name in SYSTEMS
@@ -60,7 +60,7 @@ def figure_10(quick: bool) -> Comparison:
 
 
 def figure_11(quick: bool) -> Comparison:
-    """MoDM's throughput by devices, all of them busy, from an empty cache, which more devices fill sooner."""
+    """Measure MoDM's throughput by devices, all of them busy, from an empty cache, which more devices fill sooner."""
     rows: Rows = []
     for devices in (4, 16) if quick else (4, 8, 16, 32):
         workload = _load(1.0, (20 if quick else 300) * devices, 0, quick)
@@ -82,7 +82,7 @@ def figure_11(quick: bool) -> Comparison:
 
 
 def shuffled_11(quick: bool) -> Comparison:
-    """Figure 11 once more, with the log's prompts in another order: what comes back comes back late."""
+    """Repeat Figure 11 with the log's prompts in another order, so that repeats come late."""
     content = _log(quick)
     assert content.embeddings is not None
     order = np.random.default_rng(SEED).permutation(len(content.prompts))
@@ -107,7 +107,7 @@ def shuffled_11(quick: bool) -> Comparison:
 
 
 def unrounded_12(quick: bool) -> Comparison:
-    """The four A40s of figure 12 with 55 s an image, which the artefact's SLOs of 120 and 240 s allow as well as 60."""
+    """Repeat Figure 12's four A40s with 55 s an image; the artefact's SLOs of 120 and 240 s allow 55 as well as 60."""
     seconds = {model: 55.0 * each / MI210_SECONDS["large"] for model, each in MI210_SECONDS.items()}
     rows: Rows = []
     for rate in (4, 10) if quick else (4, 5, 6, 7, 8, 9, 10):
@@ -130,9 +130,9 @@ def unrounded_12(quick: bool) -> Comparison:
 
 
 def switched_12(quick: bool) -> Comparison:
-    """The same, with SANA as the small model from the load on at which Fig. 10 switches to it."""
+    """Repeat it with SANA as the small model from the load on at which Fig. 10 switches to it."""
     seconds = {model: 55.0 * each / MI210_SECONDS["large"] for model, each in MI210_SECONDS.items()}
-    # 22 a minute on sixteen MI210s, as four A40s paint.
+    # 22 a minute on sixteen MI210s, in four A40s' speed
     switch = 22.0 / 16 * 4 * MI210_SECONDS["large"] / seconds["large"]
     rows: Rows = []
     for rate in (10,) if quick else (8, 9, 10):
@@ -156,7 +156,7 @@ def switched_12(quick: bool) -> Comparison:
 
 
 def figure_12_13(quick: bool) -> Comparison:
-    """SLO violations (2 and 4 times the large model's time) by load, on 4 A40s and 16 MI210s."""
+    """Measure SLO violations (2 and 4 times the large model's time) by load, on 4 A40s and 16 MI210s."""
     rows: Rows = []
     fleets = (
         ("4 A40", 4, A40_SECONDS, (4, 5, 6, 7, 8, 9, 10)),
@@ -177,7 +177,7 @@ def figure_12_13(quick: bool) -> Comparison:
 
 
 def figure_17(quick: bool) -> Comparison:
-    """Throughput over time under a load that rises and falls between 6 and 26 requests a minute."""
+    """Measure throughput over time under a load that rises and falls between 6 and 26 requests a minute."""
     factor = 0.1 if quick else 1.0
     segments = [Segment(segment.duration_s * factor, segment.rate) for segment in MODM_FLUCTUATION]
     workload = fluctuating(np.random.default_rng(SEED), _content(CACHE, quick), segments)
@@ -217,12 +217,12 @@ def figure_17(quick: bool) -> Comparison:
 
 
 def nirvana_throughput(quick: bool) -> Comparison:
-    """7.1: each prompt is sent when the one before it is done, after 10,000 that fill the cache; one device."""
+    """Play section 7.1: each prompt follows the end of the one before, after 10,000 that fill the cache; one device."""
     rows: Rows = []
     for name in ("vanilla", "nirvana-only", "retrieval-only"):
         warm, count = (200, 200) if quick else (CACHE, CACHE)
         searched = Delays() if name == "vanilla" else Delays(route=steady(NIRVANA_SEARCH_S))
-        # 1.5 million latents, as much as 7.3 has: nothing is evicted here.
+        # 1.5 million latents, as in 7.3: nothing is evicted here
         scenario = replace(
             mixture_scenario(name, 1, 300_000, warm, 1.0),
             models=tuple(SimulatedModel(one_at_a_time(model, NIRVANA_IMAGE_S)) for model in MI210_SECONDS),
@@ -295,7 +295,7 @@ def _violates_least(rows: Rows, ours: Rows) -> bool:
 
 
 def _throughput(name: str, per_minute: float, quick: bool) -> dict[str, float]:
-    """Answers a minute in the second half of the load: a queue that grows is not throughput."""
+    """Return answers a minute in the second half of the load: a growing queue is not throughput."""
     load = _load(per_minute, 120 if quick else 2_000, CACHE, quick)
     records = run(_scenario(name, 16, CACHE, per_minute), load, SEED)
     half_s = load.duration_s / 2
@@ -308,7 +308,7 @@ def _throughput(name: str, per_minute: float, quick: bool) -> dict[str, float]:
 
 
 def _answered_by_segment(records: Sequence[RequestRecord], segments: Sequence[Segment]) -> list[float]:
-    """A minute."""
+    """Return answers a minute, by segment."""
     ends = [0.0, *np.cumsum([segment.duration_s for segment in segments])]
     counts, _ = np.histogram([record.ended_s for record in records], bins=ends)
     return [float(60 * count / segment.duration_s) for count, segment in zip(counts, segments, strict=True)]
@@ -326,13 +326,13 @@ def _scenario(
 
 
 def _busy(scenario: Scenario) -> Scenario:
-    """Enough is always under way to keep every device busy, and no more: a request looks into the cache when it comes,
-    and of what waits in front of it nothing has been painted."""
+    """Keep just enough requests in flight to make every device busy: a request looks into the cache on arrival, and
+    images of queued requests are not in it."""
     return replace(scenario, closed_loop=2 * scenario.device_count)
 
 
 def _timed(per_minute: float, quick: bool, seed: int) -> Workload:
-    """A thousand requests: what the artefact counts violations over."""
+    """Return a thousand requests, the number over which the artefact counts violations."""
     return prompt_load(per_minute, 120 if quick else 1_000, _content(CACHE, quick), seed)
 
 
@@ -341,7 +341,7 @@ def _load(per_minute: float, count: int, first: int, quick: bool) -> Workload:
 
 
 def _content(first: int, quick: bool) -> Content:
-    """Prompts from number `first` on; those before are in the cache."""
+    """Return prompts from number `first` on; earlier ones are in the cache."""
     return replace(_log(quick), first_prompt=first)
 
 

@@ -1,4 +1,4 @@
-"""A paper's figure beside ours: rows of numbers, and which of the orderings that the paper states came out."""
+"""Compare a paper's figure with ours: rows of numbers, and the paper's orderings with whether they hold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Comparison:
-    """`orders`: each ordering as a sentence, and whether it holds. `note` says what the paper reports, and where ours
-    differs and why. `beside`: the same orderings under other settings, which are not judged."""
+    """Hold one comparison.
+
+    `orders`: each ordering as a sentence, and whether it holds. `note`: the paper's result, and why ours differs.
+    `beside`: the same orderings under other settings, without a target.
+    """
 
     rows: Sequence[Mapping[str, Any]]
     orders: Mapping[str, bool]
@@ -27,7 +30,7 @@ class Comparison:
         return _told(self.orders)
 
     def lines(self) -> list[str]:
-        """What does not hold, judged and beside it."""
+        """Return the orderings that do not hold, with and without a target."""
         return [self.told(), *(f"  {name}: {_told(orders)}" for name, orders in self.beside.items())]
 
 

@@ -1,4 +1,4 @@
-"""The papers' figures as small pictures: what was simulated beside what the papers print."""
+"""Plot the papers' figures as small PNG files, simulated and published values together."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +24,7 @@ _SHORT = {
 }
 MIXTURE_COLOURS = {"modm": COLOURS[0], "nirvana-only": COLOURS[1], "vanilla": "#888888"}
 
-# Fig. 6, worked out from Clipper-heavy's violations and how many times fewer DiffServe, the static cascade and Proteus
-# have.
+# Fig. 6, derived from Clipper-heavy's violations and the published ratios of DiffServe, the static cascade and Proteus
 PRINTED_VIOLATIONS = {
     cascade.name: {
         "clipper-heavy": heavy,
@@ -42,7 +41,7 @@ PRINTED_VIOLATIONS = {
 
 
 def plot_static(rows: Rows, path: Path) -> None:
-    """Fig. 4: violations against FID at three loads."""
+    """Plot Fig. 4: violations against FID at three loads."""
     figure, axes = panels(len(STATIC_LOADS))
     for axis, (level, rate) in zip(axes, STATIC_LOADS.items(), strict=True):
         here = [row for row in rows if row.get("level") == level and row["path"] != "late binding"]
@@ -56,7 +55,7 @@ def plot_static(rows: Rows, path: Path) -> None:
 
 
 def plot_cascades(rows: Rows, path: Path) -> None:
-    """Fig. 5 and 6: violations by data path, the paper's beside them where it prints any."""
+    """Plot Fig. 5 and 6: violations by data path, with the paper's if published."""
     figure, axes = panels(len(CASCADES))
     paths = list(dict.fromkeys(row["path"] for row in rows if "path" in row))
     for axis, cascade in zip(axes, CASCADES, strict=True):
@@ -75,7 +74,7 @@ def plot_cascades(rows: Rows, path: Path) -> None:
 
 
 def plot_trace(rows: Rows, path: Path) -> None:
-    """Fig. 5: violations and FID over the trace, with the paper's data path and factor."""
+    """Plot Fig. 5: violations and FID over the trace, with the paper's data path and factor."""
     figure, axes = panels(2)
     here = [row for row in rows if row.get("path") == "as the paper has it" and row["factor"] == OVERPROVISION]
     for row in here:
@@ -90,7 +89,7 @@ def plot_trace(rows: Rows, path: Path) -> None:
 
 
 def plot_mixture(rows: Mapping[str, Rows], path: Path) -> None:
-    """MoDM, Fig. 10, 12 (16 MI210s) and 17."""
+    """Plot MoDM's Fig. 10, 12 (16 MI210s) and 17."""
     figure, axes = panels(3)
     for name, colour in MIXTURE_COLOURS.items():
         throughput = [row for row in rows["modm10"] if row.get("policy") == name]
@@ -115,7 +114,7 @@ def plot_mixture(rows: Mapping[str, Rows], path: Path) -> None:
 
 
 def plot_all(rows: Mapping[str, Rows], folder: Path) -> None:
-    """What there are rows for."""
+    """Plot every figure with rows."""
     drawn: Mapping[str, tuple[tuple[str, ...], Callable[[Path], None]]] = {
         "paper-diffserve-static": (("diffserve4",), lambda path: plot_static(rows["diffserve4"], path)),
         "paper-diffserve-trace": (("diffserve5",), lambda path: plot_trace(rows["diffserve5"], path)),

@@ -1,4 +1,4 @@
-"""What `paper_figures` simulates: the papers' models, fleets and loads, from `paper_constants`."""
+"""Build the models, fleets and loads of `paper_figures` from `paper_constants`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +33,9 @@ from pentimento.policies.serving.cascades import StaticCascade
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
-# MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); the log at hand has
-# text to text under a sentence encoder. There the least similarity is the one that as many prompts pass as MoDM has
-# hits, 92.8 % (7.1), and those of the larger k are NIRVANA's.
+# MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); this log has text to
+# text under a sentence encoder. The least similarity is set so that the share of hits is MoDM's, 92.8 % (7.1); those of
+# the larger k are NIRVANA's.
 IMAGE_RULES = SelectionRules(
     images=tuple(
         Threshold(similarity, k / 50) for similarity, k in ((0.47, 5), (0.75, 10), (0.85, 15), (0.90, 25), (0.95, 30))
@@ -45,7 +45,7 @@ IMAGE_RULES = SelectionRules(
 
 @dataclass(frozen=True)
 class DataPath:
-    """How requests get to workers, and what becomes of those that will be late."""
+    """Describe how requests reach workers, and the handling of requests that will be late."""
 
     name: str
     device: DeviceSettings
@@ -54,26 +54,26 @@ class DataPath:
     answers_late: bool = False
 
 
-# DiffServe, 3.1: workers "serve queries routed to [them] and kept in [their] local queue"; which worker of a model a
-# query is routed to only the artefact says: any, by chance. 4.1: queries are "preemptively dropped by the system when
-# they are predicted to miss the deadline".
+# DiffServe, 3.1: workers "serve queries routed to [them] and kept in [their] local queue"; only the artefact says which
+# worker of a model gets a query: a random one. 4.1: queries are "preemptively dropped by the system when they are
+# predicted to miss the deadline".
 PAPER = DataPath(
     "as the paper has it", DeviceSettings(steps=False, credit_batches=1_000, drop_after=1.0), even_split=True
 )
-# The artefact drops what it predicts to take more than one and a half SLOs, and paints what is late.
+# The artefact drops requests predicted to take more than one and a half SLOs, and serves late ones.
 ARTEFACT = DataPath(
     "as the artefact has it",
     DeviceSettings(steps=False, credit_batches=1_000, drop_after=1.5),
     even_split=True,
     answers_late=True,
 )
-# This suite's: one queue a pool, and a worker is offered a request when it has a place for it.
+# This suite's path: one queue a pool, and a worker is offered a request when it has a free slot.
 OURS = DataPath("late binding", DeviceSettings(steps=False, credit_batches=1), drop_late=True)
 
 
 @dataclass(frozen=True)
 class Fared:
-    """How a cascade fared: violations and FID over the run, and their means over windows of `AZURE_SEGMENT_S`."""
+    """Store a cascade's violations and FID over the run, and their means over windows of `AZURE_SEGMENT_S`."""
 
     violations: float
     fid: float
@@ -83,8 +83,11 @@ class Fared:
 
 
 def fared(cascade: Cascade, records: Sequence[RequestRecord], *, chosen: bool) -> Fared:
-    """FID is that of each window's share of light pictures, averaged over windows as the artefact does it. `chosen`: by
-    a discriminator, so the published table holds; a random mix lies on the line between its ends."""
+    """Return violations and FID; FID is by each window's share of light images, averaged over windows as the artefact
+    does.
+
+    `chosen`: a discriminator chose, so that the published table applies; a random mix is on the line between its ends.
+    """
     windows: dict[int, list[RequestRecord]] = {}
     for record in records:
         windows.setdefault(int(record.arrived_s // AZURE_SEGMENT_S), []).append(record)
@@ -117,7 +120,7 @@ def _fid(cascade: Cascade, light_share: float, chosen: bool) -> float:
 
 
 def cascade_settings(cascade: Cascade, rate: float, overprovision: float = OVERPROVISION) -> ServingSettings:
-    """`rate`: the demand that a system which has been running knows of when the trace begins."""
+    """Return the settings; `rate` is the demand that a running system knows when the trace begins."""
     return ServingSettings(
         heavy="heavy",
         light="light",
@@ -138,7 +141,7 @@ def curve(cascade: Cascade) -> DeferralCurve:
 
 
 def cascade_policy(name: str, cascade: Cascade, settings: ServingSettings) -> ServingPolicy:
-    """The static cascade holds the allocation that the artefact gives it."""
+    """Return the policy; the static cascade has the artefact's allocation."""
     policy = SERVING_POLICIES[name](settings)
     if name != "static-cascade":
         return policy
@@ -150,8 +153,11 @@ def cascade_policy(name: str, cascade: Cascade, settings: ServingSettings) -> Se
 
 
 def cascade_scenario(cascade: Cascade, policy: ServingPolicy, devices: int = 16, path: DataPath = OURS) -> Scenario:
-    """Whole requests batched, as the paper's workers do it; both models stay on an 80 GB device, so that switching
-    costs nothing; no light picture stands in for a late heavy one; what is predicted is predicted without a margin."""
+    """Return the scenario as in the paper.
+
+    Workers batch whole requests; both models stay on an 80 GB device, so that switching is free; no light image
+    replaces a late heavy one; predictions have no margin.
+    """
     return Scenario(
         name=policy.name,
         models=(
@@ -177,14 +183,14 @@ def cascade_scenario(cascade: Cascade, policy: ServingPolicy, devices: int = 16,
 
 
 def cascade_load(rates: Sequence[float], segment_s: float, slo_s: float, seed: int) -> Workload:
-    """Poisson arrivals at each rate (a second) in turn."""
+    """Return Poisson arrivals at each rate (per second) in sequence."""
     content = Content(slo_classes=(SloClass("standard", slo_s),), steps=50)
     segments = tuple(Segment(segment_s, rate) for rate in rates)
     return fluctuating(np.random.default_rng(seed), content, segments)
 
 
 def azure_load(cascade: Cascade, seed: int) -> Workload:
-    """The artefact's trace, scaled to the cascade."""
+    """Return the artefact's trace, scaled to the cascade."""
     rates = [cascade.low + share * (cascade.peak - cascade.low) for share in AZURE_SHAPE]
     return cascade_load(rates, AZURE_SEGMENT_S, cascade.slo_s, seed)
 
@@ -203,7 +209,7 @@ def mixture_scenario(
     small: tuple[str, ...] = ("sdxl", "sana"),
     qualities: tuple[ModelQuality, ...] = (),
 ) -> Scenario:
-    """MoDM's setting: one request at a time, late requests painted all the same."""
+    """Return MoDM's setting: one request at a time, late requests served too."""
     settings = ServingSettings(
         heavy="large",
         small=small,
@@ -213,7 +219,7 @@ def mixture_scenario(
         qualities=qualities,
     )
     policy = SERVING_POLICIES[name](settings)
-    # NIRVANA stores five latents for a prompt.
+    # NIRVANA stores five latents per prompt
     items = capacity * 5 if name == "nirvana-only" else capacity
     rules = SelectionRules() if name == "nirvana-only" else IMAGE_RULES
     return Scenario(
@@ -231,12 +237,12 @@ def mixture_scenario(
 
 
 def one_at_a_time(model: str, seconds: float) -> ModelCosts:
-    """`load` is a guess: no paper says how long a switch takes."""
+    """Return costs without batches. `load` is a guess: no paper says how long a switch takes."""
     return from_latencies(model, 50, {1: seconds}, variation=0.02, load=steady(10.0))
 
 
 def prompt_content(count: int, first_prompt: int, slo_s: float, seed: int) -> Content:
-    """A made-up log with DiffusionDB's locality; its first prompts are there to warm the cache."""
+    """Return a synthetic log with DiffusionDB's locality; its first prompts warm the cache."""
     embeddings = synthetic_log(count, np.random.default_rng(seed))
     return Content(
         prompts=("",) * count,
@@ -249,7 +255,7 @@ def prompt_content(count: int, first_prompt: int, slo_s: float, seed: int) -> Co
 
 
 def prompt_load(per_minute: float, count: int, content: Content, seed: int) -> Workload:
-    """About `count` Poisson arrivals."""
+    """Return about `count` Poisson arrivals."""
     rate = per_minute / 60.0
     return poisson(rate, count / rate, np.random.default_rng(seed), content)
 

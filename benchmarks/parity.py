@@ -1,22 +1,22 @@
-"""The simulator against the runs that it stands for: an emulated fleet of sixteen, and a small real one.
+"""Compare the simulator with live runs: an emulated fleet of sixteen, and a small real one.
 
-Each load is played open-loop on the live suite, and the very same arrivals on the simulator, which knows the fleet's
-file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
-is measured in a run of its own, with another seed, and never in the one compared.
+Each load is played open-loop on the live suite, and the same arrivals on the simulator. The simulator knows the fleet's
+file (the real worker's profile), the dataplane's settings, and a request's time outside queues and devices, which is
+measured in a separate run with another seed.
 
-A real worker is slower beside its suite than on the idle machine on which it was profiled. How much, and how its speed
-changes, is measured in runs of their own, one before each turn of `REAL_TURN_S` of a load (`seen_speed`). It is
-simulated twice:
+A real worker is slower in its suite than on the idle machine on which it was profiled. Its speed and the speed's
+changes are measured in separate runs, one before each turn of `REAL_TURN_S` of a load (`seen_speed`). It is simulated
+twice:
 
-- The prediction knows nothing of the runs that it is compared with. It is the headline.
-- The diagnosis is given the share of the processors that the machine's host took during those very runs, as the kernel
-  counts it (`stolen_time`). It tells how much of the prediction's error is the host's doing. It is held to no target.
+- The prediction uses nothing from the compared runs. It has the targets.
+- The diagnosis also gets the share of the processors that the machine's host took during those runs, as the kernel
+  counts it (`stolen_time`): it shows the host's part in the prediction's error. It has no target.
 
 Violations count late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds. Intervals
 are over a real worker's rounds; an emulated fleet plays each load once, and has none.
 
-Targets are DiffServe's own averages between its simulator and its testbed (section 4.3), for the mean over a side's
-loads, with the worst beside it, and 5 % for latencies under each of them.
+Targets are DiffServe's averages between its simulator and its testbed (section 4.3), for the mean over a side's loads,
+with the worst in the samples, and 5 % for latencies under each load.
 """
 
 import argparse
@@ -50,22 +50,22 @@ from pentimento.devices.profile import profile_from_json
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
 
-# Of what the fleet can paint: chosen by simulation, so that about 5 to 40 % of the requests break their SLOs.
+# in units of the fleet's capacity: chosen by simulation, so that about 5 to 40 % of the requests miss their SLOs
 LOADS = (1.2, 1.3, 1.45, 1.6)
-# What is measured apart is measured under a middle one, so that processes are as busy as in the runs compared.
+# Separate measurements use a middle load, so that processes are as busy as in the compared runs.
 CALIBRATION_LOAD = 1.3
-# An SLO in units of the time that a picture takes in a full batch.
+# an SLO in units of an image's time in a full batch
 SLO_FACTOR = 2.0
 SIMULATIONS = 9
 CALIBRATION_SEED, FIRST_SEED = 1, 100
 REAL_ROUNDS, REAL_TURN_S, REAL_CALIBRATION_S = 12, 20.0, 10.0
-# A cascade that falls back on its light pictures breaks no SLO: this one gives up, as DiffServe's system does.
+# A cascade that falls back to its light images misses no SLO: this one drops requests, as DiffServe's system does.
 ENVIRONMENT = {"PENTIMENTO_FRONTDOOR_FALL_BACK": "false"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """A live suite that is compared: its name, how it is started, and what the simulator knows of it."""
+    """Describe a compared live suite: its name, its start, and the simulator's knowledge of it."""
 
     name: str
     start: Callable[[], Any]
@@ -77,9 +77,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Turn:
-    """A load that was played live once, and what the simulator knows of the suite then.
+    """Hold a load that was played live once, and the simulator's knowledge of the suite then.
 
-    `diagnosis` is what it is told besides of that very run; None where there is nothing to tell.
+    `diagnosis` is the knowledge that includes that run; None without any.
     """
 
     share: float
@@ -121,7 +121,7 @@ def sides(options: Options, folder: Path) -> Iterator[Side]:
 
 
 def real_side(options: Options, folder: Path) -> Side:
-    """One real worker. Its profile is measured here, before and apart from the run that is compared."""
+    """Return one real worker, with its profile measured here, before the compared run."""
     model = find_model(options.rest["model"])
     profile = folder / "profile.json"
     flags = ["--model", str(model.path), "--out", str(profile), "--batch-sizes", "1,2,4,8", "--steps", "20"]
@@ -144,7 +144,7 @@ def real_side(options: Options, folder: Path) -> Side:
 
 
 def compare(options: Options, side: Side, folder: Path) -> list[ComparedLoad]:
-    """Every load on one suite."""
+    """Play every load on one suite."""
     loads = options.rest["loads"][: 1 if options.quick else None]
     turns_of = real_turns if side.real else emulated_turns
     with started(side) as suite:
@@ -159,7 +159,7 @@ def compare(options: Options, side: Side, folder: Path) -> list[ComparedLoad]:
 
 
 def emulated_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
-    """First the run that tells the delays, then those that are compared."""
+    """Play the run that measures the delays, then the compared ones."""
     duration_s = 8.0 if options.quick else float(options.rest["duration"])
     rate, slo_s = rate_and_slo(side)
     calibration = load(side, CALIBRATION_LOAD * rate, duration_s / 2, slo_s, CALIBRATION_SEED)
@@ -173,20 +173,22 @@ def emulated_turns(options: Options, suite: LocalSuite, side: Side, folder: Path
 
 @dataclass(frozen=True)
 class Timed:
-    """A live run, and what the machine's host left it."""
+    """Hold a live run, and the machine's time that its host left."""
 
     workload: Workload
     records: list[RequestRecord]
     left: WhatIsLeft
 
     def known_as(self, scenario: Scenario, *, told: bool) -> ObservedRun:
-        """The run beside what is known of the suite; `told` adds what the host left of the machine meanwhile."""
+        """Return the run with the suite's scenario; `told` adds the machine's time that the host left during it."""
         return ObservedRun(with_course(scenario, self.left) if told else scenario, self.workload, self.records)
 
 
 def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
-    """The loads one after the other, many times over; before each one a run that tells the speed. Arrivals and SLOs
-    keep to the speed that was seen last, so that a load stays what it is while the host takes more or less."""
+    """Play the loads in sequence, many times, with a run before each that measures the speed.
+
+    Arrivals and SLOs follow the last measured speed, so that a load stays constant while the host takes more or less.
+    """
     rate, slo_s = rate_and_slo(side)
     known = scenario_of(side, folder)
     seeds = itertools.count(FIRST_SEED)
@@ -206,7 +208,7 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
 
     with StolenTime() as stolen:
         speed = 1.0
-        play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # A suite's first pictures take longer.
+        play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # a suite's first images take longer
         for share in list(loads) * (1 if options.quick else REAL_ROUNDS):
             speed = calibrate()
             played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
@@ -220,9 +222,10 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
 
 
 def known_speed(known: Scenario, calibrations: Sequence[Timed], *, told: bool) -> Scenario:
-    """With what the calibrations tell together: delays, speed, and the changes of speed.
+    """Return the scenario with all calibrations' delays, speed, and changes of speed.
 
-    Without being told what the host took, its doing is among the changes; else they are those it does not account for.
+    Without `told`, the changes include the host's share; with it, they are those that the host's share does not
+    explain.
     """
     scenario = with_delays(known, [record for one in calibrations for record in one.records])
     runs = [one.known_as(scenario, told=told) for one in calibrations]
@@ -245,11 +248,11 @@ def started(side: Side) -> Iterator[LocalSuite]:
 
 
 def rate_and_slo(side: Side) -> tuple[float, float]:
-    """What the side can paint a second, and the SLO that its requests have."""
+    """Return the side's images per second, and its requests' SLO."""
     fleet = read_fleet(side.fleet)
     capacity = capacity_per_s(fleet, side.model)
     if fleet.cascade:
-        # Only what is deferred reaches the heavy model: as many more come to the light one.
+        # Only deferred requests reach the heavy model; the light one gets more by that factor.
         capacity /= share_deferred(fleet.deferral, fleet.confidence_threshold)
     model = fleet.model(side.model)
     devices = next(devices for devices in fleet.devices if devices.models[0] == side.model)
@@ -295,7 +298,7 @@ def pair(side: str, turns: Sequence[Turn]) -> ComparedLoad:
 
 
 def scenario_of(side: Side, folder: Path) -> Scenario:
-    """The simulator's view of the suite as it runs without a policy: workers keep what they hold."""
+    """Return the simulator's scenario of the suite without a policy: workers keep their models."""
     fleet = read_fleet(side.fleet)
     cascade = ", ".join(f'"{name}"' for name in fleet.cascade)
     path = folder / f"{side.fleet.stem}.scenario.toml"

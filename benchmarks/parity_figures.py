@@ -1,4 +1,4 @@
-"""What live runs and simulations of them come to: by load, by side, with intervals over rounds."""
+"""Compute the results of live runs and of their simulations: by load, by side, with intervals over rounds."""
 
 import math
 import statistics
@@ -24,7 +24,7 @@ Of = Callable[[Report], float]
 
 @dataclass(frozen=True)
 class Tally:
-    """What the requests of one turn came to, live or in one simulation."""
+    """Store the results of one turn's requests, live or in one simulation."""
 
     violations: int
     judged: int
@@ -38,12 +38,12 @@ class Tally:
 
 
 Tallies = Sequence[tuple[Tally, ...]]
-"""Turns of one load: the live run, then each simulation of it."""
+"""turns of one load: the live run, then each simulation of it"""
 
 
 @dataclass(frozen=True)
 class ComparedLoad:
-    """One load, live and simulated, all its turns together; differences in points and percent of the live figure."""
+    """Hold one load, live and simulated, over all its turns; differences in points and percent of the live figure."""
 
     side: str
     rate: float
@@ -57,7 +57,7 @@ class ComparedLoad:
 
     @property
     def quality_percent(self) -> float | None:
-        """None where nobody judged."""
+        """Return the quality's difference, or None if no scorer ran."""
         return None if math.isnan(self.live.quality) else self.percent(quality_of)
 
     def percent(self, figure: Of) -> float:
@@ -67,7 +67,7 @@ class ComparedLoad:
         return statistics.fmean(figure(report) for report in self.simulated)
 
     def row(self) -> dict[str, Any]:
-        """[live, simulated, standard deviation of one simulated run]: chance alone moves a live run about as far."""
+        """Return [live, simulated, standard deviation of one simulated run]: chance moves a live run about as far."""
         return {
             "side": self.side,
             "rate_per_s": self.rate,
@@ -124,12 +124,12 @@ def latencies_apart(percentile: float, turns: Tallies) -> float:
 
 
 def stage_of(name: str, report: Report) -> float:
-    """Mean seconds of those who went through it."""
+    """Return the mean seconds of requests in the stage."""
     return next((stage.seconds.mean for stage in report.stages if stage.name == name), math.nan)
 
 
 def figures(pairs: Sequence[ComparedLoad]) -> list[Figure]:
-    """By side: the mean over its loads for what DiffServe gives a mean of, the worst one for latencies."""
+    """Return figures by side: the mean over its loads if DiffServe gives a mean, the worst load for latencies."""
     found = []
     for side in dict.fromkeys(pair.side for pair in pairs):
         mine = [pair for pair in pairs if pair.side == side]
@@ -156,7 +156,7 @@ def figure(
     rows: Sequence[Any],
     apart: Callable[[Tallies], float] | None = None,
 ) -> Figure:
-    """`apart` is the difference of one load, of which the figure is the mean or the worst; it gives the interval."""
+    """Return a figure over one side's loads; `apart` is the difference of one load, for the interval."""
     side = pairs[0].side
     combine = max if name.endswith("worst") else statistics.fmean
     return Figure(
@@ -171,7 +171,7 @@ def figure(
 
 
 def interval(loads: Sequence[Tallies], statistic: Callable[[Sequence[Tallies]], float]) -> Interval | None:
-    """Return the statistic's interval: rounds are redrawn, each with all its loads. None where there was one round."""
+    """Return the statistic's interval by resampling rounds, each with all its loads; None for one round."""
     rounds = list(zip(*loads, strict=True))
     if len(rounds) < 2:
         return None

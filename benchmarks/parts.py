@@ -1,4 +1,4 @@
-"""Results of benchmarks whose parts can be measured one at a time, each run keeping what the file has of the others."""
+"""Publish benchmarks with parts that can be measured one at a time; a run keeps the file's results of other parts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from lab.fixtures.machine import current_commit, now
 
 @dataclass(frozen=True)
 class PartResult:
-    """A part's figures, each named `PART: …`, and how they were measured; `missing` says why there are none."""
+    """Hold a part's figures, each named `PART: …`, and how they were measured; `missing` is the reason for none."""
 
     figures: list[Figure] = field(default_factory=list)
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -22,10 +22,10 @@ class PartResult:
 def merge_parts(
     earlier: Path | None, order: Sequence[str], found: Mapping[str, PartResult]
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """The figures of all parts in order, and notes by part: those found now, or else those of the earlier result.
+    """Return the figures of all parts in order, and notes by part: the new ones, or else those of the earlier result.
 
-    A part that could not be measured now keeps what it had, and its notes say so; the run falls short
-    (`publish_parts`). One that neither has is one figure that is missing.
+    A part that could not be measured now keeps its earlier figures; its notes say so, and the run falls short
+    (`publish_parts`). A part with neither is one missing figure.
     """
     before = read_parts(earlier) if earlier is not None else {}
     stamp = {"at": now(), "commit": current_commit()}
@@ -53,8 +53,10 @@ def merge_parts(
 def publish_parts(
     options: Options, order: Sequence[str], found: Mapping[str, PartResult], notes: Mapping[str, Any]
 ) -> int:
-    """Write the parts found now, and with `--only` the file's others; return the exit code, 1 also where a part that
-    was to be measured could not be."""
+    """Write the new parts, and with `--only` the file's others.
+
+    Returns the exit code, which is 1 also if a requested part could not be measured.
+    """
     figures, by_part = merge_parts(options.out if options.rest["only"] else None, order, found)
     published = publish(options, figures, notes={**notes, "parts": by_part})
     return 1 if any(result.missing for result in found.values()) else published
@@ -65,7 +67,7 @@ def _is_measured(result: PartResult) -> bool:
 
 
 def read_parts(path: Path) -> dict[str, PartResult]:
-    """What a result file holds, by part."""
+    """Return a result file's contents by part."""
     if not path.exists():
         return {}
     result: dict[str, Any] = json.loads(path.read_text())

@@ -1,11 +1,11 @@
-"""What the peer of end_to_end is asked for, and how it is set up; for those who have no LitServe installed too."""
+"""Define the orders and settings of end_to_end's peer, importable without LitServe."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PeerOrder:
-    """`loras` are names of folders of LORAS, at scale 1."""
+    """Request one image; `loras` are names of folders of LORAS, at scale 1."""
 
     prompt: str
     seed: int
@@ -16,7 +16,7 @@ class PeerOrder:
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """How LitServe batches, over how many processes, and whether the denoiser is compiled."""
+    """Configure LitServe's batches and processes, and whether the denoiser is compiled."""
 
     max_batch: int
     timeout_s: float
@@ -25,5 +25,5 @@ class PeerSettings:
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """Return the name in results."""
         return f"batches of {self.max_batch} within {self.timeout_s:g} s" + (", compiled" if self.compiled else "")

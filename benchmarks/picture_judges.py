@@ -1,13 +1,13 @@
-"""Who says what pictures are worth: the judge of attributes and an encoder, neither of which routes or was trained on.
+"""Score images by an attribute scorer and an encoder that neither route nor were trained with the router's.
 
-Both are trained on drawings alone and lie in work folders, since nothing is served with them:
+Both are trained on drawings only and stay in work folders, since no service loads them:
 
     pentimento zoo train judge --work JUDGES
     pentimento zoo train dual-encoder --seed 5 --work OTHERS
 
-The judge shares no weight with any model. The encoder is built as `tiny-clip` is and has seen the same drawings, but
-was trained apart, from another seed: it has none of the weights that the cache searches by and the models are
-conditioned on. What both kinds of encoder fail to see, both fail to see.
+The attribute scorer shares no weight with any model. The encoder has `tiny-clip`'s architecture and training drawings,
+but another seed: it has none of the weights that the cache searches by and that condition the models. Differences that
+neither kind of encoder can see stay invisible here.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from zoo.train.parts import check_trained
 
 
 def check_judges(judge_work: Path, encoder_work: Path) -> None:
-    """Raise NotFound that says how to train whichever of the two is not there."""
+    """Raise NotFound, naming the training command, if the scorer or the encoder is missing."""
     check_trained(judge_work, "judge", f"--work {judge_work}")
     check_encoder_apart(encoder_work)
 
 
 class PictureJudges:
-    """The judge of one work folder and the dual encoder of another, beside the encoder that routes."""
+    """Hold the attribute scorer of one work folder, the dual encoder of another, and the routing encoder."""
 
     def __init__(self, judge_work: Path, encoder_work: Path) -> None:
         check_judges(judge_work, encoder_work)
@@ -43,8 +43,8 @@ class PictureJudges:
     def judge(
         self, pictures: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]
     ) -> JudgedPictures:
-        """Return what is said of encoded pictures and the prompts that they were painted from; `asked` holds a class
-        index for each attribute (`Utterance.asked`)."""
+        """Return the scores of encoded images and their prompts; `asked` has a class index per attribute
+        (`Utterance.asked`)."""
         pixels = torch.stack([pixels_of(picture) for picture in pictures])
         marks = self._examiner.mark(pixels[:, None], tuple(prompts), torch.tensor(asked))
         return JudgedPictures(
@@ -62,6 +62,6 @@ class PictureJudges:
 
 
 def pixels_of(picture: bytes) -> Tensor:
-    """Return an encoded picture as uint8 (3, height, width)."""
+    """Return an encoded image as uint8 (3, height, width)."""
     array = decode(picture, "picture", lambda image: np.asarray(image.convert("RGB")))
     return torch.from_numpy(array.copy()).permute(2, 0, 1)

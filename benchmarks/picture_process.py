@@ -1,9 +1,10 @@
-"""Images from one prompt at a time in a process of its own, without any service: our engine, or diffusers' pipeline.
+"""Generate images one prompt at a time in a separate process, without any service: our engine, or diffusers' pipeline.
 
-Run as `python -m benchmarks.picture_process SIDE MODEL_DIRECTORY COMPILED`, where SIDE is `engine` or `diffusers` and
-COMPILED is 1 or 0. A line of JSON in (prompt, seed, steps, guidance_scale), the file of an image out behind a line with
-its size in bytes. Our engine decodes and encodes as a worker does and answers with a PNG. diffusers runs in inference
-mode and answers with raw pixels (PPM): nothing is encoded, so that the comparison leaves that to our side.
+    python -m benchmarks.picture_process SIDE MODEL_DIRECTORY COMPILED
+
+SIDE is `engine` or `diffusers`, COMPILED 1 or 0. Input is a line of JSON (prompt, seed, steps, guidance_scale); output
+is a line with the size in bytes, then the image file. Our engine decodes and encodes as a worker does and answers with
+a PNG. diffusers runs in inference mode and answers with raw pixels (PPM), so that only our side pays for encoding.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class PictureOrder:
 
 
 class PictureMaker(Enum):
-    """What makes the images."""
+    """Name the side that generates the images."""
 
     ENGINE = "engine"
     DIFFUSERS = "diffusers"
@@ -40,7 +41,7 @@ Answer = Callable[[PictureOrder], bytes]
 
 
 class PictureProcess:
-    """Asks, and waits for the image."""
+    """Send orders, and wait for the image."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
@@ -49,12 +50,12 @@ class PictureProcess:
         self._from: BinaryIO = process.stdout  # type: ignore[assignment]
 
     def await_ready(self) -> None:
-        """Return once it takes orders. RuntimeError where it does not start."""
+        """Return once it takes orders. Raises RuntimeError if it does not start."""
         if self._from.readline() != b"ready\n":
             raise RuntimeError("the process did not start")
 
     def paint(self, order: PictureOrder) -> bytes:
-        """Return the file of the image."""
+        """Return the image file."""
         self._to.write(json.dumps(asdict(order)).encode() + b"\n")
         self._to.flush()
         return self._from.read(int(self._from.readline()))
@@ -62,7 +63,7 @@ class PictureProcess:
 
 @contextmanager
 def picture_process(side: PictureMaker, model: Path, *, compiled: bool) -> Iterator[PictureProcess]:
-    """Run a process with one torch thread, as the worker has, and end it with the block."""
+    """Run a process with one torch thread, as a worker does, and end it with the block."""
     command = [sys.executable, "-m", __name__, side.value, str(model), str(int(compiled))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
@@ -75,7 +76,7 @@ def picture_process(side: PictureMaker, model: Path, *, compiled: bool) -> Itera
 
 
 def engine_answers(model: Path, compiled: bool) -> Answer:
-    """Return our engine as a worker runs it: steps, decoder and PNG encoder on their own threads."""
+    """Return our engine as a worker runs it: steps, decoder and PNG encoder on separate threads."""
     import torch
 
     from benchmarks.engine_latency import compiled_denoiser
@@ -107,7 +108,7 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
 
 
 def diffusers_answers(model: Path, compiled: bool) -> Answer:
-    """Return diffusers' own pipeline in inference mode."""
+    """Return diffusers' pipeline in inference mode."""
     import torch
     from diffusers import StableDiffusionPipeline
 
@@ -131,12 +132,12 @@ def diffusers_answers(model: Path, compiled: bool) -> Answer:
 
 
 def serve(side: PictureMaker, model: Path, compiled: bool) -> None:
-    """Answer orders until there are no more."""
+    """Answer orders until the input ends."""
     import torch
 
     keep_freed_memory()  # as workers do
     torch.set_num_threads(1)
-    # Our line protocol owns stdout; whatever the libraries print goes to stderr.
+    # The line protocol uses stdout; the libraries' prints go to stderr.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     answer = (engine_answers if side is PictureMaker.ENGINE else diffusers_answers)(model, compiled)
     answers.write(b"ready\n")

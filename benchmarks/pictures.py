@@ -1,4 +1,4 @@
-"""Plots as small PNG files."""
+"""Write plots as small PNG files."""
 
 import io
 from pathlib import Path
@@ -9,7 +9,7 @@ from PIL import Image
 
 SIZE = (8.4, 3.4)  # inches at DPI
 DPI = 100
-PALETTE = 64  # colours kept, which is what makes the files small
+PALETTE = 64  # number of colours; few make the files small
 COLOURS = ("#3b6fb6", "#d1495b", "#3f8f5b", "#8d6ab8")
 
 

@@ -1,5 +1,6 @@
-"""Latency of a picture whose residuals come over a slow link, in both modes, on paced devices: real processes and
-streams, whose compute sleeps for the times of a pace."""
+"""Compare an image's latency over a slow link in both modes, on paced devices: real processes and streams, in which
+compute sleeps for the times of a pace.
+"""
 
 import asyncio
 import time
@@ -30,15 +31,17 @@ from pentimento.domain.generation import ControlNetSelection, Scheduler
 
 H800 = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 GBIT_PER_S = 10.0
-# Residuals of a row in half precision (Katz, section 5, has 108 MiB for two).
+# residuals of a row in half precision (Katz, section 5, has 108 MiB for two)
 RESIDUAL_BYTES = 53.7e6
 MODES = {"synchronous": 0, "pipelined": 1}
 
 
 @dataclass(frozen=True)
 class LinkCase:
-    """A device that is `slower` than the pace's, over a link of 10 Gb/s; both are stretched in time alike, so that what
-    this machine itself takes to copy is small beside what is emulated."""
+    """Describe a device `slower` than the pace's, over a link of 10 Gb/s.
+
+    Both are stretched in time by one factor, so that this machine's copying is small compared with the emulated times.
+    """
 
     name: str
     slower: float
@@ -46,26 +49,26 @@ class LinkCase:
 
     @property
     def time_factor(self) -> float:
-        """What the pace's times are multiplied by."""
+        """Return the factor for the pace's times."""
         return self.slower * self.stretch
 
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """`steps` of a picture, the first `synchronous_steps` of which are synchronous in either mode."""
+    """Set `steps` of an image; the first `synchronous_steps` are synchronous in either mode."""
 
     rounds: int
     steps: int
     synchronous_steps: int
 
 
-# The link that Katz measured has an A10G at both ends (figure 10), whose half-precision rate is about an eighth of an
-# H800's. An H800 itself takes a shorter step than the link takes for its residuals: no mode reaches the ideal there.
+# Katz's link has an A10G at both ends (figure 10), with about an eighth of an H800's half-precision rate. An H800's
+# step is shorter than the link's time for its residuals, so that no mode reaches the ideal there.
 CASES = (LinkCase("A10G", 8.0, 4.0), LinkCase("H800", 1.0, 16.0))
 
 
 def link_part(setting: LinkSetting) -> PartResult:
-    """Paint in both modes in turns and compare with the ideal."""
+    """Run both modes alternating, and compare them with the ideal."""
     figures: list[Figure] = []
     notes = {}
     for case in CASES:
@@ -76,7 +79,7 @@ def link_part(setting: LinkSetting) -> PartResult:
 
 
 def ideal_s(pace: DevicePace, case: LinkCase, steps: int) -> float:
-    """Return the seconds of all steps by Katz's ideal: a ControlNet beside the first half, and no transport."""
+    """Return the seconds of all steps by Katz's ideal: a ControlNet during the first half, and no transport."""
     encode, decode, control = (one.of(1) for one in (pace.encode, pace.decode, pace.controlnets[0].step))
     return steps * (max(encode, control) + decode) * case.time_factor
 
@@ -97,7 +100,7 @@ def _figures(case: LinkCase, setting: LinkSetting, seconds: dict[str, list[float
 
 
 async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[float]]:
-    """Seconds of denoising by mode, round by round, after one picture that is not counted."""
+    """Return seconds of denoising by mode and round, after one warm-up image."""
     with ExitStack() as stack:
         folder = stack.enter_context(shared_folder())
         path = folder / "pace.toml"
@@ -112,7 +115,7 @@ async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[floa
             await _denoise_s(together, LinkSetting(1, 2, 1), 0)
             found: dict[str, list[float]] = {mode: [] for mode in MODES}
             for number in range(setting.rounds):
-                # In turns, the other one first every other time.
+                # alternating, with the order reversed every other time
                 for mode in list(MODES)[:: 1 if number % 2 else -1]:
                     first = setting.synchronous_steps * MODES[mode]
                     found[mode].append(await _denoise_s(together, setting, first))
@@ -132,7 +135,7 @@ async def _denoise_s(served: ControlledByService, setting: LinkSetting, pipeline
 
 @contextmanager
 def _link(replica: str, gbit_per_s: float) -> Iterator[str]:
-    """A link to the replica, once that listens; its address."""
+    """Run a link to the replica, once it listens, and yield its address."""
     give_up_at = time.monotonic() + START_S
     while not Path(replica.removeprefix("unix:")).exists():
         if time.monotonic() > give_up_at:
@@ -143,7 +146,7 @@ def _link(replica: str, gbit_per_s: float) -> Iterator[str]:
 
 
 def _stretched(case: LinkCase) -> str:
-    """The pace's file with its times multiplied, and one ControlNet that is there at once."""
+    """Return the pace's file with its times multiplied, and one ControlNet that loads immediately."""
     pace = read_pace(H800)
 
     def times(name: str, one: PassTimes) -> str:

@@ -1,5 +1,6 @@
-"""Pictures of the pipelined mode beside synchronous ones of the same seed, and those beside another seed's: what the
-judge sees, edges, SSIM. Painted by a worker and a replica of controlnet_svc, as they serve."""
+"""Compare pipelined images with synchronous ones of the same seed, and those with another seed's: attribute scores,
+edges, SSIM. A worker and a replica of controlnet_svc generate them, as served.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -38,15 +39,18 @@ TOLD: dict[str, Callable[[Prompts], Tensor]] = {
     "edges": lambda prompts: edges(prompts.drawn.float() / 255.0),
     "layout": lambda prompts: layout(prompts.scenes),
 }
-# Of the prompts the share whose residuals are less alike than what a step is judged by.
+# the share of prompts with less similar residuals, at which a step is decided
 LEAST_ALIKE = 0.1
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class QualitySetting:
-    """`prompt_count` prompts that no training has seen; bounds are measured on `bound_prompts` others, for each number
-    of `bound_steps`. `judge` is the work folder of the trained judge."""
+    """Set the prompts and steps.
+
+    `prompt_count` prompts with unseen combinations; bounds are measured on `bound_prompts` others, for each number of
+    `bound_steps`. `judge` is the work folder of the trained attribute scorer.
+    """
 
     judge: Path
     prompt_count: int
@@ -57,8 +61,8 @@ class QualitySetting:
 
 
 def bounds_part(setting: QualitySetting) -> PartResult:
-    """Measure from which step on residuals resemble those of the step before, and write the file of it."""
-    # Behind those that quality is measured on.
+    """Measure the step from which residuals resemble those of the step before, and write its file."""
+    # after the prompts that quality is measured on
     prompts = examination_prompts(setting.bound_prompts, first=setting.prompt_count)
     found, figures, curves = [], [], {}
     for name, told in TOLD.items():
@@ -77,7 +81,7 @@ def bounds_part(setting: QualitySetting) -> PartResult:
 
 
 def _adjacent_cosines(name: str, conditions: Tensor, prompts: Prompts, steps: int) -> Array:
-    """(steps - 1, prompts), in the conditional half."""
+    """Return cosines (steps - 1, prompts), in the conditional half."""
     pipeline = add_control(load_pipeline(WEIGHTS / BASE), WEIGHTS / f"tiny-controlnet-{name}")
     scale, count = float(entry_of(BASE, WEIGHTS)["default_guidance_scale"]), len(prompts)
     with recorded_residuals(pipeline.controlnet) as residuals:
@@ -87,7 +91,7 @@ def _adjacent_cosines(name: str, conditions: Tensor, prompts: Prompts, steps: in
 
 
 def quality_part(setting: QualitySetting, name: str) -> PartResult:
-    """Paint all prompts in both modes with one seed, and synchronously with another, and compare them."""
+    """Generate all prompts in both modes with one seed, and synchronously with another, and compare them."""
     prompts = examination_prompts(setting.prompt_count)
     conditions = TOLD[name](prompts)
     first = _from_step(setting, name)
@@ -109,7 +113,7 @@ def _from_step(setting: QualitySetting, name: str) -> int:
 
 
 def _metrics(examiner: Examiner, prompts: Prompts, told: Tensor | None) -> dict[str, Callable[[Tensor], Array]]:
-    """By name, each of uint8 pictures (prompts, 3, height, width): (prompts, 1)."""
+    """Return metrics by name, each of uint8 images (prompts, 3, height, width): (prompts, 1)."""
 
     def marks(pictures: Tensor, which: str) -> Array:
         found: Array = getattr(examiner.mark(pictures[:, None], prompts.captions, prompts.asked), which)
@@ -128,8 +132,8 @@ def _metrics(examiner: Examiner, prompts: Prompts, told: Tensor | None) -> dict[
 
 
 def compared(name: str, synchronous: Array, pipelined: Array, other: Array) -> Iterator[Figure]:
-    """Both readings of "no loss beyond noise": a loss that the paired bootstrap does not explain, and one beyond what
-    two seeds differ by. Values are (prompts, 1), of the same prompts."""
+    """Report both forms of "no loss beyond noise": a loss beyond the paired bootstrap, and a loss beyond the difference
+    of two seeds. Values are (prompts, 1), of the same prompts."""
     difference = estimate(mean_difference, pipelined, synchronous)
     seeds = estimate(mean_difference, other, synchronous)
     samples = numbers(np.concatenate([synchronous, pipelined, other], axis=1))
@@ -156,7 +160,7 @@ def _alike(name: str, synchronous: Tensor, pipelined: Tensor, other: Tensor) -> 
 async def _painted(
     setting: QualitySetting, name: str, prompts: Prompts, conditions: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Synchronous, pipelined, and synchronous of another seed: uint8 (prompts, 3, height, width)."""
+    """Return synchronous, pipelined, and other-seed synchronous images: uint8 (prompts, 3, height, width)."""
     told = as_picture(conditions)
     model = load_model(WEIGHTS / BASE, torch.device("cpu"), torch.float32)
 

@@ -1,6 +1,6 @@
-"""Training the match predictor anew, beside a plain SGDOneClassSVM fit of the same rows: a part of `cache_update`.
+"""Time training of the match predictor against a plain SGDOneClassSVM fit of the same rows: a part of `cache_update`.
 
-The predictor's SVM is trained on a sample of the rows, so a plain fit of a sample of that size stands beside it too.
+The predictor's SVM is trained on a sample of the rows, so that a plain fit of a sample of that size is timed too.
 """
 
 import time
@@ -18,7 +18,7 @@ from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 from services.vectordb_gateway.match_predictor.support import TRAINING_COUNT
 
 ENTRY_COUNT = 10_000
-# 5 % of the entries went and as many came: what makes the gateway train anew.
+# 5 % of the entries left and as many arrived: the gateway's rule for training again
 CHANGED_COUNT = 500
 _SIZE, _THEME_COUNT, _SPREAD = 384, 2000, 0.8
 _POOL = "tenant"
@@ -26,8 +26,11 @@ _POOL = "tenant"
 
 @dataclass(frozen=True)
 class RetrainingRound:
-    """Seconds of one round, the sides one after the other: what came is learnt and the predictor trained, all entries
-    are learnt and it is trained, a plain fit of all rows, one of as many of them as the predictor trains on."""
+    """Store the seconds of one round's sides.
+
+    The sides, in sequence: new entries learnt and the predictor trained; all entries learnt and it trained; a plain fit
+    of all rows; a plain fit of the number of rows that the predictor trains on.
+    """
 
     changed_s: float
     anew_s: float
@@ -36,7 +39,7 @@ class RetrainingRound:
 
 
 def retraining_figures(rounds: int) -> list[Figure]:
-    """Return the figures of 10,000 entries of 384 dimensions, made up: prompts around 2,000 themes."""
+    """Return the figures of 10,000 synthetic entries of 384 dimensions: prompts around 2,000 themes."""
     rows = _themed_rows(ENTRY_COUNT + CHANGED_COUNT, seed=0)
     samples = [_round(rows, number) for number in range(-1, rounds)][1:]  # the first one loads scikit-learn
     pairs = [(each.changed_s, each.plain_s) for each in samples]

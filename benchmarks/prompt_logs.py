@@ -1,6 +1,6 @@
-"""Prompt logs as vectors: which files of a data directory are read, and how they are embedded.
+"""Read prompt logs as vectors: the files of a data directory, and their embeddings.
 
-A log is in the order in which people asked; a set is prompts that somebody collected, whose order means nothing.
+A log is in request order; a set is a collection of prompts without a meaningful order.
 """
 
 import csv
@@ -25,7 +25,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A file below `prompts/`; `vectors` is one that holds its embeddings, where there is one."""
+    """Name a file below `prompts/`; `vectors` is the file of its embeddings, if it exists."""
 
     name: str
     file: str
@@ -50,8 +50,8 @@ COMPOSED = PromptFile("T2I-CompBench", "t2i_compbench.tsv.gz", 2, False)
 
 
 def read_vectors(file: PromptFile, data: Path, limit: int, kept: Path | None = None) -> Vectors:
-    """Return unit vectors (prompts, size) of the first `limit` prompts. Embedded ones are kept in and read from the
-    directory `kept`, if one is given."""
+    """Return unit vectors (prompts, size) of the first `limit` prompts; the directory `kept` caches computed
+    embeddings."""
     if file.vectors is not None:
         return _unit(np.load(data / "prompts" / file.vectors)[:limit].astype(np.float32))
     cached = None if kept is None else kept / f"{file.file}.{limit}.{ENCODER}.npy"
@@ -67,7 +67,7 @@ def read_vectors(file: PromptFile, data: Path, limit: int, kept: Path | None = N
 def embed(prompts: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> Vectors:
     """Return unit vectors (prompts, 384) by the packaged sentence encoder (extra `sentences`)."""
     model = open_model(find_encoder(ENCODER).path)
-    # By length, so that a batch has little padding.
+    # by length, so that a batch has little padding
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     rows: dict[int, bytes] = {}
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The form every benchmark's result takes.
+"""Write every benchmark's result in one form.
 
     options = parse_options("overhead", __doc__)
     ...
@@ -8,13 +8,13 @@
     ]))
 
 `publish` writes `benchmarks/results/NAME.json`, prints a line a figure and `figure … target … ok|short` last, and
-returns the exit code: 0 when every figure reaches its target, 1 when one falls short.
+returns the exit code: 0 if every figure reaches its target, 1 if one falls short.
 
-The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
-the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
-one, `duration_s` how long it took, `notes` how it was done. A figure that could not be measured is null, and short of
-any target it has; one with an interval reaches its target where the whole interval does. `earlier_runs` has the figures
-of earlier runs, oldest first and without samples: of those that were not quick and measured a clean commit.
+The file has `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure
+at the top, `ok` of all together, and every figure with the same keys under `figures`; `quick` marks a short run,
+`duration_s` is its duration, `notes` describe the setting. A figure that could not be measured is null and misses any
+target; a figure with an interval reaches its target if the whole interval does. `earlier_runs` has the figures of
+earlier full runs of clean commits, oldest first, without samples.
 """
 
 import argparse
@@ -36,8 +36,8 @@ EXACT = "Clopper-Pearson"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line said. `rest` holds a benchmark's own options by their names; `began_s` is when it was
-    read, on the monotonic clock."""
+    """Hold the command line's options; `rest` has a benchmark's additional ones by name, `began_s` the monotonic time
+    of parsing."""
 
     benchmark: str
     quick: bool
@@ -48,9 +48,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a figure, or two; `limit` is None for a row that is shown beside the others and decides nothing.
+    """Bound a figure from one or two sides; `limit` is None for a row that decides nothing.
 
-    Comparison ">" is for differences: zero itself does not do.
+    Comparison ">" is for differences: zero fails.
     """
 
     comparison: str
@@ -59,9 +59,9 @@ class Target:
     upper: float | None = None
 
     def met_by(self, value: float | None, interval: "Interval | None" = None) -> bool:
-        """Return whether the figure's whole interval keeps to the bound, or where it has none the figure itself.
+        """Return whether the figure's whole interval meets the bound, or without an interval the figure.
 
-        "None may happen" is judged by the count: the exact interval of a count of zero never ends at zero.
+        A limit of zero events applies to the count, since the exact interval of a count of zero never ends at zero.
         """
         if self.limit is None:
             return True
@@ -83,7 +83,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, unit: str) -> "Target":
-        """What `str` made of a target."""
+        """Return the target that `str` wrote."""
         if text == "none":
             return informative(unit)
         comparison, limit, *rest = text.removesuffix(unit).split()
@@ -112,7 +112,7 @@ def informative(unit: str = "") -> Target:
 
 @dataclass(frozen=True)
 class Interval:
-    """Of the figure, at `confidence`; `method` says how it was computed."""
+    """Bound the figure at `confidence`; `method` says how it was computed."""
 
     low: float
     high: float
@@ -122,9 +122,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number against its target, with the raw samples it came from (JSON values, in order taken).
+    """Hold one measured number, its target, and the raw samples (JSON values, in order).
 
-    Its value is None when what it would measure is not there.
+    Its value is None if the measured thing does not exist.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Figure:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Figure":
-        """A figure read back from a result."""
+        """Return a figure from a result's row."""
         interval = row["confidence_interval"] and Interval(**row["confidence_interval"])
         return cls(row["name"], row["figure"], Target.parse(row["target"], row["unit"]), row["samples"], interval)
 
@@ -166,13 +166,13 @@ class Figure:
 def measured(
     name: str, samples: Sequence[Sample], statistic: Callable[[Sequence[Sample]], float], target: Target
 ) -> Figure:
-    """A statistic of samples, with its bootstrap interval; a pair's samples are (ours, theirs)."""
+    """Return a statistic of samples with its bootstrap interval; a pair's samples are (ours, theirs)."""
     low, high = bootstrap_interval(samples, statistic)
     return Figure(name, statistic(samples), target, samples, Interval(low, high, CONFIDENCE, BOOTSTRAP))
 
 
 def counted(name: str, events: int, trials: int, target: Target, samples: Sequence[Any]) -> Figure:
-    """A count of events; the interval is the exact one of the events per trial, times the trials."""
+    """Return a count of events; the interval is the exact one of the events per trial, times the trials."""
     low, high = binomial_interval(events, trials)
     return Figure(name, events, target, samples, Interval(low * trials, high * trials, CONFIDENCE, EXACT))
 
@@ -180,10 +180,10 @@ def counted(name: str, events: int, trials: int, target: Target, samples: Sequen
 def parse_options(
     benchmark: str, description: str | None, add: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 ) -> Options:
-    """`--quick` and `--out`, the same in every benchmark; `add` puts a benchmark's own options beside them.
+    """Parse `--quick`, `--out`, and the options of `add`.
 
-    From here on SIGTERM ends a benchmark as an interrupt does, so that no server it started outlives it. The commit is
-    taken here, before anything is measured.
+    From here on SIGTERM ends a benchmark as an interrupt does, so that no server of it outlives it. The commit is read
+    here, before any measurement.
     """
     current_commit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -199,7 +199,7 @@ def parse_options(
 
 
 def _file(text: str) -> Path:
-    """Refused now, not when a run of half an hour is to be written."""
+    """Refuse a bad path before a run of half an hour."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file, {text} is a directory")
@@ -207,7 +207,7 @@ def _file(text: str) -> Path:
 
 
 def default_out(benchmark: str, quick: bool) -> Path:
-    """A quick run never takes the place of a result that was measured."""
+    """Return the default path; a quick run never replaces a measured result."""
     results = ROOT / "benchmarks" / "results"
     return (results / "quick" if quick else results) / f"{benchmark}.json"
 
@@ -215,7 +215,8 @@ def default_out(benchmark: str, quick: bool) -> Path:
 def publish(
     options: Options, figures: Sequence[Figure], *, device: str = "cpu", notes: dict[str, Any] | None = None
 ) -> int:
-    """Writes and prints the result; the exit code. `notes` say how it was measured: seeds, pinning, configuration."""
+    """Write and print the result, and return the exit code. `notes` say how it was measured: seeds, pinning,
+    configuration."""
     ok = all(figure.ok for figure in figures)
     result = {"benchmark": options.benchmark, **figures[0].row(), "ok": ok, "quick": options.quick, "at": now()}
     duration_s = round(time.monotonic() - options.began_s, 1)
@@ -230,7 +231,7 @@ def publish(
 
 
 def earlier_runs(out: Path) -> list[dict[str, Any]]:
-    """Return the runs that the file at `out` tells of, its own last; none where there is no such file."""
+    """Return the earlier runs in the file at `out`, including its last; none without such a file."""
     try:
         before: dict[str, Any] = json.loads(out.read_text())
     except (FileNotFoundError, ValueError):
@@ -240,7 +241,7 @@ def earlier_runs(out: Path) -> list[dict[str, Any]]:
 
 
 def run_record(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a run once another one takes its place."""
+    """Return the part of a run that stays after another replaces it."""
     figures = []
     for row in result["figures"]:
         interval = row["confidence_interval"]

@@ -1,4 +1,4 @@
-"""A suite whose supervisor may die and is started again on the same state, as its user would: `pentimento up` again."""
+"""Run a suite with a supervisor that may die, and start it again on the same state by `pentimento up`."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from pentimento.supervisor.state import StateDirectory
 
 
 class RestartedSuite:
-    """`address`, of the public API, is the same after every start."""
+    """Control the suite; the public API's `address` is the same after every start."""
 
     def __init__(self, folder: Path, flags: Sequence[str], environment: dict[str, str]) -> None:
         self.state = StateDirectory(folder)
@@ -33,7 +33,7 @@ class RestartedSuite:
         return self.state.path / "frontdoor.sqlite"
 
     def up(self) -> float:
-        """Seconds until all serve; Unavailable, with what it printed, when they do not."""
+        """Start, and return the seconds until all serve. Raises Unavailable with the output if they do not."""
         began = time.monotonic()
         self.supervisor = start(self.state, self._flags, self._environment)
         if await_endpoint(self.supervisor, self.state, began + START_LIMIT_S) is None:
@@ -48,7 +48,7 @@ class RestartedSuite:
         self.supervisor.send_signal(number)
 
     def down(self) -> None:
-        """Drained and gone."""
+        """Drain and stop the suite."""
         assert self.supervisor is not None
         self.supervisor.terminate()
         self.supervisor.wait()
@@ -57,7 +57,7 @@ class RestartedSuite:
         return members(self.state.path)
 
     def orphans(self) -> list[str]:
-        """Processes of this suite that no running supervisor of it started."""
+        """Return processes of this suite that no running supervisor started."""
         own = descendants(self.supervisor.pid) if self.supervisor is not None and self.runs() else set()
         return [name for name, process in self.members().items() if process.pid not in own]
 
@@ -71,7 +71,7 @@ def descendants(pid: int) -> set[int]:
 
 @contextmanager
 def restarted_suite(flags: Sequence[str], environment: dict[str, str]) -> Iterator[RestartedSuite]:
-    """Up inside the block; after it nothing of it runs, and its state is thrown away."""
+    """Run the suite inside the block; then remove its processes and its state."""
     with tempfile.TemporaryDirectory(prefix="pentimento-", ignore_cleanup_errors=True) as folder:
         suite = RestartedSuite(Path(folder), flags, environment)
         try:

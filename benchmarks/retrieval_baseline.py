@@ -1,8 +1,8 @@
-"""Retrieval alone: a hit is answered with the stored picture as it is (GPT-CACHE and PINECONE in both papers, CRS).
+"""Answer hits with stored images only, unchanged (GPT-CACHE and PINECONE in both papers, CRS).
 
-Misses alone are stored. `donors_above` has a threshold; `donors_at_share` has the one under which as many requests are
-answered from the store as by another system on the same log, which is how the papers compare: at their logs' hit rates,
-0.88 to 0.93.
+Only misses are stored. `donors_above` has a threshold. `donors_at_share` chooses the threshold at which another
+system's share of requests on the same log is answered from the store, which is how the papers compare: at their logs'
+hit rates, 0.88 to 0.93.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ from benchmarks.reuse_ceiling import Vectors
 
 
 def donors_above(texts: Vectors, keys: Vectors, least_similarity: float) -> list[int]:
-    """Return the row whose picture each row gets: its own where no stored one's key is at least so near to its text.
-    `keys` are the texts' vectors (PINECONE) or the pictures' (CRS), (rows, dimensions)."""
+    """Return the row that answers each row: itself, if no stored key is near enough to its text.
+
+    `keys` are the texts' vectors (PINECONE) or the images' (CRS), (rows, dimensions).
+    """
     donors: list[int] = []
     for row in range(len(texts)):
         stored = [before for before in range(row) if donors[before] == before]
@@ -35,10 +37,10 @@ def donors_at_share(texts: Vectors, keys: Vectors, rows: Sequence[int], share: f
             high = middle
         else:
             low = middle + 1
-    # Above any cosine where even the highest answers too many.
+    # above any cosine if even the highest threshold answers too many
     return donors_above(texts, keys, thresholds[low] if low < len(thresholds) else 2.0)
 
 
 def hit_share(donors: Sequence[int], rows: Sequence[int]) -> float:
-    """Return the share of `rows` that get another row's picture."""
+    """Return the share of `rows` that get another row's image."""
     return sum(donors[row] != row for row in rows) / len(rows)

@@ -1,9 +1,9 @@
-"""What a log's own hits save: the ceiling of what a cache could do for it.
+"""Compute the ceiling of a cache's savings from a log's hits.
 
-The log is played in order against a cache without bounds that holds every picture as soon as it is finished, by the
-gateway's tables and the cheapest start. What is under way when a request comes cannot be found by any cache: with so
-many in flight at a time, the newest ones. The unit of cost is seconds a step as they were measured of each model, so
-that what a request costs beside its steps is spread over them, and a hit is taken to save its share of that too.
+The log is played in order against a cache without bounds that stores every image as soon as it is finished, by the
+gateway's tables and the cheapest start. No cache can find a request's images in flight: the newest ones, as many as run
+concurrently. Costs are each model's measured seconds per step, so that a request's cost outside steps is spread over
+them, and a hit is assumed to save its share of that too.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from pentimento.policies.cache_selection import Thresholds, allowed_steps
 
 Vectors = npt.NDArray[np.float32]
 
-# The gateway's default: what has so many is nobody's donor.
+# the gateway's default: an entry with that many ancestors is no donor
 MOST_ANCESTORS = 5
 
 
 @dataclass(frozen=True)
 class PaintingCosts:
-    """Steps of a picture from noise, and measured seconds a step: of the heavy model, and of the light one that refines
-    images."""
+    """Hold steps of an image from noise, and measured seconds a step of the heavy model and of the light one that
+    refines images."""
 
     heavy_steps: int
     light_steps: int
@@ -32,14 +32,14 @@ class PaintingCosts:
 
     @property
     def scratch_s(self) -> float:
-        """Return what a picture of the heavy model from noise costs, in seconds."""
+        """Return the seconds of an image by the heavy model from noise."""
         return self.heavy_steps * self.heavy_step_s
 
 
 @dataclass(frozen=True)
 class ReuseTables:
-    """From which similarity on latents are resumed by the heavy model (text to text), and images refined by the light
-    one (text to image); an empty table switches that kind off."""
+    """Set the similarities from which the heavy model resumes latents (text to text) and the light one refines images
+    (text to image); an empty table disables that kind."""
 
     latents: Thresholds = ()
     images: Thresholds = ()
@@ -47,15 +47,14 @@ class ReuseTables:
 
 @dataclass(frozen=True)
 class LogStart:
-    """Where a request of the log starts: `saved_steps` of the model's own are left out; `donor` is the row that it
-    starts from, -1 for noise."""
+    """Store a request's start: `saved_steps` of the model are skipped; `donor` is its row, -1 for noise."""
 
     light: bool = False
     saved_steps: int = 0
     donor: int = -1
 
     def cost_s(self, costs: PaintingCosts) -> float:
-        """Return what the picture costs from there, in seconds."""
+        """Return the image's seconds from there."""
         if self.light:
             return (costs.light_steps - self.saved_steps) * costs.light_step_s
         return (costs.heavy_steps - self.saved_steps) * costs.heavy_step_s
@@ -66,7 +65,8 @@ FROM_NOISE = LogStart()
 
 @dataclass
 class _Replay:
-    """`texts` and `images` are unit vectors (requests, dimensions); the newest `unseen` requests cannot be found."""
+    """Replay the log. `texts` and `images` are unit vectors (requests, dimensions); the newest `unseen` requests cannot
+    be found."""
 
     texts: Vectors
     images: Vectors
@@ -84,7 +84,7 @@ class _Replay:
         self.depths.append(0 if start.donor < 0 else self.depths[start.donor] + 1)
 
     def _latent(self, row: int) -> list[LogStart]:
-        """Hits leave no latents."""
+        """hits leave no latents"""
         kept = [before for before in range(max(0, row - self.unseen)) if self.starts[before].donor < 0]
         if not kept or not self.tables.latents:
             return []
@@ -102,7 +102,7 @@ class _Replay:
 
 
 def nearest_of(rows: Sequence[int], vectors: Vectors, query: Vectors) -> tuple[int, float]:
-    """Return the row whose vector is nearest to the query, of equals the first, and their cosine."""
+    """Return the row with the vector nearest to the query, the first among equals, and their cosine."""
     cosines = vectors[list(rows)] @ query
     best = int(np.argmax(cosines))
     return rows[best], float(cosines[best])
@@ -111,8 +111,8 @@ def nearest_of(rows: Sequence[int], vectors: Vectors, query: Vectors) -> tuple[i
 def log_starts(
     texts: Vectors, images: Vectors, tables: ReuseTables, costs: PaintingCosts, unseen: int = 0
 ) -> list[LogStart]:
-    """Return where every request of the log would start. `unseen`: how many of the newest ones are not in the cache
-    yet, as where so many are painted at once."""
+    """Return the start of every request of the log. The newest `unseen` are not in the cache yet, as if running
+    concurrently."""
     replay = _Replay(texts, images, tables, costs, unseen)
     for _ in range(len(texts)):
         replay.add()
@@ -120,6 +120,6 @@ def log_starts(
 
 
 def throughput_ceiling(starts: Sequence[LogStart], costs: PaintingCosts) -> float:
-    """Return the throughput of these starts ÷ that of all of them from noise: N·n·h ÷ the sum of (N − K)·h over latents
-    and misses and of (n' − k)·l over refined images."""
+    """Return the throughput of these starts ÷ that of all from noise: N·n·h ÷ the sum of (N − K)·h over latents and
+    misses and of (n' − k)·l over refined images."""
     return len(starts) * costs.scratch_s / sum(start.cost_s(costs) for start in starts)

@@ -1,9 +1,8 @@
-"""What pictures of reuse are worth beside those of the heavy model from scratch, and the gate that they have to pass.
+"""Compare images from reuse with those of the heavy model from scratch, and test them against the quality gate.
 
-Everything here is arithmetic over what judges said of the pictures: rows are requests, the same ones in the same order
-for every set. The Fréchet distance is that of FID (Heusel et al. 2017) over another network's features; with a few
-hundred pictures it is between their projections onto the directions in which vanilla's pictures vary most, since no
-covariance of more features can be estimated from so few.
+Everything is arithmetic over scores: rows are requests, the same ones in the same order for every set. The Fréchet
+distance is FID's (Heusel et al. 2017) over another network's features. With a few hundred images it uses projections
+onto the directions in which vanilla's images vary most, since so few cannot estimate a covariance of more features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,12 @@ DIRECTIONS_COUNT = 32
 
 @dataclass(frozen=True)
 class JudgedPictures:
-    """What was said of a set of pictures: `scores` (n,), cosines of picture and prompt by an encoder that neither
-    routes nor was trained on; `routing_scores` (n,), the same by the encoder that the cache searches by; `right` and
-    `asked` (n, attributes), what the judge sees of what was asked for; `features` (n, d), the judge's."""
+    """Hold the scores of a set of images.
+
+    `scores` (n,): cosines of image and prompt by an encoder that neither routes nor was trained with the router's;
+    `routing_scores` (n,): the same by the encoder that the cache searches by; `right` and `asked` (n, attributes):
+    correct and requested attributes; `features` (n, d): the attribute scorer's.
+    """
 
     scores: Array
     routing_scores: Array
@@ -33,9 +35,11 @@ class JudgedPictures:
 
 @dataclass(frozen=True)
 class QualityGate:
-    """Bounds that a set of pictures has to keep: shares of vanilla's scores and of what is right of each attribute, at
-    least; and a Fréchet distance from vanilla's pictures of at most so much of what lies between vanilla's own of two
-    seeds (`seeds_share`), or beyond that at most so much of what all-light has beyond it (`light_share`)."""
+    """Bound a set of images: minimum shares of vanilla's scores and correct attributes, and a maximum Fréchet distance.
+
+    The distance from vanilla's images is at most `seeds_share` of the distance between vanilla's seeds, or exceeds that
+    by at most `light_share` of the amount by which all-light exceeds it.
+    """
 
     score: float
     attribute: float = 0.95
@@ -51,8 +55,8 @@ BOTH_GATE = QualityGate(0.95, light_share=0.5)
 def attribute_pairs(
     ours: JudgedPictures, vanilla: JudgedPictures, columns: Mapping[str, Sequence[int]]
 ) -> dict[str, list[tuple[int, int]]]:
-    """Return, for each attribute that is asked for at all, a pair a request that asks for it: how many of its kind are
-    right in our picture, and how many in vanilla's."""
+    """Return, for each requested attribute, a pair per request: how many of its kind are right in our image, and in
+    vanilla's."""
     found: dict[str, list[tuple[int, int]]] = {}
     for name, chosen in columns.items():
         rows = np.flatnonzero(ours.asked[:, chosen].any(axis=1))
@@ -64,7 +68,7 @@ def attribute_pairs(
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """Directions (d, k) of features about their mean (d,)."""
+    """Hold directions (d, k) of features about their mean (d,)."""
 
     mean: Array
     directions: Array
@@ -94,7 +98,7 @@ def frechet_distance(ours: Array, theirs: Array) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """Fréchet distances from vanilla's pictures: of ours, of vanilla's with other seeds, of the light model's."""
+    """Hold Fréchet distances from vanilla's images: of ours, of vanilla's with other seeds, of the light model's."""
 
     ours: float
     seeds: float
@@ -102,12 +106,11 @@ class Distances:
 
     @property
     def of_seeds(self) -> float:
-        """Return ours as a share of what lies between vanilla's own seeds."""
+        """Return ours as a share of the distance between vanilla's seeds."""
         return self.ours / self.seeds
 
     @property
     def of_light(self) -> float | None:
-        """Return what ours has beyond the seeds as a share of what the light model has beyond them; None where the
-        light model has nothing."""
+        """Return our excess over the seeds' distance as a share of the light model's; None if that has none."""
         excess = self.light - self.seeds
         return max(self.ours - self.seeds, 0.0) / excess if excess > 0 else None

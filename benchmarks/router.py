@@ -1,17 +1,17 @@
-"""Does a discriminator that reads the prompt tell whether the light picture is as good as the heavy one would be?
+"""Measure how well a discriminator that reads the prompt predicts whether the light image is as good as the heavy one.
 
-Held-out prompts, with combinations that no training has seen, were painted by both models of the zoo's cascade from the
-same noise. *As good* is what a reader makes of both pictures: one judge labelled what the shipped prompt head
-(`tiny-router`) was trained on; another judge, trained apart, and an encoder have labelled nothing that it saw.
+Both models of the zoo's cascade generate held-out prompts, with unseen combinations, from the same noise. *As good* is
+a reader's score of both images. One attribute scorer labelled the training data of the shipped prompt head
+(`tiny-router`); another scorer, trained separately, and an encoder labelled none of it.
 
-- AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of what else could route:
-  the baseline is the number of things asked for, which needs no network
-- by how much the prompt-aware discriminator is above that baseline, and above CLIPScore of the light picture
-- quality of what clients get at equal device-seconds against DiffServe's own confidence: both cascades paint every
-  prompt light and the same share heavy, so that their device-seconds differ by what a score costs, which is measured
-- prompts that would be left out by themselves (`skip-light-below`), and how often that would be wrong
+- AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of other routers; the
+  baseline is the number of requested objects, which needs no network
+- the prompt-aware discriminator's margin over that baseline, and over CLIPScore of the light image
+- quality of the served images at equal device-seconds against DiffServe's confidence: both cascades run light on every
+  prompt and heavy on the same share, so that their device-seconds differ by a score's cost, which is measured
+- prompts that would skip the light model (`skip-light-below`), and how often that would be wrong
 
-Figures of pictures have a bootstrap over prompts. The three readers are trained on drawings alone (`routing_data`).
+Figures of images have a bootstrap over prompts. The three readers are trained on drawings only (`routing_data`).
 """
 
 import argparse
@@ -68,7 +68,7 @@ HOW = {
 
 @dataclass(frozen=True)
 class RoutedPrompts:
-    """What readers say of the pictures, and routers of the light ones."""
+    """Hold the readers' scores of the images, and the routers' of the light ones."""
 
     readings: Mapping[str, Reading]
     confidences: Mapping[str, Array]
@@ -106,14 +106,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def routed_prompts(pairs: PaintedPairs, folders: WorkFolders) -> RoutedPrompts:
-    """Return all that the figures are made of."""
+    """Return all inputs of the figures."""
     count = len(pairs.prompts)
     confidences = shipped_confidences(pairs) | dict(random_confidences(count, 1))
     return RoutedPrompts(readings(pairs, folders), confidences, resampling_weights(count))
 
 
 def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
-    """The prompt-aware discriminator is held to the target by every reader."""
+    """Report AUROCs; the prompt-aware discriminator has the target by every reader."""
     for reader, read in routed.readings.items():
         for router, confidence in routed.confidences.items():
             value, interval = figure_of(aurocs(confidence, read.as_good, routed.weights))
@@ -124,7 +124,7 @@ def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
 
 
 def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
-    """How much more the prompt-aware discriminator tells than what costs nothing to know, over the same prompts."""
+    """Report the prompt-aware discriminator's margin over free baselines, on the same prompts."""
     ours = routed.confidences[PROMPT_AWARE]
     for reader, read in routed.readings.items():
         for baseline in (THING_COUNT, CLIP_SCORE):
@@ -135,7 +135,7 @@ def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
 
 
 def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:
-    """What the prompt-aware discriminator's clients get above DiffServe's, by each reader and share that goes on."""
+    """Report the gain of the prompt-aware discriminator's clients over DiffServe's, by reader and deferral rate."""
     ours, theirs = routed.confidences[PROMPT_AWARE], routed.confidences[DIFFSERVE]
     for reader, read in routed.readings.items():
         for rate in RATES:
@@ -146,14 +146,14 @@ def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:
 def gain(
     name: str, confidences: tuple[Array, Array], read: Reading, rate: float, weights: Array, target: Target
 ) -> Figure:
-    """The first router's mean value less the second's, the same share of prompts being painted by the heavy model."""
+    """Return the first router's mean value less the second's, at the same deferral rate."""
     ours, theirs = (served_values(each, read.light, read.heavy, rate, weights) for each in confidences)
     value, interval = figure_of(ours - theirs)
     return Figure(name, round(value, 5), target, served_apart(confidences, read, rate), interval)
 
 
 def served_apart(confidences: tuple[Array, Array], read: Reading, rate: float) -> list[str]:
-    """The prompts that two routers serve by different models, with what either's client gets."""
+    """Return the prompts that two routers serve by different models, with either client's value."""
     served = []
     for confidence in confidences:
         values = read.light.copy()
@@ -165,7 +165,7 @@ def served_apart(confidences: tuple[Array, Array], read: Reading, rate: float) -
 
 
 def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
-    """Prompts below the head's own bound for what is sure to be hard."""
+    """Report prompts below the head's bound for certainly hard ones."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
     foreseen = routed.confidences[BY_PROMPT]
@@ -179,7 +179,7 @@ def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
 
 
 def deferral_gap(routed: RoutedPrompts) -> Figure:
-    """How far the head's own f(t) is from the shares that go on here."""
+    """Report the distance of the head's f(t) from the shares deferred here."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
     confidence = routed.confidences[PROMPT_AWARE]
@@ -189,7 +189,7 @@ def deferral_gap(routed: RoutedPrompts) -> Figure:
 
 
 def score_cost(pairs: PaintedPairs, rounds: int = 30) -> Figure:
-    """Seconds of a score by picture and prompt ÷ by the picture alone, a picture at a time, taking turns."""
+    """Time a score by image and prompt ÷ by the image only, one image at a time, alternating."""
     network = open_discriminator(WEIGHTS / "tiny-router")
     assert network.head is not None
     prompt = np.full(network.head.record.embedding_width, 0.1, np.float32)
@@ -205,7 +205,7 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def seconds(work: Callable[..., object], *given: object) -> float:
-    """Return how long a call takes."""
+    """Return the seconds of a call."""
     began = time.perf_counter()
     work(*given)
     return time.perf_counter() - began

@@ -1,13 +1,13 @@
-"""Pictures of a cascade's both models of the same held-out prompts and seeds, what readers make of them, and how sure
-routers are of the light ones.
+"""Generate images of a cascade's both models for the same held-out prompts and seeds, with readers' scores and routers'
+confidences.
 
-Painted pictures are taken from the work folder, or painted into it. Readers are never asked while serving:
+Images are read from the work folder, or generated into it. No service uses the readers:
 
-    pentimento zoo train judge --work JUDGES             the labels that the shipped prompt head was trained by
-    pentimento zoo train judge --seed 9 --work READER    built alike, trained apart: no router has seen its labels
+    pentimento zoo train judge --work JUDGES             the labels of the shipped prompt head's training
+    pentimento zoo train judge --seed 9 --work READER    same architecture, trained separately; labelled none of it
     pentimento zoo train dual-encoder --seed 5 --work OTHERS
 
-The two judges read attributes, the encoder gives the cosine of picture and caption.
+The two scorers read attributes, the encoder gives the cosine of image and caption.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,41 +41,41 @@ OWN_JUDGE, OTHER_JUDGE, ENCODER = "the judge that labelled its training", "anoth
 
 @dataclass(frozen=True)
 class WorkFolders:
-    """Of the trained readers."""
+    """Name the trained readers' folders."""
 
     judge: Path
     reader: Path
     encoder: Path
 
     def check(self) -> None:
-        """Raise NotFound that says how to train one that is not there."""
+        """Raise NotFound, naming the training command, for a missing one."""
         check_trained(self.judge, "judge", f"--work {self.judge}")
         check_reader(self.reader)
         check_trained(self.encoder, "dual-encoder", f"--seed 5 --work {self.encoder}")
 
 
 def check_reader(work: Path) -> None:
-    """Raise NotFound where the judge that labelled nothing is not there."""
+    """Raise NotFound if the scorer that labelled no training data is missing."""
     check_trained(work, "judge", f"--seed 9 --work {work}")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader makes of both pictures of each prompt, (n,) each: larger is better."""
+    """Hold a reader's values for both images of each prompt, (n,) each: larger is better."""
 
     light: Array
     heavy: Array
 
     @property
     def as_good(self) -> Array:
-        """Whether light is as good as heavy or better, bool (n,)."""
+        """Return whether light is as good as heavy or better, bool (n,)."""
         found: Array = self.light >= self.heavy
         return found
 
 
 @dataclass(frozen=True)
 class PaintedPairs:
-    """Prompts, and uint8 pictures (n, 3, height, width) of them by both models from the same noise."""
+    """Hold prompts, and uint8 images (n, 3, height, width) of them by both models from the same noise."""
 
     prompts: Prompts
     light: Tensor
@@ -83,7 +83,7 @@ class PaintedPairs:
 
 
 def held_out_pairs(work: Path, count: int) -> PaintedPairs:
-    """Return prompts with a combination that no training has seen, painted with one seed each."""
+    """Return prompts with an unseen combination, generated with one seed each."""
     prompts = examination_prompts(count)
     seeds = [drawn[0] for drawn in prompts.seeds(1)]
     pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
@@ -92,7 +92,7 @@ def held_out_pairs(work: Path, count: int) -> PaintedPairs:
 
 
 def readings(pairs: PaintedPairs, folders: WorkFolders) -> dict[str, Reading]:
-    """Return what each reader says."""
+    """Return each reader's values."""
     cosines = (_cosines(folders.encoder, pictures, pairs.prompts.captions) for pictures in (pairs.light, pairs.heavy))
     return {
         OWN_JUDGE: judged(pairs, folders.judge),
@@ -102,7 +102,7 @@ def readings(pairs: PaintedPairs, folders: WorkFolders) -> dict[str, Reading]:
 
 
 def judged(pairs: PaintedPairs, work: Path) -> Reading:
-    """Return the share of the attributes asked for that the judge of a work folder sees."""
+    """Return the share of requested attributes that the scorer of a work folder sees."""
     judge = load_trained(Judge(), work / "judge")
     said: Array = (pairs.prompts.asked != UNSAID).sum(dim=1).double().numpy()
     light, heavy = (share_right(judge, pictures, pairs.prompts.asked) for pictures in (pairs.light, pairs.heavy))
@@ -119,8 +119,8 @@ def _cosines(work: Path, pictures: Tensor, captions: Sequence[str]) -> Array:
 
 
 def shipped_confidences(pairs: PaintedPairs) -> dict[str, Array]:
-    """Return by router how sure each is of the light pictures, (n,): larger is surer."""
-    examiner = Examiner(WEIGHTS, WEIGHTS)  # of which no judge is asked
+    """Return each router's confidence in the light images, (n,): larger is more confident."""
+    examiner = Examiner(WEIGHTS, WEIGHTS)  # uses no attribute scorer
     captions = list(pairs.prompts.captions)
     embedded = examiner.embed_texts(captions)
     plain, reading = (open_discriminator(WEIGHTS / name) for name in ("tiny-discriminator", "tiny-router"))
@@ -135,14 +135,14 @@ def shipped_confidences(pairs: PaintedPairs) -> dict[str, Array]:
 
 
 def with_prompts(discriminator: PictureDiscriminator, pictures: Tensor, embedded: Tensor) -> Array:
-    """Return the probability that each light picture is as good as heavy's, from picture and prompt."""
+    """Return the probability that each light image is as good as heavy's, from image and prompt."""
     assert discriminator.head is not None
     features = features_of(discriminator, pictures)
     return np.array(discriminator.head.probabilities(features, list(embedded.numpy())))
 
 
 def foreseen(discriminator: PictureDiscriminator, embedded: Tensor) -> Array:
-    """Return the same from the prompt alone."""
+    """Return the same from the prompt only."""
     assert discriminator.head is not None
     return np.array([told.probability for told in discriminator.head.foresee(list(embedded.numpy()))])
 
@@ -154,11 +154,11 @@ def real_confidences(discriminator: PictureDiscriminator, pictures: Tensor) -> A
 
 
 def deferred_rows(confidence: Array, rate: float) -> Array:
-    """Return the rows that go on to the heavy model: that share of them that is least sure."""
+    """Return the deferred rows: that share of them with the least confidence."""
     order: Array = np.argsort(confidence, kind="stable")
     return order[: round(rate * len(order))]
 
 
 def random_confidences(count: int, seeds: int) -> Mapping[str, Array]:
-    """Return one draw of a router that knows nothing for each seed."""
+    """Return a random router's draw for each seed."""
     return {f"{RANDOM} {seed}": np.random.default_rng(seed).random(count) for seed in range(seeds)}

@@ -1,7 +1,8 @@
-"""What a router's confidences are worth on prompts that both models painted, with bootstrap intervals over prompts.
+"""Estimate the value of a router's confidences on prompts that both models generated, with bootstrap intervals over
+prompts.
 
-A resample is a row of weights (how often each prompt was drawn), so that whatever is compared in it stays paired, and
-thresholds are set anew: a deferral rate is a share of the resample's own prompts.
+A resample is a row of weights (how often each prompt was drawn), so that comparisons stay paired, and each resample has
+its own thresholds: a deferral rate is a share of its prompts.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,8 @@ def aurocs(confidence: Array, as_good: Array, weights: Array) -> Array:
 
 
 def served_values(confidence: Array, light: Array, heavy: Array, rate: float, weights: Array) -> Array:
-    """Return by resample the mean value of what clients get where that share of prompts, the least sure ones, goes on
-    to the heavy model."""
+    """Return by resample the mean value of the served images if that share of prompts, with the least confidence, is
+    deferred."""
     order = np.argsort(confidence, kind="stable")
     drawn = weights[:, order]
     deferred = deferred_weights(drawn, rate)
@@ -47,7 +48,7 @@ def served_values(confidence: Array, light: Array, heavy: Array, rate: float, we
 
 
 def deferred_weights(drawn: Array, rate: float) -> Array:
-    """Return how much of each weight, least sure first, is among the first `rate` of their sum."""
+    """Return the part of each weight, least confident first, within the first `rate` of their sum."""
     before = drawn.cumsum(axis=1) - drawn
     found: Array = np.clip(rate * drawn.sum(axis=1, keepdims=True) - before, 0.0, drawn)
     return found
@@ -61,6 +62,6 @@ def figure_of(values: Array) -> tuple[float, Interval]:
 
 
 def mean_over(draws: Callable[[int], Array], count: int) -> Array:
-    """Return the mean of what each of a router's seeds gives."""
+    """Return the mean over a router's seeds."""
     found: Array = np.mean([draws(seed) for seed in range(count)], axis=0)
     return found

@@ -1,7 +1,7 @@
-"""Classifiers to set beside the shipped discriminator: of its size, and trained with the heavy model's pictures as real
-(DiffServe, section 4.4: *with fake*), where the shipped one is trained with ground truth.
+"""Train classifiers to compare with the shipped discriminator: of its size, with the heavy model's images as real
+(DiffServe, section 4.4: *with fake*); the shipped one is trained with ground truth.
 
-They learn from the training prompts' pictures alone. What is trained is kept in a folder, by what it was trained from.
+They train on the training prompts' images only, and are cached in a folder by their training inputs.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _LABELS = {"id2label": dict(enumerate(LABELS)), "label2id": {label: number for n
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """How a network is trained: minibatches have as many pictures of the one model as of the other."""
+    """Set a network's training; minibatches have the same number of images of either model."""
 
     steps: int = 150
     batch: int = 32
@@ -46,7 +46,7 @@ class NetworkPlan:
 
 
 def make_resnet() -> PreTrainedModel:
-    """Return a ResNet of basic blocks with as many weights as the shipped discriminator (0.28 M)."""
+    """Return a ResNet of basic blocks with the shipped discriminator's number of weights (0.28 M)."""
     return ResNetForImageClassification(
         ResNetConfig(embedding_size=20, hidden_sizes=[20, 40, 80], depths=[2, 2, 2], layer_type="basic", **_LABELS)
     )
@@ -75,8 +75,8 @@ NETWORKS: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 
 def trained_network(name: str, light: Tensor, heavy: Tensor, folder: Path, plan: NetworkPlan) -> PreTrainedModel:
-    """Return a network that tells heavy's pictures from light's, uint8 (n, 3, height, width) each; trains it where the
-    folder has none that was trained so."""
+    """Return a network that separates heavy's images from light's, uint8 (n, 3, height, width) each, training it if the
+    folder has none with these inputs."""
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
         network = NETWORKS[name]()
@@ -91,7 +91,7 @@ def trained_network(name: str, light: Tensor, heavy: Tensor, folder: Path, plan:
 
 
 def real_margins(network: PreTrainedModel, pictures: Tensor) -> Array:
-    """Return by picture the logit of 'real' less that of 'generated'."""
+    """Return by image the logit of 'real' less that of 'generated'."""
     return np.asarray(margins(network, as_pixels(pictures)).numpy())
 
 
@@ -119,7 +119,7 @@ def _train(network: PreTrainedModel, light: Tensor, heavy: Tensor, plan: Network
 
 
 def _moved(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Moved by a few pixels and a little noisy, as the shipped discriminator's are."""
+    """Shift by a few pixels and add a little noise, as for the shipped discriminator."""
     down, across = torch.randint(2 * SHIFT_PX + 1, (2,), generator=generator).tolist()
     wide = functional.pad(pixels, (SHIFT_PX,) * 4, mode="replicate")
     return noisy(wide[..., down : down + IMAGE_SIZE, across : across + IMAGE_SIZE], PIXEL_NOISE, generator)

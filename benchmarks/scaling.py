@@ -1,11 +1,11 @@
-"""Workers, ControlNet services and embedders scaled 1 -> 3 -> 1 while clients ask for pictures.
+"""Scale workers, ControlNet services and embedders 1 -> 3 -> 1 while clients request images.
 
-Real models: the zoo's heavy one, each request with both of its ControlNets; every second one uses the cache, and so the
-embedders. The command is `pentimento scale`: workers first, so that there is work for three ControlNet services, which
-follow, then embedders; workers go back to one last. A replica that was added is asked for what it has done (embeddings,
-ControlNet steps, pictures) until that is more than nothing: it has to serve within seconds of being ready. One that is
-removed has to end by itself, drained. The verdict on requests is kill_one's: nothing lost, nothing committed twice, and
-pictures without the cache byte by byte those of the suite before it was scaled.
+Real models: the zoo's heavy one, with both of its ControlNets in each request; every second request uses the cache, and
+so the embedders. The command is `pentimento scale`: workers first, to give work to three ControlNet services, which
+follow, then embedders; workers are scaled down last. An added replica's count of work (embeddings, ControlNet steps,
+images) is read until it is above zero: it must serve within seconds of being ready. A removed replica must drain and
+end. Requests are checked as in kill_one: nothing lost, nothing committed twice, and images without the cache equal byte
+by byte to those of the suite before.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from pentimento.supervisor.replicas import ReplicaFiles
 MOST = 3
 CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
 SIDE_PX, STEPS = 64, 20
-# Batches of one: pictures are to be the same to the bit, whoever else is painted at the time.
+# Batches of one: images must be equal to the bit, independent of other requests.
 ENVIRONMENT = {
     "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
     "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0",
@@ -50,7 +50,7 @@ WORK_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class AddedReplica:
-    """`up_s`: from the command to SERVING; `work_s`: from then to the first work that it had done."""
+    """Store one added replica: `up_s` from the command to SERVING; `work_s` from then to its first finished work."""
 
     name: str
     up_s: float
@@ -59,7 +59,7 @@ class AddedReplica:
 
 @dataclass(frozen=True)
 class ScaledService:
-    """One service, 1 -> `MOST` -> 1. `down_s`: from the command until those that were removed had ended."""
+    """Store one service, 1 -> `MOST` -> 1. `down_s`: from the command until the removed replicas had ended."""
 
     service: str
     added: list[AddedReplica]
@@ -68,18 +68,18 @@ class ScaledService:
 
 
 async def embedded(channel: grpc.aio.Channel) -> int:
-    """Return how many texts and images an embedder was asked for."""
+    """Return an embedder's number of embedded texts and images."""
     info = await EmbedderClient(channel).info(5.0)
     return info.memo_hit_count + info.memo_miss_count
 
 
 async def controlled(channel: grpc.aio.Channel) -> int:
-    """Return how many steps a ControlNet service computed."""
+    """Return a ControlNet service's number of computed steps."""
     return (await ControlNetClient(channel).status(5.0)).step_count
 
 
 async def painted(channel: grpc.aio.Channel) -> int:
-    """Return how many pictures a worker painted."""
+    """Return a worker's number of finished images."""
     return (await WorkerClient(channel).status(5.0)).completed_count
 
 
@@ -91,7 +91,7 @@ WORK: dict[str, Callable[[grpc.aio.Channel], Awaitable[int]]] = {
 
 
 def request_of(picture: int, cached: bool) -> ImageRequest:
-    """Return the same for the same arguments."""
+    """Return the same request for the same arguments."""
     image = Image.new("RGB", (SIDE_PX, SIDE_PX))
     ImageDraw.Draw(image).ellipse((8 + picture, 8, 40 + picture, 40), outline="white")
     return ImageRequest(
@@ -113,7 +113,7 @@ class ScalingTrial:
         self.scaled: list[ScaledService] = []
 
     async def run(self, clients: int, rest_s: float) -> FaultedLoad:
-        """The load, with each service scaled in its turn, and `rest_s` of load before and after."""
+        """Run the load, scaling each service in sequence, with `rest_s` of load before and after."""
         async with AsyncClient(self._suite.endpoint.public) as client:
             load = FaultedLoad(client, cached_every=2, make=request_of)
             await load.paint_reference()
@@ -132,7 +132,7 @@ class ScalingTrial:
 
     @asynccontextmanager
     async def _scaled(self, service: str) -> AsyncIterator[None]:
-        """`MOST` of it inside the block, one again after it."""
+        """Scale to `MOST` inside the block, and back to one after it."""
         began_s = time.monotonic()
         command = asyncio.create_task(self._command(service, MOST))
         names = await self._added(service)

@@ -1,4 +1,4 @@
-"""What requests of a live run spent outside queues and devices: the journal, and the ways there and back."""
+"""Measure the time of a live run's requests outside queues and devices: the journal, and transport."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from lab.simulator import Scenario
 from lab.simulator.scenario import Delays
 from pentimento.devices.profile import Cost
 
-# Stages that are delays, by the name of the simulator's.
+# delays' stages, by the name of the simulator's
 DELAYS = {"accept": "accept", "route": "route", "attempt": "attempt", "execute": "send", "result": "receive"}
 SCORE = "score"
 
@@ -19,7 +19,7 @@ def with_delays(scenario: Scenario, records: Sequence[RequestRecord]) -> Scenari
 
 
 def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
-    """What requests spent outside queues and devices: the journal, and the ways there and back."""
+    """Return the delays outside queues and devices: the journal, and transport."""
     answered = [spent for record in records if record.outcome.answered and (spent := _spent(record))]
     if not answered:
         raise RuntimeError("the calibration run answered nothing")
@@ -29,13 +29,13 @@ def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
 
 
 def cost_of(samples_s: Sequence[float]) -> Cost:
-    """Without the slowest hundredth: a stall of the whole machine is no delay of the suite's."""
+    """Return costs without the slowest hundredth: a stall of the whole machine is no delay of the suite."""
     ascending = sorted(samples_s)
     return Cost.of(ascending[: math.ceil(0.99 * len(ascending))])
 
 
 def _spent(record: RequestRecord) -> dict[str, float] | None:
-    """Of a picture that was painted in one attempt; the way back begins with its last stage's end."""
+    """Return the delays of an image with one attempt; the way back begins at its last stage's end."""
     stages = {stage.name: stage for stage in record.stages}
     if record.deferred or len(stages) < len(record.stages) or not stages.keys() >= {*DELAYS.values()}:
         return None

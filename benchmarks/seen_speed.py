@@ -1,8 +1,8 @@
-"""How fast a real device was in runs of its own, and how its speed changed: like a simulated one whose pictures take as
-long, scatter as much, and have as much in common with those after them.
+"""Fit a real device's speed and its variation from separate runs: a simulated device whose images take the same time,
+vary as much, and correlate as much with later ones.
 
-A batch grows with what a picture takes, so that no formula leads from the one to the other: figures are approached, by
-simulating the same arrivals.
+A batch grows with an image's time, so that no formula gives the speed; figures are approached by simulating the same
+arrivals.
 """
 
 import math
@@ -24,13 +24,13 @@ from lab.workloads import Workload
 STEPS, SCATTERING_STEPS, TOLERANCE = 10, 6, 0.003
 SEEDS = range(3)
 PERIODS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-# Below it, pictures scatter as they do by their steps alone.
+# Below it, images vary only by their steps.
 LEAST_VARIATION = 0.01
 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """Arrivals and what became of them; `scenario` is what is known of the suite but for its device's speed."""
+    """Hold arrivals and their records; `scenario` is the suite except for its device's speed."""
 
     scenario: Scenario
     workload: Workload
@@ -39,8 +39,8 @@ class ObservedRun:
 
 @dataclass(frozen=True)
 class PaintingTimes:
-    """Of the pictures of runs: mean seconds on the device, their standard deviation as a share of it, and how much of
-    it a picture has in common with the one that began when it ended (a correlation)."""
+    """Hold images' mean seconds on the device, their standard deviation as a share of it, and the correlation of an
+    image's time with that of the image that began at its end."""
 
     mean_s: float
     spread: float
@@ -48,7 +48,7 @@ class PaintingTimes:
 
 
 def painting(records: Sequence[RequestRecord]) -> PaintingTimes:
-    """At least two pictures."""
+    """Return the times of at least two images."""
     spans = sorted(span for record in records if record.outcome.answered and (span := _span(record)))
     began, ended = (np.array(column) for column in zip(*spans, strict=True))
     seconds = ended - began
@@ -65,7 +65,7 @@ def with_speed(scenario: Scenario, speed: float) -> Scenario:
 
 @dataclass(frozen=True)
 class Both:
-    """Two courses of the speed at once: their factors multiplied."""
+    """Combine two speed courses by multiplying their factors."""
 
     first: SpeedCourse
     second: SpeedCourse
@@ -83,7 +83,7 @@ class Both:
 
 
 def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
-    """Its devices' speeds take this course, beside the one that they took."""
+    """Return the scenario with this course of its devices' speeds, in addition to its own."""
 
     def changed(devices: SimulatedDevices) -> SimulatedDevices:
         return replace(devices, speed_changes=Both(devices.speed_changes, course))
@@ -92,7 +92,7 @@ def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
 
 
 def speed_seen(run: ObservedRun) -> float:
-    """At which simulated pictures take as long as those of the run."""
+    """Return the speed at which simulated images take as long as those of the run."""
     seen_s, speed = painting(run.records).mean_s, 1.0
     for _ in range(STEPS):
         ratio = _simulated(with_speed(run.scenario, speed), run.workload).mean_s / seen_s
@@ -103,14 +103,14 @@ def speed_seen(run: ObservedRun) -> float:
 
 
 def changes_seen(runs: Sequence[ObservedRun]) -> SpeedChanges:
-    """With which simulated pictures scatter as much, and as persistently, as those of the runs together. `scenario` of
-    each has its speed."""
+    """Return the changes with which simulated images vary as much, and as persistently, as those of all runs. Each
+    `scenario` has its speed."""
     seen = _together([painting(run.records) for run in runs])
     found = [_scattering_as(seen.spread, runs, PERIODS_S[0])]
     if found[0][0].variation < LEAST_VARIATION:
         return STEADY
     found += [_scattering_as(seen.spread, runs, period_s) for period_s in PERIODS_S[1:]]
-    # The longer a speed lasts, the more pictures in a row have in common.
+    # The longer a speed lasts, the more consecutive images correlate.
     for (shorter, below), (longer, above) in pairwise(found):
         if seen.persistence < above.persistence:
             share = (seen.persistence - below.persistence) / (above.persistence - below.persistence)
@@ -137,7 +137,7 @@ def _simulated(scenario: Scenario, workload: Workload) -> PaintingTimes:
 
 
 def _together(paintings: Sequence[PaintingTimes]) -> PaintingTimes:
-    """Means; of spreads the root of the mean square."""
+    """Return means; of spreads the root of the mean square."""
     known = [one.persistence for one in paintings if math.isfinite(one.persistence)]
     return PaintingTimes(
         statistics.fmean(one.mean_s for one in paintings),
@@ -147,6 +147,6 @@ def _together(paintings: Sequence[PaintingTimes]) -> PaintingTimes:
 
 
 def _span(record: RequestRecord) -> tuple[float, float] | None:
-    """When a device began with the picture, and ended."""
+    """Return a device's start and end of the image."""
     stages = [stage for stage in record.stages if COARSE.get(stage.name, stage.name) == "paint"]
     return (stages[0].began_s, stages[-1].ended_s) if stages else None

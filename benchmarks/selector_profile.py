@@ -1,17 +1,17 @@
-"""Do hits keep their quality? The zoo's selector profiles on a log of prompts that they were not made with.
+"""Measure whether hits keep their quality: the zoo's selector profiles on a log of prompts that did not make them.
 
     python -m benchmarks.selector_profile [--profiles DIR] [--prompts 600] [--log-seed 12]
 
-Every prompt of the log (`zoo.scene_log`, another seed than the profiles') is painted from scratch by the large model.
-For each K of a profile's table the pairs from its threshold on are painted with K of N steps skipped, and it is counted
-how many keep alpha: CLIPScore against that of the large model from scratch with the same seed, as the papers have it.
-The target is for the rule of the lower bound: the whole interval above 0.95. The other rules stand beside it, and so
-does what the large model itself keeps from one seed to another. "As selected" is what a gateway would serve: each pair
-at the largest K that its similarity allows, with the share of all steps that this saves; repeats of a prompt, which any
-table serves best, are left out.
+The large model generates every prompt of the log (`zoo.scene_log`, another seed than the profiles') from scratch. For
+each K of a profile's table, the pairs from its threshold on are generated with K of N steps skipped, and those that
+keep alpha are counted: CLIPScore against that of the large model from scratch with the same seed, as in the papers. The
+target is for the rule of the lower bound: the whole interval above 0.95. The result also has the other rules, and the
+quality that the large model keeps from one seed to another. "As selected" is a gateway's choice: each pair at the
+largest K that its similarity allows, with the saved share of all steps. Repeats of a prompt, which any table serves
+best, are skipped.
 
 Papers: NIRVANA's hits keep 0.951 of CLIPScore (28.81 of 30.28), MoDM's 0.997 (28.50 of 28.59); neither counts single
-pictures.
+images.
 """
 
 import argparse
@@ -50,7 +50,7 @@ PAPER = {ReuseKind.LATENTS: "NIRVANA: 0.951", ReuseKind.IMAGES: "MoDM: 0.997"}
 
 @dataclass(frozen=True)
 class LocalEncoder:
-    """The embedder's own encoder, in this process."""
+    """Run the embedder's encoder in this process."""
 
     model: EmbeddingModel
 
@@ -62,7 +62,7 @@ class LocalEncoder:
 
     @torch.inference_mode()
     def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
-        """Return unit vectors (pictures, dimensions)."""
+        """Return unit vectors (images, dimensions)."""
         steps = self.model.image_side().preprocessing
         pixels = [decode(data, "image", lambda image: to_pixels(image, steps)) for data in pictures]
         parts = (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
@@ -75,7 +75,7 @@ def _vectors(rows: Sequence[bytes]) -> Vectors:
 
 @dataclass
 class HeldOut:
-    """A profile on the held-out log. What was painted is kept: rules share pairs."""
+    """Apply a profile to the held-out log. Generated images are cached, since rules share pairs."""
 
     profile: SelectorProfile
     study: ReuseStudy
@@ -127,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def figures_of_reference(
     reference: str, profiles: Sequence[SelectorProfile], count: int, log_seed: int
 ) -> Iterator[Figure]:
-    """Yield the figures of all profiles that were made against one large model; it paints the log once for them."""
+    """Yield the figures of all profiles against one large model, which generates the log once for them."""
     encoder_folder = WEIGHTS / profiles[0].encoder
     encoder = open_model(encoder_folder)
     for profile in profiles:
@@ -155,7 +155,7 @@ def held_out_of(profile: SelectorProfile, study: ReuseStudy, large: StudyModel) 
 
 
 def between_seeds(held_out: HeldOut) -> Figure:
-    """Return how many of the pairs' prompts keep alpha when they are painted from scratch with another seed."""
+    """Return how many of the pairs' prompts keep alpha if generated from scratch with another seed."""
     study, alpha = held_out.study, held_out.profile.alpha
     rows = [pair.receiver for pair in held_out.pairs]
     requests = [
@@ -171,7 +171,7 @@ def between_seeds(held_out: HeldOut) -> Figure:
 
 
 def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
-    """Yield a figure a threshold, and what is served with the whole table."""
+    """Yield a figure per threshold, and the served choice with the whole table."""
     profile = held_out.profile
     table, what = profile.thresholds(rule), f"{profile.kind.value} of {profile.model}, {rule.value}"
     target = surely_above(REQUIRED) if rule is ThresholdRule.LOWER_BOUND else informative()
@@ -190,8 +190,8 @@ def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
 
 
 def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Iterator[Figure]:
-    """Yield what is served: the share that keeps alpha, the mean quality kept, and the share of steps that are saved
-    over all prompts that are no repeats."""
+    """Yield the served share that keeps alpha, the mean quality kept, and the saved share of steps over all prompts
+    that are no repeats."""
     profile = held_out.profile
     found = []
     for pair in held_out.pairs:
@@ -211,8 +211,8 @@ def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Ite
 
 
 def shared(name: str, kept: Sequence[bool], target: Target, found: Sequence[ReuseOutcome] = ()) -> Figure:
-    """Return a share with its exact interval; nothing is known of none. The samples are similarity, quality, quality
-    from scratch."""
+    """Return a share with its exact interval, or no value for no flags. Samples are similarity, quality, quality from
+    scratch."""
     samples: list[Any] = [
         [round(value, 4) for value in (one.pair.similarity, one.quality, one.scratch_quality)] for one in found
     ] or [int(one) for one in kept]

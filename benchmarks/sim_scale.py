@@ -1,10 +1,10 @@
-"""How many requests the simulator plays in a second of one core, with 16, 300 and 3,000 devices.
+"""Measure the requests that the simulator plays per second of one core, with 16, 300 and 3,000 devices.
 
     taskset -c 0 python -m benchmarks.sim_scale
 
-DiffServe's first cascade with its own allocator at 80 % of what the devices carry: eleven events a request or so, a
-plan every five virtual seconds. The workload grows with the devices, the number of requests does not. Cost is processor
-time over the dataplane's events, everything around them included.
+DiffServe's first cascade runs with its allocator at 80 % of the devices' capacity: about eleven events a request, a
+plan every five virtual seconds. The load grows with the devices, the number of requests does not. Cost is processor
+time divided by the dataplane's events, with everything around them included.
 """
 
 import statistics
@@ -28,7 +28,7 @@ TARGET_PER_S = 3_000.0
 
 @dataclass(frozen=True)
 class Pass:
-    """One run: requests a second of wall time, and microseconds of processor an event."""
+    """Store one run: requests a second of wall time, and processor microseconds an event."""
 
     requests_per_s: float
     event_us: float

@@ -1,20 +1,20 @@
-"""Violations and quality under loads that swing by four and rise above what a static cascade can carry.
+"""Compare systems' violations and quality under loads that vary fourfold and exceed a static cascade's capacity.
 
     python -m benchmarks.slo_trace
 
-Simulated, by the code that serves: the live dataplane with late binding, the policies, sixteen A100s with the latencies
-of DiffServe's first cascade. Nothing is chosen after a run: a trace's peak is the capacity of the artefact's static
-allocation times `ABOVE`, its low a quarter of that, and its shape one of three; the arrivals and how hard each request
-is are the same for every system. A violation is a request that was late, dropped, rejected or failed. Prompts are those
-of a made-up log with DiffusionDB's locality, of which caches know the first ones.
+Simulated by the serving code: the live dataplane with late binding, the policies, sixteen A100s with the latencies of
+DiffServe's first cascade. Nothing is chosen after a run: a trace's peak is the capacity of the artefact's static
+allocation times `ABOVE`, its low a quarter of that, and its shape one of three; arrivals and requests' difficulty are
+equal for every system. A violation is a request that was late, dropped, rejected or failed. Prompts come from a
+synthetic log with DiffusionDB's locality; caches have seen its start.
 
-Quality is that of answered requests, as a share of the heavy model's: the light one has what `tiny-light` keeps of
-`tiny-heavy`'s CLIPScore on average. A hit that is refined keeps MoDM's share (7.3 of the paper), whichever model
-refines it. Confidence tells the quality of a light image with the AUROC that `router` measured, while the profile of
-plans takes it to tell everything; single images differ from these means as `router` and `selector_profile` measured.
-AUROC and what hits keep are moved in turn.
+Quality is the answered requests', as a share of the heavy model's: the light one keeps on average what `tiny-light`
+keeps of `tiny-heavy`'s CLIPScore, and a refined hit MoDM's share (7.3 of the paper) under any model. Confidence
+predicts a light image's quality with the AUROC that `router` measured, while plans' profiles assume perfect prediction;
+single images differ from these means as `router` and `selector_profile` measured. AUROC and hits' quality are varied
+one at a time.
 
-Joint serves with this suite's fall-back, and no paper's system does: the control that shows what the plans are worth is
+Joint serves with this suite's fallback, which no paper's system has. A control shows the value of its plans:
 DiffServe's allocator over the same data path.
 """
 
@@ -57,34 +57,35 @@ BASELINES = (
     "nirvana-only",
     "modm-only",
 )
-# The papers say that late requests are dropped; this suite's front door falls back by default. A control: a paper's
-# allocator over this suite's data path.
+# The papers drop late requests; this suite's frontdoor falls back by default. A control: a paper's allocator over this
+# suite's data path.
 FALLING_BACK, OURS_SERVES_AS = " falling back", "joint"
-# Ours where the heavy model may leave out steps under load, as plans count on it.
+# ours, if the heavy model may skip steps under load, as plans assume
 THINS = "joint thinning"
 CONTROL = "diffserve" + FALLING_BACK
 CONTROLS = (CONTROL, THINS)
 OUR_OWN = (THINS, OURS_SERVES_AS)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
-# Whose violations are compared with those of ours, and by how much they must be more.
+# the systems whose violations have a target, as a multiple of ours
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
-# All traces are played by these; the others' are of one seed.
+# These run on all traces; the others' are of one seed.
 COMPARED = (*FEWER, "diffserve", CONTROL, OURS_SERVES_AS)
-# The allocators of the papers.
+# the papers' allocators
 PAPERS = ("diffserve", "modm-only")
-# zoo_quality: the light model's share of the heavy one's CLIPScore; the easiest picture keeps all of it.
+# zoo_quality: the light model's share of the heavy one's CLIPScore; the easiest image keeps all of it
 LIGHT_QUALITY = 0.84
 LIGHT_SPREAD = 2 * (1 - LIGHT_QUALITY)
-# MoDM, 7.3, and NIRVANA, 7.2: CLIPScore of hits over the large model's.
+# MoDM, 7.3, and NIRVANA, 7.2: CLIPScore of hits over the large model's
 REFINED, RESUMED = 0.997, 0.951
 WARM_COUNT, CAPACITY = 3_000, 10_000
-# In the heavy model's place what `tiny-heavy` bears of its 50 steps, and keeps on unseen prompts (benchmarks.thinning).
+# For the heavy model, the steps that `tiny-heavy` may skip of its 50, and the quality kept on unseen prompts
+# (benchmarks.thinning).
 THINNED = (ThinningOption(3, 12, 0.997),)
 
 
-# What the joint problem weighs, and by what answers are judged. A hit's picture is as good whoever refines it.
+# Qualities for the joint problem and for answers. A hit's image is as good under any model.
 def qualities(hit: float) -> tuple[ModelQuality, ...]:
-    """Return what the joint problem weighs; a refined hit keeps `hit`."""
+    """Return the joint problem's qualities; a refined hit keeps `hit`."""
     return (
         ModelQuality("light", LIGHT_QUALITY, LIGHT_SPREAD, hit / LIGHT_QUALITY),
         ModelQuality("heavy", 1.0, reuse=hit),
@@ -96,7 +97,7 @@ QUALITIES = qualities(REFINED)
 
 @dataclass(frozen=True)
 class TraceConstants:
-    """Assumptions about images: how well confidence tells quality, and the quality of refined hits."""
+    """Assume how well confidence predicts quality, and the quality of refined hits."""
 
     auroc: float = AUROC
     hit: float = REFINED
@@ -113,7 +114,7 @@ CASES: Mapping[str, TraceConstants] = {
 
 @dataclass(frozen=True)
 class TraceRun:
-    """How a system fared under one trace; both are shares of requests, quality of the answered ones."""
+    """Store a system's result under one trace: violations as a share of requests, quality of the answered ones."""
 
     system: str
     trace: str
@@ -170,8 +171,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def static_capacity_per_s(cascade: Cascade) -> float:
-    """Return what the artefact's static allocation carries: its light devices take everything, its heavy ones what the
-    threshold sends on."""
+    """Return the capacity of the artefact's static allocation: its light devices serve all requests, its heavy ones the
+    deferred share."""
     held: Held = cascade.static
     light = held.light_count * held.light_batch / cascade.light[held.light_batch]
     heavy = held.heavy_count * held.heavy_batch / cascade.heavy[held.heavy_batch]
@@ -179,7 +180,7 @@ def static_capacity_per_s(cascade: Cascade) -> float:
 
 
 def trace_load(shape: Shape, low: float, peak: float, segment_s: float, seed: int) -> Workload:
-    """Return Poisson arrivals whose rate (a second) follows the shape, of prompts after those that caches know."""
+    """Return Poisson arrivals at a rate (per second) that follows the shape, with prompts after those of the caches."""
     segments = tuple(Segment(segment_s, low + share * (peak - low)) for share in shape)
     expected = sum(segment.duration_s * segment.rate for segment in segments)
     count = WARM_COUNT + round(1.1 * expected)
@@ -195,7 +196,7 @@ def trace_load(shape: Shape, low: float, peak: float, segment_s: float, seed: in
 
 
 def scenario_of(system: str, peak: float, constants: TraceConstants = TraceConstants()) -> Scenario:
-    """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
+    """Return the fleet of a system that has run at the low load; static systems are provisioned for the peak."""
     thins = system == THINS
     name = OURS_SERVES_AS if thins else system.removesuffix(FALLING_BACK)
     settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=qualities(constants.hit))
@@ -214,7 +215,7 @@ def scenario_of(system: str, peak: float, constants: TraceConstants = TraceConst
         for model in plain.models
     )
     rules = SelectionRules() if system == "nirvana-only" else replace(SelectionRules(), images=IMAGE_RULES.images)
-    # NIRVANA keeps five latents of a prompt.
+    # NIRVANA stores five latents per prompt
     capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
     cache = CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT)
     thinning = ThinningMode.LOAD if thins else ThinningMode.OFF
@@ -224,8 +225,7 @@ def scenario_of(system: str, peak: float, constants: TraceConstants = TraceConst
 
 
 def falls_back(system: str) -> bool:
-    """Return whether a light picture stands in for a heavy one that would be late: as this suite serves by default, and
-    no paper's system does."""
+    """Return whether a light image replaces a heavy one that would be late: this suite's default, and no paper's."""
     return system in (OURS_SERVES_AS, *CONTROLS)
 
 
@@ -239,7 +239,7 @@ def run_of(
 
 
 def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
-    """Return the ratios to ours, whether anybody dominates it, and what every system did."""
+    """Return the ratios to ours, whether any system dominates ours, and all systems' results."""
     by_system = {name: [run for run in runs if run.system == name] for name in dict.fromkeys(r.system for r in runs)}
     means = {name: (mean([r.violations for r in of]), mean([r.quality for r in of])) for name, of in by_system.items()}
     found = [fewer(by_system, name, ours, factor) for name, factor in FEWER.items() if name in by_system]
@@ -280,8 +280,7 @@ def gap(pairs: Sequence[Sequence[float]]) -> float:
 
 
 def fewer(by_system: Mapping[str, Sequence[TraceRun]], name: str, ours: str, factor: float) -> Figure:
-    """Return how many times ours a system's violations are; a sample is a trace's two shares, ours at least one request
-    of it."""
+    """Return a system's violations ÷ ours; a sample is a trace's two shares, with at least one request for ours."""
     pairs = [
         (other.violations, max(own.violations, 1 / own.request_count))
         for other, own in zip(by_system[name], by_system[ours], strict=False)

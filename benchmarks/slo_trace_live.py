@@ -1,13 +1,12 @@
-"""The systems of slo_trace on live suites: an emulated fleet of sixteen, and two real workers.
+"""Play slo_trace's systems on live suites: an emulated fleet of sixteen, and two real workers.
 
     python -m benchmarks.slo_trace_live [--only real] [--segment 3]
 
-Each system plans a suite of its own (`pentimento up --policy`), and every suite is asked for the same requests at the
-same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
-cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file; for real workers by
-what both of them carry of the heavy model, and by what a few lone pictures take. Quality is that of answered requests,
-by the model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is
-told the same.
+Each system plans a separate suite (`pentimento up --policy`), and every suite gets the same requests at the same times:
+DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times the static cascade's
+provisioning. That and the SLO are set beforehand: for the emulated fleet by its file; for real workers by their joint
+throughput of the heavy model, and by the time of a few single images. Quality is the answered requests', by their
+model: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint gets the same values for its plans.
 """
 
 import argparse
@@ -56,21 +55,20 @@ SYSTEMS = (
     OURS_SERVES_AS,
 )
 FLEET = FLEETS / "cascade-16-half.toml"
-# Of the emulated fleet: what its static cascade is provisioned for, and DiffServe's SLO on devices half as fast.
+# of the emulated fleet: the static cascade's provisioning, and DiffServe's SLO on devices half as fast
 EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
-# Of real workers, one for each model; the SLO in lone pictures of the heavy one.
+# of real workers, one for each model; the SLO in single images of the heavy one
 REAL_MODELS = ("tiny-light", "tiny-heavy")
 REAL_SLO = 8.0
 CLIENTS, LONE_COUNT = 16, 5
-# Until a policy plans for a suite that has just started, and has loaded what it wants; requests of that time do not
-# count.
+# until a policy has planned for a new suite and loaded its models; requests until then do not count
 SETTLING_S = 20.0
 
 
 @dataclass(frozen=True)
 class LiveSide:
-    """A suite that systems plan: its flags, the models of its cascade, requests a second that a static system is
-    provisioned for, and the SLO."""
+    """Describe a suite that systems plan: its flags, its cascade's models, requests per second for static systems, and
+    the SLO."""
 
     name: str
     flags: tuple[str, ...]
@@ -81,20 +79,19 @@ class LiveSide:
 
     @property
     def settings(self) -> str:
-        """Return what controllers are told: the demand that static systems are provisioned for, and what answers are
-        judged by."""
+        """Return the controllers' settings: the demand for static systems, and the models' qualities."""
         qualities = [f"{self.light}={LIGHT_QUALITY}:{LIGHT_SPREAD:.2f}", f"{self.heavy}=1"]
         return f"[controller]\npeak_per_s = {self.provisioned_per_s}\nqualities = {qualities}\n"
 
     def trace(self, segment_s: float, seed: int) -> Workload:
-        """Return the requests of its trace, after those of its low while the suite settles."""
+        """Return its trace's requests, after requests at its low while the suite settles."""
         peak = ABOVE * self.provisioned_per_s
         segments = [Segment(SETTLING_S, peak / SWING)]
         segments += [Segment(segment_s, peak / SWING + share * (peak - peak / SWING)) for share in AZURE_SHAPE]
         slo = (SloClass("standard", self.slo_s),)
         content = Content(prompts=PROMPTS, slo_classes=slo, first_prompt=seed * 1_000)
         plain = fluctuating(np.random.default_rng(seed), content, segments)
-        # Each model of the cascade takes its own steps.
+        # each model of the cascade uses its default steps
         return replace(plain, arrivals=tuple(replace(arrival, steps=0) for arrival in plain.arrivals))
 
 
@@ -107,7 +104,7 @@ def main() -> int:
     notes |= {"provisioned_per_s": {side.name: side.provisioned_per_s for side, _ in by_side}}
     notes |= {"slo_s": {side.name: side.slo_s for side, _ in by_side}}
     figures = [
-        # One round: nothing is known of how much it differs from another.
+        # one round: its difference from another is unknown
         replace(figure, name=f"{side}: {figure.name}", interval=None)
         for side in dict.fromkeys(run.trace for run in runs)
         for figure in figures_of([run for run in runs if run.trace == side], runs[-1].system)
@@ -122,7 +119,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
-    """Yield those that are asked for. Profiles of real models are written to the folder."""
+    """Yield the requested sides. Profiles of real models are written to the folder."""
     if options.rest["only"] != "real":
         yield LiveSide("emulated", ("--emulate", str(FLEET)), "sd-turbo", "sd15", EMULATED_PER_S, EMULATED_SLO_S)
     if options.rest["only"] != "emulated":
@@ -134,8 +131,8 @@ def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
 
 
 def profiled(folder: Path) -> list[Path]:
-    """Return the files with what the models cost on this machine, measured side by side, as they are served. Policies
-    plan no model of which that is not known."""
+    """Return the files of the models' costs on this machine, measured next to each other, as served. Policies plan no
+    model without them."""
     files = [folder / f"{model}.json" for model in REAL_MODELS]
     module = (sys.executable, "-m", "services.unet_worker.profile")
     running = [
@@ -148,8 +145,8 @@ def profiled(folder: Path) -> list[Path]:
 
 
 def asked_before(flags: Sequence[str], model: str) -> tuple[float, float]:
-    """Return the median seconds of a lone picture of a suite, and the pictures a second of one in which as many workers
-    hold that model, with `CLIENTS` who ask for the next one when they have the last."""
+    """Return the median seconds of a single image on a suite, and the images per second of one in which the same number
+    of workers hold that model, with `CLIENTS` closed-loop clients."""
     with local_suite(flags) as suite:
         lone = asyncio.run(seconds_of_pictures(suite, model, 1, LONE_COUNT))
     with local_suite(["--model", model, "--workers", str(len(REAL_MODELS)), "--device", "cpu"]) as suite:
@@ -160,7 +157,7 @@ def asked_before(flags: Sequence[str], model: str) -> tuple[float, float]:
 
 
 async def seconds_of_pictures(suite: LocalSuite, model: str, clients: int, count: int) -> list[float]:
-    """Return the seconds of each of `count` pictures of each client."""
+    """Return the seconds of each of `count` images of each client."""
     async with AsyncClient(suite.endpoint.public) as client:
 
         async def one_after_the_other(number: int) -> list[float]:
@@ -178,7 +175,7 @@ async def seconds_of_pictures(suite: LocalSuite, model: str, clients: int, count
 
 
 def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
-    """Yield how every system fares on a suite."""
+    """Yield every system's results on a suite."""
     workload = side.trace(0.5 if options.quick else options.rest["segment"], seed=1)
     for system in options.rest["systems"][-2 if options.quick else 0 :]:
         with planned_suite(side, system) as suite:
@@ -196,7 +193,7 @@ def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
         settings.write_text(side.settings)
         policy = system.removesuffix(FALLING_BACK)
         flags = [*side.flags, "--policy", policy, "--slo-s", str(side.slo_s), "--config", str(settings)]
-        # In the papers a late picture is no picture, and no light one stands in for a heavy one that would be late.
+        # In the papers a late image does not count, and no light one replaces a heavy one that would be late.
         with local_suite(
             flags, environment={"PENTIMENTO_FRONTDOOR_FALL_BACK": str(falls_back(system)).lower()}
         ) as suite:
@@ -204,7 +201,7 @@ def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
 
 
 async def play(suite: LocalSuite, workload: Workload) -> list[RequestRecord]:
-    """Return what became of every request."""
+    """Return every request's record."""
     async with clients_of(suite, {"": ""}) as clients:
         return await played(workload, clients)
 
@@ -215,7 +212,7 @@ def violations(records: Sequence[RequestRecord]) -> float:
 
 
 def quality(records: Sequence[RequestRecord], side: LiveSide) -> float:
-    """Return the mean of answered requests, 0 where there is none."""
+    """Return the mean of answered requests, 0 if there is none."""
     of: Mapping[str, float] = {side.light: LIGHT_QUALITY, side.heavy: 1.0}
     return mean([of[record.model] for record in records if record.outcome.answered] or [0.0])
 

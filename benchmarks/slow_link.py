@@ -1,9 +1,9 @@
-"""A link of so many bits a second between two processes of one machine, as a process of its own.
+"""Run a link of a given bit rate between two processes of one machine, as a separate process.
 
     python -m benchmarks.slow_link unix:/tmp/link unix:/tmp/replica --gbit 10
 
-Bytes go from one socket to the other as a token bucket lets them, each direction at the link's own rate, whatever
-connections share it. No latency is added: a data centre's is small beside the time that residuals take.
+A token bucket limits the bytes from one socket to the other, in each direction at the link's rate, shared by all
+connections. No latency is added: a data centre's is small compared with the residuals' time.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Sent at once: a fifth of a millisecond at 10 Gb/s.
+# sent in one piece: a fifth of a millisecond at 10 Gb/s
 PART_BYTES = 256 * 1024
 START_S = 30.0
 
 
 class TokenBucket:
-    """Lets bytes through at a rate, and up to `burst_bytes` at once after a pause. Threads may share it."""
+    """Let bytes through at a rate, with bursts of up to `burst_bytes` after a pause. Threads may share it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TokenBucket:
         self._free_at = monotonic()
 
     def spend(self, byte_count: int) -> None:
-        """Return once so many bytes may be through. A sleep that was too long is made up for."""
+        """Return once `byte_count` bytes may pass. The next waits are shorter after a sleep that was too long."""
         with self._lock:
             now = self._monotonic()
             self._free_at = max(self._free_at, now - self._burst_s) + byte_count / self._bytes_per_s
@@ -57,13 +57,13 @@ def pump(source: socket.socket, target: socket.socket, bucket: TokenBucket) -> N
             target.sendall(buffer[:count])
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # Whoever is left notices by its own socket.
+        # the other side notices by its socket
         for end in (source, target):
             end.close()
 
 
 def serve(listen: str, target: str, bytes_per_s: float) -> None:
-    """Take connections for ever; both addresses are paths of unix sockets."""
+    """Accept connections forever; both addresses are paths of unix sockets."""
     there, back = TokenBucket(bytes_per_s), TokenBucket(bytes_per_s)
     server = socket.socket(socket.AF_UNIX)
     server.bind(listen)
@@ -78,7 +78,7 @@ def serve(listen: str, target: str, bytes_per_s: float) -> None:
 
 @contextmanager
 def slow_link(target: str, gbit_per_s: float) -> Iterator[str]:
-    """Start a link to an address "unix:PATH", and yield the link's own."""
+    """Start a link to an address "unix:PATH", and yield the link's."""
     address = f"{target}-link"
     command = [sys.executable, "-m", "benchmarks.slow_link", address, target, "--gbit", str(gbit_per_s)]
     with subprocess.Popen(command) as process:

@@ -1,14 +1,14 @@
-"""Fifty thousand requests in a row: what each process holds afterwards that it did not hold before.
+"""Run fifty thousand requests, and measure the memory, descriptors and threads that each process gains.
 
-The volume runs on a suite of real processes with emulated devices (no picture is painted; frontdoor, controller,
-gateway, embedder and their stores are the real ones), and a few thousand requests beside it on a suite with a real
-model. Requests use the cache, leave, err and ask again, each in its share. Finished requests are kept for a minute
-only, so that journal and store have to reach a plateau within the run.
+The volume runs on a suite of real processes with emulated devices (no image is generated; frontdoor, controller,
+gateway, embedder and their stores are real), and a few thousand requests at the same time on a suite with a real model.
+Requests use the cache, leave, err and repeat, each at its share. Finished requests are stored for a minute only, so
+that journal and store must reach a plateau within the run.
 
-Memory: the slope of each process's resident set over the requests that ended, after a warm-up, by least squares over
-bins of time, with Student's interval. Only the volume's is judged: a few thousand requests do not tell a megabyte in
-ten thousand from chance. Descriptors and threads: with no client connected, at the end less at the start.
-Journal and store: their largest size in the run's last quarter ÷ that in its second one.
+Memory: the slope of each process's resident set over the ended requests, after a warm-up, by least squares over bins of
+time, with Student's interval. Only the volume's has a target: a few thousand requests cannot distinguish a megabyte in
+ten thousand from chance. Descriptors and threads: with no client connected, at the end less at the start. Journal and
+store: their largest size in the run's last quarter ÷ that in its second one.
 """
 
 import argparse
@@ -31,8 +31,8 @@ MIB = 1 << 20
 PER = 10_000
 BINS = 16
 LOOK_S = 1.0
-STORE_LOOKS = 10  # Walking the store is dear: every so many looks.
-# The share of a run after which memory is looked at: retention and cache have reached their plateau.
+STORE_LOOKS = 10  # walking the store is slow: at every tenth sample
+# the share of a run after which memory is sampled: retention and cache have reached their plateau
 WARM_UP = 0.25
 SETTLE_LIMIT_S = 90.0
 ENVIRONMENT = {
@@ -63,7 +63,7 @@ BOUNDED = at_most(1.1, "x")
 
 @dataclass(frozen=True)
 class Look:
-    """At one moment: requests ended so far, each process's holdings, bytes of journal and store."""
+    """Store one moment: requests ended so far, each process's holdings, bytes of journal and store."""
 
     at_s: float
     ended: int
@@ -74,7 +74,7 @@ class Look:
 
 @dataclass
 class SuiteRun:
-    """One suite's run. `start` and `end`: what processes held with no client connected."""
+    """Hold one suite's run. `start` and `end`: processes' holdings with no client connected."""
 
     name: str
     requests: int
@@ -89,7 +89,7 @@ class SuiteRun:
 
 
 class Soak:
-    """Plays a part's load on its suite and looks at it."""
+    """Play a part's load on its suite, sampling it."""
 
     def __init__(self, suite: LocalSuite, part: SuiteRun, steps: int, rate: float, stores: Path) -> None:
         self._suite = suite
@@ -100,7 +100,8 @@ class Soak:
         self._store_bytes = 0
 
     async def run(self, first: int) -> None:
-        """`first` requests come before the start, many at once: pools of threads and connections are made by then."""
+        """Play; `first` concurrent requests precede the start, so that pools of threads and connections have their
+        size."""
         part, address = self._part, self._suite.endpoint.public
         await self._load.crowd(address, first)
         part.start = await self._without_clients(None)
@@ -135,7 +136,7 @@ class Soak:
         return {name: held for name, held in found.items() if held is not None}
 
     async def _without_clients(self, wanted: dict[str, Holdings] | None) -> dict[str, Holdings]:
-        """What is held once nothing grows any more, or nothing exceeds what is wanted; at the limit, what there is."""
+        """Return the holdings once nothing grows or nothing exceeds `wanted`, or at the limit."""
         end = time.monotonic() + SETTLE_LIMIT_S
         before: dict[str, Holdings] = {}
         while time.monotonic() < end:
@@ -148,7 +149,7 @@ class Soak:
 
 
 def exceeding(now: dict[str, Holdings], then: dict[str, Holdings]) -> list[str]:
-    """Processes that hold more descriptors or threads than then, or were not there."""
+    """Return processes with more descriptors or threads than `then`, or missing from it."""
     return [
         name
         for name, held in now.items()
@@ -196,7 +197,7 @@ def emulated() -> Iterator[LocalSuite]:
 
 
 def figures_of(part: SuiteRun, target: Target) -> list[Figure]:
-    """Of each process its growth, held to the target; of the others the worst, with all as samples."""
+    """Report each process's growth against the target; for descriptors and threads the worst, with all as samples."""
     growing = [growth_figure(part, name, target) for name in sorted(part.start)]
     rest = [
         held_figure(part, "descriptors"),
@@ -212,7 +213,7 @@ def figures_of(part: SuiteRun, target: Target) -> list[Figure]:
 
 
 def growth_figure(part: SuiteRun, process: str, target: Target) -> Figure:
-    """Missing when the process did not live through the run."""
+    """Report a process's growth, or no value if it ended during the run."""
     points = [
         (look.ended / PER, look.processes[process].rss_bytes / MIB)
         for look in part.settled_looks()
@@ -227,7 +228,7 @@ def growth_figure(part: SuiteRun, process: str, target: Target) -> Figure:
 
 
 def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means of up to so many runs of points, in order: neighbours are not independent of each other."""
+    """Return means of runs of neighbouring points, in order, since neighbours are not independent."""
     count = min(BINS, len(points))
     edges = [len(points) * number // count for number in range(count + 1)] if count else []
     runs = [points[start:end] for start, end in itertools.pairwise(edges)]
@@ -241,7 +242,7 @@ def held_figure(part: SuiteRun, what: str) -> Figure:
 
 
 def bounded_figure(part: SuiteRun, what: str, sizes: Sequence[int]) -> Figure:
-    """A run that is shorter than a few retentions has no plateau to judge."""
+    """Report the plateau; a run shorter than a few retentions has none."""
     quarter = len(sizes) // 4
     target: Target = BOUNDED if part.lasted_s > 400 else informative("x")
     name = f"{part.name}: {what} in the last quarter / in the second"

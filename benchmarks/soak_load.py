@@ -1,4 +1,4 @@
-"""A steady load of many small requests, with what clients do beside waiting for a picture: leave, err, ask again."""
+"""Play a steady load of many small requests, with clients that wait, leave, err and repeat."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from pentimento.sdk import AsyncClient, RetryPolicy
 
 CLIENTS, CROWD = 24, 128
 PROMPTS = 400
-# Every so many-th request: uses the cache, is left as soon as it is accepted, has a wrong field, is asked for twice.
+# every n-th request: uses the cache, is left once accepted, has a wrong field, is sent twice
 CACHED, LEFT, WRONG, TWICE = 4, 50, 51, 53
 DEADLINE_MS = 120_000
 RETRIES = RetryPolicy(tries=20, first_pause_s=0.05, max_pause_s=1.0)
@@ -22,8 +22,10 @@ Turn = Callable[[], Awaitable[None]]
 
 
 class SoakLoad:
-    """At most `rate` requests a second, so that what is kept for a time does not grow when the machine gets faster.
-    `ended`: how many ended so far; `endings`: how, by word."""
+    """Send at most `rate` requests a second, so that retained data does not grow with the machine's speed.
+
+    `ended`: requests ended so far; `endings`: counts by ending.
+    """
 
     def __init__(self, steps: int, rate: float) -> None:
         self._steps = steps
@@ -34,15 +36,15 @@ class SoakLoad:
         self.endings: Counter[str] = Counter()
 
     def start_again(self) -> None:
-        """Count from none."""
+        """Reset the counts."""
         self.ended, self.endings = 0, Counter()
 
     async def play(self, address: str, requests: int) -> None:
-        """So many more requests, by clients that each keep one under way; their connection is closed after it."""
+        """Send more requests from clients with one request in flight each; close their connection afterwards."""
         await self._play(address, requests, CLIENTS, self._turn)
 
     async def crowd(self, address: str, requests: int) -> None:
-        """The same as fast as they go, by many clients: every pool has all the threads then that it ever needs."""
+        """Send as fast as possible from many clients, so that every pool reaches its full number of threads."""
         await self._play(address, requests, CROWD, self._at_once)
 
     async def _play(self, address: str, requests: int, clients: int, turn: Turn) -> None:
@@ -63,7 +65,7 @@ class SoakLoad:
         await asyncio.sleep(at - now)
 
     async def _at_once(self) -> None:
-        """Waits for nothing."""
+        """Wait for nothing."""
 
     async def _play_one(self, client: AsyncClient, number: int) -> str:
         request = self._request(number)
@@ -87,7 +89,7 @@ class SoakLoad:
 
 
 async def leave(client: AsyncClient, request: ImageRequest) -> str:
-    """Goes away as soon as the request is accepted."""
+    """Leave once the request is accepted."""
     async with aclosing(client.stream(request)) as events:
         async for event in events:
             if isinstance(event, Accepted):

@@ -1,4 +1,4 @@
-"""Confidence intervals of what the benchmarks measure."""
+"""Compute confidence intervals for benchmarks."""
 
 import math
 import random
@@ -12,7 +12,7 @@ Sample = TypeVar("Sample")
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 BOOTSTRAP = "bootstrap, expanded percentiles"
-# Student's t at 97.5 %, by degrees of freedom from 1.
+# Student's t at 97.5 %, by degrees of freedom from 1
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
@@ -23,10 +23,10 @@ def bootstrap_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap at 95 % of `statistic` (Efron 1979): the samples are redrawn with replacement, reproducibly.
-    Its percentiles lie further out the fewer samples there are ("expanded", Hesterberg 2015).
+    """Return the percentile bootstrap at 95 % of `statistic` (Efron 1979), resampling with replacement, reproducibly.
 
-    A paired comparison passes its pairs as the samples, so that the pairing survives every resample.
+    Its percentiles are wider the fewer samples there are ("expanded", Hesterberg 2015). A paired comparison passes its
+    pairs as the samples, so that the pairing survives every resample.
     """
     if not samples:
         raise ValueError("a bootstrap needs at least one sample")
@@ -44,8 +44,8 @@ def ratio_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap at 95 %, as above, of a statistic of the ones ÷ that of the others, which are redrawn
-    apart."""
+    """Return the percentile bootstrap at 95 %, as above, of a statistic of the numerators ÷ that of the denominators,
+    resampled separately."""
     generator = random.Random(seed)
 
     def draw(samples: Sequence[float]) -> float:
@@ -57,15 +57,15 @@ def ratio_interval(
 
 
 def _tail(count: int) -> float:
-    """The share of resamples that is left out on either side: a bootstrap takes the variance of few samples too small,
-    and normal values for Student's."""
+    """Return the share of resamples outside on either side: a bootstrap underestimates the variance of few samples, and
+    uses normal values for Student's."""
     if count < 2:
         return (1.0 - CONFIDENCE) / 2.0
     return NormalDist().cdf(-math.sqrt(count / (count - 1)) * _student_t(count - 1))
 
 
 def _student_t(free: int) -> float:
-    """At 97.5 %; beyond the table by Fisher's expansion around the normal value."""
+    """Return t at 97.5 %; beyond the table by Fisher's expansion around the normal value."""
     if free <= len(_T):
         return _T[free - 1]
     z = NormalDist().inv_cdf((1.0 + CONFIDENCE) / 2.0)
@@ -78,13 +78,13 @@ def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Geometric mean of the pairs' ratios."""
+    """Return the geometric mean of the pairs' ratios."""
     return math.exp(math.fsum(math.log(ours / theirs) for ours, theirs in pairs) / len(pairs))
 
 
 def paired_ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of `paired_ratio`, at 95 %, from 2 to 16 pairs: Student's t over the logarithms. A bootstrap of so few claims too
-    much."""
+    """Return the interval of `paired_ratio` at 95 % for 2 to 16 pairs by Student's t over the logarithms, since a
+    bootstrap of so few is too narrow."""
     logs = [math.log(ours / theirs) for ours, theirs in pairs]
     half = _T[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = math.fsum(logs) / len(logs)
@@ -92,7 +92,7 @@ def paired_ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, 
 
 
 def slope_with_interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Slope of y over x by least squares, and its bounds at 95 % by Student's t; from 3 to 17 points."""
+    """Return the slope of y over x by least squares, and its bounds at 95 % by Student's t; for 3 to 17 points."""
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
     middle = statistics.fmean(x for x, _ in points)
     spread = math.fsum((x - middle) ** 2 for x, _ in points)
@@ -103,7 +103,7 @@ def slope_with_interval(points: Sequence[tuple[float, float]]) -> tuple[float, f
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the order statistics of an ascending sequence."""
+    """Interpolate linearly between the order statistics of an ascending sequence."""
     position = share * (len(ordered) - 1)
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
@@ -111,7 +111,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def binomial_interval(events: int, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Exact interval of a probability (Clopper and Pearson 1934): with 0 events a bootstrap would claim certainty."""
+    """Return the exact interval of a probability (Clopper and Pearson 1934): with 0 events a bootstrap would have no
+    width."""
     if not 0 <= events <= trials or trials == 0:
         raise ValueError(f"events must be between 0 and trials > 0, got {events} of {trials}")
     tail = (1.0 - confidence) / 2.0
@@ -121,7 +122,8 @@ def binomial_interval(events: int, trials: int, *, confidence: float = CONFIDENC
 
 
 def binomial_cdf(events: int, trials: int, probability: float) -> float:
-    """`probability` strictly between 0 and 1. By logarithms: coefficients of thousands of trials are beyond floats."""
+    """Return the distribution function for `probability` strictly between 0 and 1. By logarithms: coefficients of
+    thousands of trials overflow floats."""
     hit, miss = math.log(probability), math.log1p(-probability)
     all_ways = math.lgamma(trials + 1)
     terms = (
@@ -132,7 +134,7 @@ def binomial_cdf(events: int, trials: int, probability: float) -> float:
 
 
 def bisect(rising: Callable[[float], float]) -> float:
-    """The root in 0..1 of a function that rises through zero."""
+    """Return the root in 0..1 of a function that rises through zero."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2.0

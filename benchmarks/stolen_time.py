@@ -1,5 +1,5 @@
-"""What a virtual machine's host keeps for others: the time in which something could have run here and did not ("steal"
-of /proc/stat, proc(5)). Nobody's own doing, it slows everybody who is busy by as much.
+"""Read the time that a virtual machine's host took from runnable work ("steal" of /proc/stat, proc(5)). It slows every
+busy process by the same factor.
 """
 
 import math
@@ -21,8 +21,8 @@ LEAST_LEFT = 0.05
 
 @dataclass(frozen=True)
 class WhatIsLeft:
-    """A device's speed over a run (a `SpeedCourse`): the share of its time that the host left it, period by period, and
-    in the end the last one."""
+    """Return a device's speed over a run (a `SpeedCourse`): the host's remaining share by period, the last one
+    continuing."""
 
     shares: tuple[float, ...]
     period_s: float
@@ -33,7 +33,7 @@ class WhatIsLeft:
 
 
 class StolenTime:
-    """Watches it, on a thread of its own, from `with` on. Nothing is stolen where no kernel tells."""
+    """Sample it on a thread, from `with` on. Without a kernel's count it is 0."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float, float]] = []
@@ -50,7 +50,7 @@ class StolenTime:
         self._thread.join()
 
     def left(self, from_s: float, to_s: float, period_s: float = 2 * SAMPLE_S) -> WhatIsLeft:
-        """Between two times of `time.monotonic`."""
+        """Return the remaining share between two times of `time.monotonic`."""
         edges = np.arange(from_s, to_s + period_s, period_s)
         at, busy, stolen = np.array(self._samples).T
         ran, kept = np.diff(np.interp(edges, at, busy)), np.diff(np.interp(edges, at, stolen))
@@ -58,7 +58,7 @@ class StolenTime:
         return WhatIsLeft(tuple(np.maximum(1.0 - lost, LEAST_LEFT).tolist()), period_s)
 
     def share(self) -> float:
-        """Of the time in which something ran or could have, what was kept, so far."""
+        """Return the stolen share of busy and runnable time so far."""
         (_, busy, stolen), (_, busy_now, stolen_now) = self._samples[0], self._samples[-1]
         return (stolen_now - stolen) / max(busy_now - busy + stolen_now - stolen, 1e-9)
 
@@ -72,6 +72,6 @@ class StolenTime:
 
 
 def busy_and_stolen(stat: str) -> tuple[float, float]:
-    """Ticks of all processors since the machine started."""
+    """Return ticks of all processors since the machine started."""
     user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(float, stat.split(maxsplit=9)[1:9])
     return user + nice + system + interrupts + soft_interrupts, stolen

@@ -1,4 +1,4 @@
-"""How alike two pictures are to the eye: SSIM (Wang et al. 2004), of their luminance."""
+"""Compute the structural similarity of two images' luminance: SSIM (Wang et al. 2004)."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """Return SSIM (n,), at most 1, of pictures (n, 3, height, width) in 0..1 of 11 pixels a side at least."""
+    """Return SSIM (n,), at most 1, of images (n, 3, height, width) in 0..1, of at least 11 pixels a side."""
     one, other = (_luminance(pictures) for pictures in (first, second))
     mean_one, mean_other = _blurred(one), _blurred(other)
     variance_one = _blurred(one * one) - mean_one**2
@@ -28,7 +28,7 @@ def _luminance(pictures: Tensor) -> Tensor:
 
 
 def _blurred(values: Tensor) -> Tensor:
-    """Without the border, where the window leaves the picture."""
+    """Blur without the border, where the window exceeds the image."""
     places = torch.arange(_WINDOW_PX, dtype=torch.float64) - _WINDOW_PX // 2
     line = torch.exp(-(places**2) / (2 * _SIGMA_PX**2))
     line = line / line.sum()

@@ -1,4 +1,4 @@
-"""The processes of a suite by their names, and what they hold: memory, descriptors, threads. Linux only."""
+"""List a suite's processes by name, with their memory, descriptors and threads. Linux only."""
 
 import contextlib
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import psutil
 from pentimento.supervisor.leftovers import marked_processes
 
 _INSTANCE = "--instance-id"
-# Written to /proc/PID/clear_refs it makes the peak of the resident set start again from now.
+# written to /proc/PID/clear_refs, it restarts the peak of the resident set
 _RESET_PEAK = "5"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Of one process at one moment."""
+    """Store one process's holdings at one moment."""
 
     rss_bytes: int
     descriptors: int
@@ -23,7 +23,7 @@ class Holdings:
 
 
 def members(state: Path) -> dict[str, psutil.Process]:
-    """Every process that a supervisor of this state directory started, by instance id; a service's own child is its
+    """Return every process that a supervisor of this state directory started, by instance id; a service's child is its
     parent's name with "/child"."""
     named: dict[str, psutil.Process] = {}
     children: list[psutil.Process] = []
@@ -46,7 +46,7 @@ def unused(name: str, taken: dict[str, psutil.Process]) -> str:
 
 
 def holdings(process: psutil.Process) -> Holdings | None:
-    """None once the process has ended."""
+    """Return the holdings, or None once the process has ended."""
     try:
         with process.oneshot():
             return Holdings(process.memory_info().rss, process.num_fds(), process.num_threads())
@@ -55,8 +55,7 @@ def holdings(process: psutil.Process) -> Holdings | None:
 
 
 def processor_s(state: Path) -> dict[str, float]:
-    """Return the seconds of processor time that the processes of each service took since they started: replicas, and
-    their children, together."""
+    """Return processor seconds of each service's processes since their start: replicas and their children together."""
     spent: dict[str, float] = {}
     for name, process in members(state).items():
         with contextlib.suppress(psutil.Error):
@@ -71,7 +70,7 @@ def reset_peak(process: psutil.Process) -> None:
 
 
 def peak_rss_bytes(process: psutil.Process) -> int | None:
-    """The largest resident set since `reset_peak`, as the kernel kept it; None once the process has ended."""
+    """Return the kernel's largest resident set since `reset_peak`, or None once the process has ended."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text()
     except OSError:

@@ -1,5 +1,6 @@
-"""The answering end of the streams that `tensor_transport` measures: a process of residuals that are there already.
-Nothing is computed; torch is not imported."""
+"""Serve ready-made residuals, as the answering end of `tensor_transport`'s streams. Nothing is computed; torch is not
+imported.
+"""
 
 import asyncio
 import os
@@ -34,7 +35,7 @@ from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, described, size
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 MAX_MESSAGE_BYTES = 1 << 28
-# The condition of a stream says how its residuals are to come.
+# A stream's condition selects the transport of its residuals.
 ONE_MESSAGE = b"one message"
 BARE = b"bare"
 LATENT_DIMS = (2, 8, 16, 16)
@@ -42,7 +43,7 @@ LATENT_DIMS = (2, 8, 16, 16)
 
 @dataclass(frozen=True)
 class ResidualSet:
-    """What a network's ControlNet adds in a step, by layer: (channels, side) at the given rows and element type."""
+    """Describe a ControlNet's residuals in a step, by layer: (channels, side) at the given rows and element type."""
 
     name: str
     dtype: Dtype
@@ -58,7 +59,7 @@ class ResidualSet:
         return sum(size_of(self.dtype, dims) for dims in self.dims)
 
 
-# SDXL at 1024 x 1024 in half precision, both halves of guidance: 107.5 MB (Katz, section 5: 108 MiB).
+# SDXL at 1024 x 1024 in half precision, both halves of guidance: 107.5 MB (Katz, section 5: 108 MiB)
 SDXL = ResidualSet(
     "sdxl",
     Dtype.FLOAT16,
@@ -76,7 +77,7 @@ SDXL = ResidualSet(
         (1280, 32),
     ),
 )
-# The zoo's: 64 x 64 pixels in single precision, both halves.
+# the zoo's: 64 x 64 pixels in single precision, both halves
 ZOO = ResidualSet("zoo", Dtype.FLOAT32, 2, ((32, 16), (32, 16), (32, 8), (64, 8), (64, 4), (96, 4), (96, 4)))
 SETS = {residuals.name: residuals for residuals in (SDXL, ZOO)}
 
@@ -87,7 +88,7 @@ def tensors_of(residuals: ResidualSet) -> list[OutgoingTensor]:
 
 
 def _tensor_of(dtype: Dtype, dims: tuple[int, ...]) -> OutgoingTensor:
-    """Copied by numpy, which lets other threads run meanwhile, as torch does that the suite copies by."""
+    """Copy by numpy, which releases the interpreter lock as the suite's copies by torch do."""
     size = size_of(dtype, dims)
     made = np.frombuffer(os.urandom(4096) * (size // 4096 + 1), np.uint8)[:size]
 
@@ -99,12 +100,12 @@ def _tensor_of(dtype: Dtype, dims: tuple[int, ...]) -> OutgoingTensor:
 
 
 class ResidualServer(ControlNetServiceServicer):
-    """Answers each step with the set that the stream's ControlNet is called by."""
+    """Answer each step with the set named by the stream's ControlNet."""
 
     def __init__(self, directory: RegionDirectory) -> None:
         self._directory = directory
         self._sets = {name: tensors_of(residuals) for name, residuals in SETS.items()}
-        # Steps that come by lines are answered on a thread of their own, as the one that computes does.
+        # Steps that come by lines are answered on a separate thread, as by the computing one.
         self._waiting = ThreadWait()
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -162,7 +163,7 @@ def latent_of(message: pb.OpenStream, step_index: int) -> ExpectedTensor:
 
 
 def bare_chunks(message: pb.OpenStream, tensors: Sequence[OutgoingTensor]) -> list[bytes]:
-    """Return a step's chunks as the bytes of their messages: what is left is a stream of 1 MiB messages."""
+    """Return a step's chunks as the bytes of their messages, so that only a stream of 1 MiB messages remains."""
     chunks = TensorSender().pack(tensors).chunks
     return [chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER) for chunk in chunks]
 
@@ -209,7 +210,7 @@ async def answers(
 
 
 async def serve(address: str, directory: Path) -> None:
-    """Serve until the process is killed; says on standard output that it serves."""
+    """Serve until the process is killed; report readiness on standard output."""
     settings = RpcServerSettings(listen=(address,), max_message_bytes=MAX_MESSAGE_BYTES)
     server = RpcServer(settings, "residuals")
     server.add(add_ControlNetServiceServicer_to_server, ResidualServer(RegionDirectory(directory)), FULL_NAME)  # type: ignore[abstract]

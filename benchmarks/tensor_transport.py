@@ -1,22 +1,21 @@
-"""How fast residuals get from one process to another: through shared memory, in chunks, and in one message.
+"""Measure the speed of residuals between two processes: through shared memory, in chunks, and in one message.
 
     python -m benchmarks.tensor_transport
 
 A server process has the residuals ready (SDXL's of one step: 107.5 MB, which Katz gives as 108 MiB; the zoo's: 0.2 MB),
-a client in this process asks for one step after the other: the suite's own contract and client. GB/s is bytes over the
-time from asking until the tensors are there, unread. The ways take turns:
+and a client in this process requests one step after the other, with the suite's contract and client. GB/s is bytes over
+the time from the request until the tensors exist, unread. The ways alternate:
 
-- shared memory: as the suite does it on one host, by a line beside the stream
-- shared memory, asked by the stream: the same slots where there is no line
+- shared memory: as the suite does it on one host, by a line next to the stream
+- shared memory, asked by the stream: the same slots without a line
 - chunks: over gRPC and a Unix socket, as between hosts
 - one message
-- a bare stream: gRPC with the same messages, put together beforehand, read and thrown away; no tensors are made of it
-- a plain copy: the same bytes from this process's memory into such a region, layer by layer, by one thread; nobody is
-  asked. The suite copies with two, where the process has two processors
+- a bare stream: gRPC with the same messages, prepared beforehand, read and dropped; no tensors are made of them
+- a plain copy: the same bytes from this process's memory into such a region, layer by layer, by one thread, without any
+  request. The suite copies with two threads if the process has two processors
 
-The last two are what this machine can do at that moment: others stand beside them as a share.
-
-Then streams are opened while either process is killed at a random moment, and regions are counted.
+The last two are the machine's limit at that moment; others are reported as a share of them. Then streams are opened
+while either process is killed at a random moment, and regions are counted.
 """
 
 import asyncio
@@ -70,7 +69,7 @@ LINED, BY_STREAM, CHUNKS, WHOLE, STREAM, COPY = WAYS = (
     "a bare stream",
     "a plain copy",
 )
-# Each as a share of what the machine could do in the same round.
+# each as a share of the machine's limit in the same round
 COMPARED = ((LINED, COPY), (CHUNKS, STREAM))
 STREAMS_A_KILL = 250
 OPEN_S = 60.0
@@ -81,13 +80,13 @@ TARGETS_GB_S = {LINED: at_least(8.0, "GB/s"), CHUNKS: at_least(1.0, "GB/s")}
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step, and of the processor for it in both processes: others may use it meanwhile."""
+    """Store a step's elapsed seconds, and its processor seconds in both processes."""
 
     seconds: float
     cpu_s: float
 
 
-# A step by each way, in the order of `WAYS`.
+# a step by each way, in the order of `WAYS`
 Round = tuple[StepCost, ...]
 Step = Callable[[int], Awaitable[object]]
 
@@ -105,7 +104,7 @@ def server(address: str, directory: Path) -> "Iterator[subprocess.Popen[str]]":
 
 
 class WholeMessages(ResidualStream):
-    """Takes residuals that come inside one message, which the suite's own receiver refuses."""
+    """Receive residuals inside one message, which the suite's receiver rejects."""
 
     async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
         parts = message.down_block_residuals
@@ -137,7 +136,7 @@ async def whole_messages(channel: grpc.aio.Channel, residuals: ResidualSet) -> R
 
 
 async def bare_step(channel: grpc.aio.Channel, residuals: ResidualSet) -> Step:
-    """Return what takes the messages of a step as they come, without looking at them."""
+    """Return a function that receives a step's messages without reading them."""
     method: Any = channel.stream_stream(
         f"/{FULL_NAME}/StreamResiduals", request_serializer=pb.StreamResidualsRequest.SerializeToString
     )
@@ -157,7 +156,7 @@ async def bare_step(channel: grpc.aio.Channel, residuals: ResidualSet) -> Step:
 
 
 def lined_step(stream: ResidualStream, waiting: ThreadWait, latents: OutgoingTensor) -> Step:
-    """Return what takes a step on a thread of its own, as a worker's engine does."""
+    """Return a function that takes a step on a separate thread, as a worker's engine does."""
     assert stream.lined, "the line could not be opened"
 
     def take(number: int) -> None:
@@ -172,7 +171,7 @@ def lined_step(stream: ResidualStream, waiting: ThreadWait, latents: OutgoingTen
 
 
 def asked_step(stream: ResidualStream, latents: OutgoingTensor) -> Step:
-    """Return what asks by the stream."""
+    """Return a function that requests a step by the stream."""
 
     async def step(number: int) -> None:
         await stream.residuals(number, 500.0, latents)
@@ -182,7 +181,7 @@ def asked_step(stream: ResidualStream, latents: OutgoingTensor) -> Step:
 
 @contextmanager
 def plain_copy(residuals: ResidualSet, directory: RegionDirectory) -> Iterator[Step]:
-    """What copies a step's layers into a region."""
+    """Yield a function that copies a step's layers into a region."""
     tensors = tensors_of(residuals)
     layout = layout_of([tensor.size_bytes for tensor in tensors])
     region = directory.create(RegionSize(layout.size_bytes, 1))
@@ -209,7 +208,7 @@ def cpu_seconds(other: psutil.Process) -> float:
 
 
 async def rounds_of(residuals: ResidualSet, count: int, folder: Path) -> list[Round]:
-    """Return rounds of all ways in turn, each on a stream of its own."""
+    """Return rounds of all ways alternating, each on a separate stream."""
     shared, address = folder / "shared", f"unix:{folder}/s"
     directory, latents = RegionDirectory(shared), outgoing(LATENT)
     with server(address, shared) as serving, plain_copy(residuals, directory) as copying:
@@ -234,12 +233,12 @@ async def rounds_of(residuals: ResidualSet, count: int, folder: Path) -> list[Ro
                 rounds.append(tuple([await timed(way, step, other) for way in ways]))
             for stream in streams:
                 stream.close()
-    # The first two fill pages and connections.
+    # the first two fault pages in and open connections
     return rounds[2:]
 
 
 async def use_streams(address: str, directory: RegionDirectory, count: int) -> int:
-    """Open streams and take steps on them until the server is gone; return how many were opened."""
+    """Open streams and take steps on them until the server ends; return the number of opened streams."""
     opened = 0
 
     async def use(number: int) -> None:
@@ -257,7 +256,7 @@ async def use_streams(address: str, directory: RegionDirectory, count: int) -> i
 
 
 def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
-    """Return who was killed, the regions that had a name then, and those after the next one was made."""
+    """Return the killed side, the number of regions named then, and after the next one was made."""
     shared, address = folder / "shared", f"unix:{folder}/k"
     directory = RegionDirectory(shared)
     with server(address, shared) as serving:
@@ -270,7 +269,7 @@ def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
             (serving if who == "server" else client).send_signal(signal.SIGKILL)
             (serving if who == "server" else client).wait()
             if who == "client":
-                # The server finds out by the connection, and lets go of what nobody mapped.
+                # The server notices by the connection, and releases regions that are not mapped.
                 deadline = time.monotonic() + 10
                 while directory.region_count() and time.monotonic() < deadline:
                     time.sleep(0.01)

@@ -1,5 +1,5 @@
-"""Write the thinning profiles that the zoo ships: as `pentimento bench thinning-profile`, on a log of scenes, with the
-judge of attributes beside CLIPScore. A picture is worth what the stricter of the two says.
+"""Write the zoo's thinning profiles: as `pentimento bench thinning-profile`, on a log of scenes, with an attribute
+scorer in addition to CLIPScore. The stricter of the two scores counts.
 
     python -m benchmarks.thinning_profiles tiny-heavy --judge JUDGES [--prompts 128] [--log-seed 21] [-- FLAGS]
 
@@ -38,7 +38,7 @@ def main() -> int:
     log = write_scene_log(options.log_count, clip_embedder(folder), np.random.default_rng(options.log_seed))
     encoder = open_model(folder)
     with tempfile.TemporaryDirectory() as there:
-        # The settings ask for a file; the prompts come from the log.
+        # The settings need a file; the prompts come from the log.
         named = Path(there) / f"zoo.scene_log, seed {options.log_seed}, first {options.prompts} that differ"
         named.touch()
         given = ["--model", str(WEIGHTS / options.model), "--prompts", str(named), "--embedder-address", "unix:/none"]
@@ -57,13 +57,13 @@ def main() -> int:
 
 
 def judges_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityJudge, ...]:
-    """Return who judges pictures of a log's prompts beside CLIPScore."""
+    """Return the scorers of a log's images in addition to CLIPScore."""
     asked = dict(zip(log.prompts, log.asked, strict=True))
     return (AttributeJudge(work, [asked[prompt] for prompt in prompts]),)
 
 
 def parsed() -> tuple[argparse.Namespace, list[str]]:
-    """Return the options, and the flags behind them."""
+    """Return the options, and the flags after them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.thinning_profiles", description=__doc__)
     parser.add_argument("model", help="of the zoo")
     parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")

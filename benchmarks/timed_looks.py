@@ -1,9 +1,9 @@
-"""What the joint policy's looks cost on sixteen devices: every plan that it makes in simulated traces.
+"""Time the joint policy's plans on sixteen devices, in simulated traces.
 
-The time is that of the thread that looks. The process has others: the simulated cache multiplies matrices, and for a
-while after each the threads of the library that does so wait at full speed for more, beside whoever looks then. Full
-collections of garbage do not fall into a look, as in a service, where they wait for a quiet moment: here they go
-through all that the simulation holds. Both are in the reading of before, which stands beside it.
+The time is the planning thread's. The simulated cache multiplies matrices, and its library's threads spin for a while
+after each product, during any plan. Full garbage collections stay outside a plan, as in a service, where they wait for
+a quiet moment: here they would traverse all that the simulation holds. The earlier reading, reported too, includes
+both.
 """
 
 import enum
@@ -20,13 +20,13 @@ from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.rpc.full_collections import NEVER
 
 SYSTEM = "joint"
-# Requests a second at the peak of `joint`'s mix: what the best single paper carries, what the joint policy does, more.
+# Peak requests per second of `joint`'s mix: the best single paper's load, the joint policy's, and more.
 PEAKS_PER_S = (0.9, 1.6, 2.4)
 
 
 class LookReading(enum.Enum):
-    """What is counted of a look: the clock, and the collections of garbage that may fall into it, by the thresholds
-    of the young and of all objects (None: as they are)."""
+    """Select the reading of a plan: the clock, and the garbage collections that may fall into it, by the thresholds of
+    the young and of all objects (None: unchanged)."""
 
     SERVICE = (time.thread_time, None, NEVER)
     WITHOUT_COLLECTIONS = (time.thread_time, 0, NEVER)
@@ -35,7 +35,7 @@ class LookReading(enum.Enum):
 
 @dataclass
 class TimedAllocator:
-    """An allocator whose looks are timed: state that a run leaves behind. `took_ms`: processor milliseconds."""
+    """Time an allocator's plans, which a run leaves behind. `took_ms`: processor milliseconds."""
 
     allocator: Allocator
     reading: LookReading
@@ -54,7 +54,7 @@ class TimedAllocator:
 
 
 def looks_ms(quick: bool, reading: LookReading) -> list[float]:
-    """Return the processor milliseconds of every look: cascades and batches of six sizes in the traces of `slo_trace`;
+    """Return the processor milliseconds of every plan: cascades and batches of six sizes in the traces of `slo_trace`;
     three models, hits and loads in those of `joint`."""
     peak = slo_trace.ABOVE * slo_trace.static_capacity_per_s(slo_trace.CASCADE)
     found: list[float] = []
@@ -69,7 +69,7 @@ def looks_ms(quick: bool, reading: LookReading) -> list[float]:
 
 
 def _timed(scenario: Scenario, load: Workload, seed: int, reading: LookReading) -> list[float]:
-    """The first look is left out: it loads the solver."""
+    """Skip the first plan, which loads the solver."""
     timed = TimedAllocator(scenario.policy.allocator, reading)
     Simulation(replace(scenario, policy=replace(scenario.policy, allocator=timed)), load, Random(seed)).run()
     return timed.took_ms[1:]

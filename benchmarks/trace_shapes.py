@@ -1,4 +1,4 @@
-"""Shapes of load over time: shares of the way from the low to the peak, of as many segments each."""
+"""Hold shapes of load over time: shares of the way from the low to the peak, in equal segments."""
 
 from collections.abc import Mapping
 
@@ -15,5 +15,5 @@ SHAPES: Mapping[str, Shape] = {
     "two peaks": tuple(max(0.0, float(np.sin(4 * np.pi * index / 27))) for index in range(28)),
     "sudden peak": (0.1,) * 10 + (1.0,) * 6 + (0.4,) * 12,
 }
-# Those that differ most: a day, jumps that last, and one that comes once.
+# the most different ones: a day, jumps that last, and a single peak
 THREE: Mapping[str, Shape] = {name: SHAPES[name] for name in ("azure", "steps", "sudden peak")}

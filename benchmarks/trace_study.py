@@ -1,11 +1,11 @@
-"""What studies of real prompt logs find, beside what the papers found of theirs.
+"""Study real prompt logs, and compare with the papers' findings on theirs.
 
     python -m benchmarks.trace_study --data DIR [--encoder all-minilm-l6-v2]
 
-DIR holds the logs that LOGS names, gzipped; the first COUNT prompts of each are taken, for hit rates grow with a log.
-They are DiffusionDB's in the order they were published in; the same shuffled (a control: what is lost then is
-locality); prompts chosen for their diversity; captions of photographs, which nobody asked for one after the other (a
-second control). Prompts are neither shown nor kept.
+DIR holds the logs of LOGS, gzipped; the first COUNT prompts of each are used, since hit rates grow with a log. They are
+DiffusionDB's in published order; the same shuffled (a control without locality); prompts chosen for their diversity;
+and captions of photographs, which are not a sequence of requests (a second control). Prompts are neither shown nor
+stored.
 """
 
 import argparse
@@ -37,14 +37,14 @@ COUNT, QUICK_COUNT = 3_500, 300
 BATCH = 16
 BLOCK = 100
 LOWEST = min(rule.min_similarity for rule in NIRVANA_SAVINGS)
-# Of the papers, over DiffusionDB's two million prompts with CLIP's embeddings.
+# the papers', over DiffusionDB's two million prompts with CLIP's embeddings
 NIRVANA_HIT_RATES = {300: "NIRVANA, 1,500 latents: 58", 3_000: "NIRVANA, 15,000 latents: 68"}
 NIRVANA_SAVED = {300: "NIRVANA, 1,500 latents: 11", 3_000: "NIRVANA, 15,000 latents: 13"}
 
 
 @dataclass(frozen=True)
 class StudiedLog:
-    """A log in its own order, with a unit vector for each prompt (n, width)."""
+    """Hold a log in its order, with a unit vector for each prompt (n, width)."""
 
     name: str
     log: PromptLog
@@ -78,7 +78,7 @@ def read_log(name: str, path: Path, model: EmbeddingModel, quick: bool) -> Studi
     log = read_prompt_log(path)
     prompts = log.prompts[: QUICK_COUNT if quick else COUNT]
     rows: dict[str, Vectors] = {}
-    # Of one length in a batch, so that little of it is padding.
+    # one length per batch, so that little of it is padding
     distinct = sorted(set(prompts), key=len)
     with torch.inference_mode():
         for start in range(0, len(distinct), BATCH):
@@ -88,7 +88,7 @@ def read_log(name: str, path: Path, model: EmbeddingModel, quick: bool) -> Studi
 
 
 def reuse_figures(studied: StudiedLog) -> list[Figure]:
-    """Hit rates and savings of FIFO caches and of caches without bounds, and how young donors are."""
+    """Report hit rates and savings of FIFO caches and of caches without bounds, and donors' ages."""
     reuse = LogReuse.of(studied.vectors, NIRVANA_SAVINGS)
     distances = np.stack([reuse.neighbours.distances(row) for row in range(len(NIRVANA_SAVINGS))])
     shares = np.asarray([rule.saved_share for rule in NIRVANA_SAVINGS])[:, None]
@@ -115,7 +115,7 @@ def reuse_figures(studied: StudiedLog) -> list[Figure]:
 
 
 def longevity_figures(studied: StudiedLog) -> list[Figure]:
-    """What is left of the top clusters one window (a tenth of the log) later; not every eps has a cluster."""
+    """Report the top clusters' share one window (a tenth of the log) later; not every eps has a cluster."""
     settings = StudySettings(top_percents=(10.0,))
     study = make_study(studied.log, studied.vectors, settings)
     name = f"{studied.name}: top 10 % of clusters still there a tenth of the log later, eps"
@@ -127,7 +127,7 @@ def longevity_figures(studied: StudiedLog) -> list[Figure]:
 
 
 def shuffled_figures(studied: StudiedLog) -> list[Figure]:
-    """The same prompts in orders of no meaning; a sample is a shuffle."""
+    """Report the same prompts in random orders; a sample is a shuffle."""
     rates: dict[int, list[float]] = {size: [] for size in SIZES if size < len(studied.vectors)}
     for seed in range(SHUFFLES):
         order = np.random.default_rng(seed).permutation(len(studied.vectors))
@@ -139,7 +139,7 @@ def shuffled_figures(studied: StudiedLog) -> list[Figure]:
 
 
 def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:
-    """A share of prompts; samples are blocks of consecutive ones."""
+    """Report a share of prompts; samples are blocks of consecutive ones."""
     among = np.ones(len(hits), bool) if of is None else of
     return measured(name, counts(hits & among, among), percent, informative("%"))
 

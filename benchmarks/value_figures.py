@@ -1,4 +1,6 @@
-"""The figures of `benchmarks.cache_value`: throughput beside vanilla's and the log's ceiling, quality by the gate."""
+"""Compute the figures of `benchmarks.cache_value`: throughput against vanilla's and the log's ceiling, quality by the
+gate.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,11 @@ OF_CEILING = 0.85
 
 @dataclass(frozen=True)
 class ArmRounds:
-    """Seconds that each round took: of an arm, and of vanilla and all-light in the same round; `counts` are requests,
-    `starts` where the log's own hits start the round's requests when whatever was under way cannot be found, and
-    `instant_starts` where they would if nothing took any time."""
+    """Hold each round's seconds: an arm's, and vanilla's and all-light's of the same round.
+
+    `counts` are requests. `starts` are the starts that the log's hits allow if requests in flight cannot be found,
+    `instant_starts` those if everything were instantaneous.
+    """
 
     name: str
     arm_s: Sequence[float]
@@ -39,7 +43,7 @@ class ArmRounds:
         return list(zip(self.vanilla_s, self.arm_s, strict=True))
 
     def against_ceiling(self, starts_of_rounds: Sequence[Sequence[LogStart]]) -> list[tuple[float, float]]:
-        """Return by round the seconds of these starts, at the costs of that very round, and the arm's seconds."""
+        """Return by round the seconds of these starts, at that round's costs, and the arm's seconds."""
         pairs = []
         for number, starts in enumerate(starts_of_rounds):
             seconds = self.vanilla_s[number], self.light_s[number]
@@ -49,13 +53,15 @@ class ArmRounds:
 
 
 def step_costs(vanilla_s: float, light_s: float, count: int, heavy_steps: int, light_steps: int) -> PaintingCosts:
-    """Return seconds a step, of `count` requests that each model painted from noise in so many seconds."""
+    """Return seconds a step, from the seconds in which each model generated `count` images from noise."""
     return PaintingCosts(heavy_steps, light_steps, vanilla_s / (count * heavy_steps), light_s / (count * light_steps))
 
 
 def throughput_figures(where: str, rounds: ArmRounds, of_vanilla: Target, of_ceiling: Target) -> Iterator[Figure]:
-    """Yield an arm's throughput ÷ vanilla's, and ÷ that of the log's own hits, with what is under way and without; a
-    sample is a round's two times in seconds, vanilla's or the ceiling's first."""
+    """Yield an arm's throughput ÷ vanilla's, and ÷ the log's ceiling, without and with requests in flight.
+
+    A sample is a round's two times in seconds, vanilla's or the ceiling's first.
+    """
     name = f"{where}, {rounds.name}"
     yield measured(f"{name}: throughput ÷ vanilla's", rounds.against_vanilla(), ratio_of_sums, of_vanilla)
     ceiling = rounds.against_ceiling(rounds.starts)
@@ -76,13 +82,13 @@ def score_figure(name: str, ours: JudgedPictures, vanilla: JudgedPictures, targe
 def quality_figures(
     name: str, ours: JudgedPictures, vanilla: JudgedPictures, distances: Distances, gate: QualityGate
 ) -> Iterator[Figure]:
-    """Yield every figure of the gate, and those that stand beside it."""
+    """Yield every figure of the gate, and the related ones without a target."""
     yield from picture_figures(name, ours, vanilla, gate)
     yield from distance_figures(name, distances, gate)
 
 
 def picture_figures(name: str, ours: JudgedPictures, vanilla: JudgedPictures, gate: QualityGate) -> Iterator[Figure]:
-    """Yield the gate's figures of single pictures beside vanilla's of the same requests: scores and attributes."""
+    """Yield the gate's figures of single images against vanilla's of the same requests: scores and attributes."""
     yield score_figure(f"{name}: CLIPScore ÷ vanilla's", ours, vanilla, at_least(gate.score))
     routing = [
         (round(float(own), 4), round(float(other), 4))
@@ -95,7 +101,7 @@ def picture_figures(name: str, ours: JudgedPictures, vanilla: JudgedPictures, ga
 
 
 def _attribute_ratio(pairs: Sequence[tuple[int, int]]) -> float:
-    """A redrawn set may have nothing right in vanilla's pictures: then ours is none the worse."""
+    """A resample may have nothing right in vanilla's images: then ours is no worse."""
     return ratio_of_sums(pairs) if any(theirs for _, theirs in pairs) else 1.0
 
 
@@ -109,7 +115,7 @@ def distance_figures(name: str, distances: Distances, gate: QualityGate) -> Iter
 
 
 def failing_control(name: str, figures: Sequence[Figure]) -> Figure:
-    """Return how many figures of the gate a control fails: one at least, or the gate says nothing. The samples name
-    them with their values."""
+    """Return the number of gate figures that a control fails: at least one, or the gate shows nothing. The samples have
+    their names and values."""
     failed = [[figure.name, figure.value] for figure in figures if not figure.ok]
     return Figure(f"{name}: figures of the gate that it fails", len(failed), at_least(1), failed, None)

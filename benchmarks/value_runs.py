@@ -1,8 +1,8 @@
-"""The runs of `benchmarks.cache_value`: one log, played through live suites by every arm, in turns.
+"""Play one log through live suites by every arm, alternating: the runs of `benchmarks.cache_value`.
 
 Each suite is `pentimento up` with two workers of each model, which share the machine's cores: a device that holds both
-models. The suites differ in the selector profiles that their gateways have. All stay up, so that arms can take turns;
-who does not serve waits. An arm keeps so many requests under way, in the order of the log.
+models. The suites differ in their gateways' selector profiles. All stay up, so that arms can alternate; the others are
+idle. An arm keeps `in_flight` requests running, in the order of the log.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ HEAVY, LIGHT = "tiny-heavy", "tiny-light"
 COPIES = 2
 OTHER_SEED = 1_000_000
 PATIENCE_MS = 1_000
-# No hit is painted again meanwhile: a suite that waits for its turn would take the cores of the one that serves. The
-# cache is waited for: the workers have all cores, and a lookup that waits for one longer than usual is no miss here.
+# No hit is generated again during a run: an idle suite would take the cores of the serving one. The cache is waited
+# for: the workers have all cores, and a lookup that waits for one longer than usual is no miss here.
 SETTINGS = f"""[common]
 quality_sample_share = 0.0
 [controller]
@@ -42,8 +42,8 @@ reserve_timeout_ms = {PATIENCE_MS}
 
 @dataclass(frozen=True)
 class Arm:
-    """A way of serving the log: by which suite, whether the cache is used, and the model that is asked for ("" for
-    whichever the plan sends a request to)."""
+    """Describe a way of serving the log: its suite, whether the cache is used, and the requested model ("" leaves the
+    choice to the plan)."""
 
     name: str
     suite: str
@@ -59,8 +59,7 @@ ARMS = (VANILLA, *REUSING, ALL_LIGHT)
 
 @dataclass(frozen=True)
 class ServedPicture:
-    """A picture of the log: its bytes and where it started and why, with the steps that were left out of the model's
-    own."""
+    """Hold an image of the log: its bytes, its start with the reason, and the skipped steps of the model."""
 
     data: bytes
     model: str
@@ -86,20 +85,20 @@ def start_kind(made: Provenance) -> str:
 
 @dataclass
 class ArmRun:
-    """What an arm painted, by row of the log, and the seconds that each of its rounds took."""
+    """Hold an arm's images by row of the log, and its rounds' seconds."""
 
     pictures: dict[int, ServedPicture] = field(default_factory=dict)
     round_s: list[float] = field(default_factory=list)
 
     def data(self, rows: Sequence[int]) -> list[bytes]:
-        """Return the encoded pictures of these rows."""
+        """Return the encoded images of these rows."""
         return [self.pictures[row].data for row in rows]
 
 
 @dataclass(frozen=True)
 class LogPlan:
-    """How a log is played: the first `warm_count` requests fill the caches, the others are cut into `round_count`
-    rounds; `in_flight` are under way at a time."""
+    """Describe how a log is played: `warm_count` requests fill the caches, then `round_count` rounds, with `in_flight`
+    requests running."""
 
     warm_count: int
     count: int
@@ -129,7 +128,7 @@ def in_turns(number: int) -> Sequence[Arm]:
 
 
 class LogPlayer:
-    """Plays the rows of a log by arms."""
+    """Play the rows of a log by arms."""
 
     def __init__(
         self, log: SceneLog, plan: LogPlan, suites: Mapping[str, LocalSuite], told: Callable[[str], None]
@@ -151,7 +150,7 @@ class LogPlayer:
         return self.runs
 
     def paint_vanilla(self, rows: Sequence[int], seeds_from: int = 0) -> dict[int, ServedPicture]:
-        """Return the heavy model's pictures of these rows, with other seeds where `seeds_from` says so."""
+        """Return the heavy model's images of these rows; `seeds_from` gives other seeds."""
         painted, seconds = asyncio.run(self._paint(VANILLA, rows, seeds_from))
         self._told(f"vanilla, for comparison: {len(rows)} in {seconds:.1f} s")
         return painted
@@ -204,7 +203,7 @@ def value_suites(
 
 
 def suite_flags(folder: Path, profiles: Sequence[SelectorProfile], told: str = SETTINGS) -> list[str]:
-    """Return the flags of a suite with these profiles and settings, which are written there."""
+    """Write these profiles and settings, and return the suite's flags."""
     folder.mkdir(parents=True)
     settings = folder / "settings.toml"
     settings.write_text(told)

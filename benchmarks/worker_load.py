@@ -1,7 +1,7 @@
-"""Load on one server of pictures: who comes when and asks for what, and how long each waited.
+"""Load one image server with requests in a Poisson stream, and time each.
 
-Arrivals are a Poisson stream (open loop: nobody waits for anybody else's picture), with the remaining steps that caches
-leave: from the start, or from one of the captured latents. The same seed gives the same stream, whoever serves it.
+Arrivals are open-loop, with the remaining steps that caches leave: from the start, or from one of the captured latents.
+The same seed gives the same stream to any server.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from pentimento.domain.generation import (
 from pentimento.rpc import RpcChannelSettings, open_channel
 
 STEPS = 50
-# What NIRVANA's caches leave to do (NIRVANA, section 5.3); 0 is a picture from noise.
+# starts that NIRVANA's caches give (NIRVANA, section 5.3); 0 is an image from noise
 FIRST_STEPS = (0, 5, 10, 15, 20, 25)
 
 
 @dataclass(frozen=True)
 class WorkerArrival:
-    """A request: seconds after the stream's start, where it enters, and its deadline, 0 for none."""
+    """Store a request: seconds after the stream's start, its first step, and its deadline, 0 for none."""
 
     number: int
     at_s: float
@@ -53,7 +53,7 @@ class WorkerArrival:
 
 @dataclass(frozen=True)
 class Answer:
-    """`latency_s` is from the moment the request was due, infinite when it failed."""
+    """Store an answer; `latency_s` runs from the due time and is infinite on failure."""
 
     arrival: WorkerArrival
     latency_s: float
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class StreamOutcome:
-    """Of one stream of arrivals, in their order; images per second from the stream's start to the last answer."""
+    """Hold one stream's answers in arrival order; images per second run from the stream's start to the last answer."""
 
     answers: tuple[Answer, ...]
     seconds: float
@@ -85,13 +85,13 @@ def never(answers: Sequence[Answer]) -> bool:
 
 
 def latency_quantile(answers: Sequence[Answer], share: float) -> float:
-    """By nearest rank: infinite as soon as it falls among the failed."""
+    """Return the nearest-rank quantile; infinite if it falls among the failures."""
     ordered = sorted(answer.latency_s for answer in answers)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
 def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int] = FIRST_STEPS) -> list[WorkerArrival]:
-    """`first_steps` are equally likely."""
+    """Return a stream; `first_steps` are equally likely."""
     generator = random.Random(seed)
     at_s, arrivals = 0.0, []
     for number in range(count):
@@ -103,8 +103,10 @@ def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int]
 async def drive(
     ask: Ask, arrivals: Sequence[WorkerArrival], give_up: Callable[[Sequence[Answer]], bool] = never
 ) -> StreamOutcome:
-    """Sends each at its time and waits for all; what `ask` raises is that request's failure. Once `give_up` says so of
-    the answers so far, nobody is sent any more: what comes out is cut short."""
+    """Send each request at its time, and wait for all; an exception of `ask` is that request's failure.
+
+    Once `give_up` accepts the answers so far, nothing more is sent, and the outcome is partial.
+    """
     began = time.monotonic()
     answers: list[Answer] = []
 
@@ -127,7 +129,7 @@ async def drive(
 
 
 async def lone_picture_s(ask: Ask, count: int = 15) -> float:
-    """Median seconds of pictures from noise, one after the other."""
+    """Return the median seconds of images from noise, one after the other."""
     seconds = []
     for number in range(count):
         began = time.monotonic()
@@ -137,7 +139,7 @@ async def lone_picture_s(ask: Ask, count: int = 15) -> float:
 
 
 class WorkerUnderLoad:
-    """A worker that serves, asked as a frontdoor would ask it. `donors` holds its own latents by first step."""
+    """Call a running worker as a frontdoor would. `donors` holds its latents by first step."""
 
     def __init__(self, client: WorkerClient, held: HeldModel) -> None:
         self._client = client
@@ -146,7 +148,7 @@ class WorkerUnderLoad:
         self.donors: dict[int, FromLatent] = {}
 
     async def capture_donors(self, first_steps: Sequence[int]) -> None:
-        """Paints one picture under a grant, so that others can start from its latents."""
+        """Generate one image under a grant, so that others can start from its latents."""
         steps = [step for step in first_steps if step]
         slots = tuple(LatentSlot(step, f"latents/{step}") for step in steps)
         result = await self._paint(self._spec(0, "a donor"), FromNoise(), 0, CacheGrant("grant", slots, "", 60_000))
@@ -157,7 +159,7 @@ class WorkerUnderLoad:
             raise RuntimeError(f"captured {sorted(self.donors)}, wanted {steps}")
 
     async def ask(self, arrival: WorkerArrival) -> None:
-        """Raises what the worker answers, and for a donor that was not used."""
+        """Send a request. Raises the worker's error, or if a donor was not used."""
         start: Start = self.donors[arrival.first_step] if arrival.first_step else FromNoise()
         result = await self._paint(self._spec(abs(arrival.number), arrival.prompt), start, arrival.deadline_ms)
         if result.steps_run != STEPS - arrival.first_step:
@@ -196,7 +198,7 @@ class WorkerUnderLoad:
 
 @asynccontextmanager
 async def worker_under_load(address: str, first_steps: Sequence[int] = FIRST_STEPS) -> AsyncIterator[WorkerUnderLoad]:
-    """Waits until the worker serves, and gives it its donors."""
+    """Wait until the worker serves, and give it its donors."""
     async with open_channel(address, RpcChannelSettings()) as channel:
         client = WorkerClient(channel)
         worker = WorkerUnderLoad(client, await _held_by(client))
@@ -214,7 +216,7 @@ async def _held_by(client: WorkerClient) -> HeldModel:
 
 
 def shifted(arrivals: Sequence[WorkerArrival], number: int) -> list[WorkerArrival]:
-    """The same stream with other numbers, hence prompts and seeds: no memo helps a second time."""
+    """Return the same stream with other numbers, and so other prompts and seeds: no cache helps a second time."""
     return [replace(arrival, number=arrival.number + number) for arrival in arrivals]
 
 

@@ -1,15 +1,15 @@
-"""What approximate caching, cascades and adapters build on, shown by the zoo's own models.
+"""Measure, on the zoo's models, the phenomena that approximate caching, cascades and adapters rely on.
 
-- resume-latent, resume-image: quality against the similarity of prompts, for pictures that begin from another prompt's
+- resume-latent, resume-image: quality against the similarity of prompts, for images that start from another prompt's
   latent (NIRVANA) or image (MoDM)
-- controlnet-residuals: how alike a ControlNet's residuals are at adjacent steps (Katz)
+- controlnet-residuals: similarity of a ControlNet's residuals at adjacent steps (Katz)
 - lora-switch: latents and style against the step at which a LoRA is switched on (Katz)
 - steps: quality against the number of steps, heavy and light
-- light-as-good: on how many prompts the light model is as good as the heavy one (DiffServe), of the pictures that
-  `benchmarks.zoo_quality` paints: run that first, or this paints them
+- light-as-good: the share of prompts with a light image as good as the heavy one (DiffServe), of the images of
+  `benchmarks.zoo_quality`: run that first, or this generates them
 
-Every curve is in the result's notes and plotted beside it; its figures say what has to hold of it. Prompts have
-combinations that no training has seen. `--only PART …` keeps what the result file has of the others.
+Every curve is in the result's notes and plotted next to it; its figures state the expected property. Prompts have
+unseen combinations. `--only PART …` leaves the file's results of other parts unchanged.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS
 from zoo.train.parts import WORK
 
-# Imported when they are asked for, so that what is missing for one keeps none of the others from being measured.
+# Imported on use, so that one part's missing dependency stops no other part.
 PARTS = {
     "resume-latent": ("benchmarks.zoo_curves.resuming", "latent_part"),
     "resume-image": ("benchmarks.zoo_curves.resuming", "image_part"),

@@ -1,20 +1,18 @@
-"""The zoo against its bar: every part's figures on prompts with combinations that no training has seen.
+"""Measure every part of the zoo against its goals, on prompts with unseen combinations.
 
     pentimento zoo train judge --work WORK          (finder and style-judge likewise, for layout and the LoRAs)
     pentimento zoo train dual-encoder --seed 5 --work OTHERS
     python -m benchmarks.zoo_quality --work WORK --encoder OTHERS
 
-Models and the autoencoder are measured on a second set of prompts too, each set under its own name and both held to
-the same goals. With `--encoder` CLIPScore is read by `tiny-clip`, whose text weights the models share, and by an
-encoder of which they have none; both readings are held to the goal. Where a goal was changed after a first measurement,
-the figure that it was set for stands beside it, with the goal that it had.
+Models and the autoencoder are measured on a second set of prompts too, under another name with the same goals. With
+`--encoder` two encoders give CLIPScore, both with the goal: `tiny-clip`, whose text weights the models share, and one
+without shared weights. If a goal was changed after a first measurement, the original figure and goal are reported too.
 
-Each prompt is painted with the same seeds by every model. Intervals come from a bootstrap that draws prompts anew and
-seeds within them; what is compared stays paired in it. The judge that reads attributes off pictures has been trained on
-drawings alone. Pictures are kept in the work folder by the digest of the weights that painted them, so a second run, or
-one that goes on after it was stopped, paints only what is not there yet.
+Every model generates each prompt with the same seeds. Intervals come from a bootstrap over prompts and seeds within
+them; comparisons stay paired. The attribute scorer is trained on drawings only. Images are cached in the work folder by
+the digest of their models' weights, so that a later or continued run only generates missing ones.
 
-`--only PART …` measures those parts and keeps what the result file has of the others.
+`--only PART …` measures those parts and leaves the file's results of others unchanged.
 """
 
 import argparse
@@ -49,9 +47,9 @@ from zoo.train.parts import WORK
 METHOD = "bootstrap percentile over prompts, seeds within prompts"
 QUICK_PROMPTS, QUICK_SEEDS = 16, 2
 FIRST_SET = "first prompts"
-# Retrieval draws pools of its own, and how fast a model is does not hang on the prompts.
+# Retrieval draws its own pools, and a model's speed does not depend on the prompts.
 WITHOUT_SETS = ("dual-encoder", "light-speed")
-# ControlNets and LoRAs are not: each is painted by itself, which is most of what there is to paint.
+# ControlNets and LoRAs run on one set: they generate their images separately, which is most of the work.
 ON_BOTH_SETS = ("autoencoder", "heavy", "heavy-steps", "light", "flow", "discriminator")
 HOW = {
     "prompts": "held-out combinations unless a figure says otherwise, one natural caption each; the second set has the "
@@ -96,7 +94,7 @@ def sets_of(part: str) -> tuple[str, ...]:
 
 
 def encoders_of(encoder: Path | None) -> str:
-    """Say by whom CLIPScore is read."""
+    """Return the encoders of CLIPScore."""
     return "tiny-clip" if encoder is None else "tiny-clip, and one of another seed that no model shares"
 
 

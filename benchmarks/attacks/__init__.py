@@ -1,5 +1,5 @@
-"""Attacks on a running suite, each a small function that is bounded in count and time: `hostile` plays them all.
+"""Attack a running suite: each attack is a small function, bounded in calls and time. `hostile` plays all of them.
 
-To add one, write `async def name(target: Target) -> Answers` (what the suite answered, counted) in the module of its
-kind and put it in `table.ATTACKS`. Nothing but loopback is ever attacked.
+To add one, write `async def name(target: AttackTarget) -> Answers` (counts of the suite's answers) in the module of its
+kind and add it to `table.ATTACKS`. Only loopback is attacked.
 """

@@ -1,4 +1,4 @@
-"""Plays one attack: `python -m benchmarks.attacks NAME`: the target as JSON on stdin, what was told on stdout."""
+"""Play one attack: `python -m benchmarks.attacks NAME`. The target is JSON on stdin, the answers are JSON on stdout."""
 
 import asyncio
 import json

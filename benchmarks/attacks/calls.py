@@ -1,4 +1,4 @@
-"""Attacks by calls: bytes that are no message, fields out of any range, roles that may not, and too much at once."""
+"""Attack by calls: invalid bytes, fields out of range, forbidden roles, and bursts."""
 
 import asyncio
 import math
@@ -29,8 +29,8 @@ LARGEST_EPOCH = 2**64 - 1
 
 
 async def every_rpc_by_every_role(target: AttackTarget) -> Answers:
-    """An empty message to every RPC by nobody, a stranger, and each role; told as CROSSED where the contract forbids it
-    and it was not refused."""
+    """Send an empty message to every RPC without a token, as a stranger and in each role. Answers that the contract
+    forbids count as CROSSED."""
     roles = {**target.tokens, "nobody": "", "stranger": "0" * 43}
     strangers = replace(target, tokens=roles)
 
@@ -53,7 +53,7 @@ async def every_rpc_by_every_role(target: AttackTarget) -> Answers:
 
 
 async def to_every_rpc(target: AttackTarget, messages: Sequence[bytes]) -> Answers:
-    """Each of the messages to every RPC, by every role; one connection a process and role."""
+    """Send each message to every RPC in every role, over one connection per process and role."""
 
     async def one(process: str, role: str) -> Answers:
         found: Answers = Counter()
@@ -69,7 +69,7 @@ async def to_every_rpc(target: AttackTarget, messages: Sequence[bytes]) -> Answe
 
 
 async def pickles(target: AttackTarget) -> Answers:
-    """Pickles that would run a command; told as CROSSED when one did."""
+    """Send pickles that would run a command; count CROSSED if one did."""
     canary = Path(target.folder) / "unpickled"
     command = f"touch {canary}".encode()
     body = b"cos\nsystem\n(S'" + command + b"'\ntR."
@@ -80,14 +80,14 @@ async def pickles(target: AttackTarget) -> Answers:
 
 
 async def malformed_messages(target: AttackTarget) -> Answers:
-    """Random bytes, truncated fields, lengths that promise gigabytes."""
+    """Send random bytes, truncated fields and lengths that announce gigabytes."""
     source = random.Random(1)
     noise = [source.randbytes(size) for size in (1, 17, 1000, 60_000)]
     return await to_every_rpc(target, [*noise, b"\x0a\xff\xff\xff\xff\x07", b"\xff" * 10])
 
 
 async def deep_nesting(target: AttackTarget) -> Answers:
-    """Messages within messages, 5,000 deep, as field 1 and as field 5."""
+    """Send messages nested 5,000 deep, as field 1 and as field 5."""
     return await to_every_rpc(target, [nested(b"\x0a", 5000), nested(b"\x2a", 5000)])
 
 
@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
 
 
 async def senseless_fields(target: AttackTarget) -> Answers:
-    """NaN, infinities, negative and huge numbers, endless lists and prompts in each field of a request."""
+    """Send NaN, infinities, negative and huge numbers, endless lists and prompts in each field of a request."""
     numbers = [0, -1, 2**31, 2**63 - 1, -(2**63)]
     reals = [math.nan, math.inf, -math.inf, -1.0, 1e308]
     wide = ("width_px", "height_px", "num_inference_steps", "deadline_ms")
@@ -127,7 +127,7 @@ async def senseless_fields(target: AttackTarget) -> Answers:
 
 
 async def largest_epoch(target: AttackTarget) -> Answers:
-    """Attach and WatchCredits in the frontdoor's name with the largest epoch there is, by a service, to all workers."""
+    """Send Attach and WatchCredits to all workers as a service, in the frontdoor's name with the largest epoch."""
     attach = worker_pb.AttachRequest(
         request_id="r", fencing_token=1, frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH
     )
@@ -143,24 +143,24 @@ async def largest_epoch(target: AttackTarget) -> Answers:
 
 
 async def burst_of_1500(target: AttackTarget) -> Answers:
-    """1,500 requests at once on one connection."""
+    """Send 1,500 concurrent requests on one connection."""
     return await burst(target, 1500, 1)
 
 
 async def burst_of_10000(target: AttackTarget) -> Answers:
-    """10,000 requests at once on ten connections."""
+    """Send 10,000 concurrent requests on ten connections."""
     return await burst(target, 10_000, 10)
 
 
 async def one_key(target: AttackTarget) -> Answers:
-    """2,000 calls at once that all name one idempotency key."""
+    """Send 2,000 concurrent calls with one idempotency key."""
     return await burst(target, 2000, 4, "the same for all", replace(SMALL, num_inference_steps=50))
 
 
 async def burst(
     target: AttackTarget, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL
 ) -> Answers:
-    """Left after `BURST_S`; told apart: refusals as they ought to be, and those without RetryInfo or another status."""
+    """Send a burst, and leave it after `BURST_S`. Count refusals with RetryInfo apart from all other answers."""
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(target.channel(target.public, "user")) for _ in range(connections)]
         clients = [ImageClient(channel) for channel in channels]
@@ -173,7 +173,7 @@ async def burst(
 
 
 async def generated(client: ImageClient, request: ImageRequest, key: str = "") -> str:
-    """How a request ended."""
+    """Return the outcome of a request."""
     try:
         async with aclosing(client.generate(request, key)) as events:
             async for event in events:
@@ -187,7 +187,7 @@ async def generated(client: ImageClient, request: ImageRequest, key: str = "") -
 
 
 async def all_answers(calls: Sequence[Awaitable[str]], at_once: int = 64) -> Answers:
-    """Answers of all, so many under way at a time."""
+    """Return the answers of all calls, with a limited number in flight."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(call: Awaitable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Attacks by whoever can connect: no token is needed, and what is sent is hardly a call."""
+"""Attack by connections: without a token, and with hardly a valid call."""
 
 import asyncio
 import ssl
@@ -23,7 +23,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @asynccontextmanager
 async def attacked(target: AttackTarget, address: str) -> AsyncIterator[RawConnection]:
-    """Connect to a process of the suite. What breaks the connection inside the block is counted, not raised."""
+    """Connect to a process of the suite. Count errors that break the connection inside the block; raise none."""
     context = None
     if ca := target.certificate(address):
         context = ssl.create_default_context(cafile=ca)
@@ -38,7 +38,7 @@ async def attacked(target: AttackTarget, address: str) -> AsyncIterator[RawConne
 async def on_all(
     target: AttackTarget, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1
 ) -> Answers:
-    """The same work on `copies` connections to every process, the public port included, at once; an RPC of its path."""
+    """Do the same work on `copies` connections to every process and the public port, each with an RPC of its path."""
 
     async def one(process: str, address: str) -> Answers:
         try:
@@ -57,7 +57,7 @@ async def on_all(
 
 
 async def gzip_bombs(target: AttackTarget) -> Answers:
-    """16 messages of 32 KB that grow to 31 MiB, at every port."""
+    """Send 16 messages of 32 KB that inflate to 31 MiB, to every port."""
     body = gzip_bomb(LARGE)
 
     async def throw(connection: RawConnection, path: str) -> None:
@@ -70,7 +70,7 @@ async def gzip_bombs(target: AttackTarget) -> Answers:
 
 
 async def gzip_bombs_with_a_token(target: AttackTarget) -> Answers:
-    """The same by a user of the public API, who could do more than be refused."""
+    """Send the same as a user of the public API, with a valid token."""
     body = gzip_bomb(LARGE)
     path = path_of(target.methods(PUBLIC)[0])
     async with attacked(target, target.public) as connection:
@@ -82,7 +82,7 @@ async def gzip_bombs_with_a_token(target: AttackTarget) -> Answers:
 
 
 async def unfinished_messages(target: AttackTarget) -> Answers:
-    """24 streams at every port that announce 31 MiB and stop one byte before; as much as gets there in time."""
+    """Open 24 streams at every port that announce 31 MiB and stop one byte before the end, or at the time limit."""
     body = memoryview(message_prefix(LARGE) + bytes(LARGE - 1))
 
     async def hold(connection: RawConnection, path: str) -> None:
@@ -98,7 +98,7 @@ async def unfinished_messages(target: AttackTarget) -> Answers:
 
 
 async def header_only_streams(target: AttackTarget) -> Answers:
-    """Streams that have headers and no message, as many as a connection takes, four connections a port."""
+    """Open streams with headers and no message, up to the connection's limit, on four connections per port."""
 
     async def hold(connection: RawConnection, path: str) -> None:
         for _ in range(500):
@@ -109,7 +109,7 @@ async def header_only_streams(target: AttackTarget) -> Answers:
 
 
 async def rapid_resets(target: AttackTarget) -> Answers:
-    """Streams that are opened and reset at once, for six seconds (CVE-2023-44487)."""
+    """Open streams and reset them immediately, for six seconds (CVE-2023-44487)."""
 
     async def reset(connection: RawConnection, path: str) -> None:
         end, sent = time.monotonic() + 6.0, 0
@@ -123,11 +123,11 @@ async def rapid_resets(target: AttackTarget) -> Answers:
 
 
 async def huge_metadata(target: AttackTarget) -> Answers:
-    """Calls with a quarter of a megabyte of metadata."""
+    """Send calls with a quarter of a megabyte of metadata."""
     extra = tuple((f"x-{number}", "a" * 4096) for number in range(64))
 
     async def send(connection: RawConnection, path: str) -> None:
-        for _ in range(5):  # The attacker's own library takes its time over each.
+        for _ in range(5):  # The attacker's library is slow with each.
             await connection.headers(path, extra=extra)
         await connection.all_answered(ANSWER_S)
 
@@ -135,8 +135,8 @@ async def huge_metadata(target: AttackTarget) -> Answers:
 
 
 async def endless_headers(target: AttackTarget) -> Answers:
-    """Headers that are continued and never end, 32 MB of them (CVE-2024-27316)."""
-    field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # A literal header that fills a frame.
+    """Send headers whose continuation frames never end, 32 MB of them (CVE-2024-27316)."""
+    field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # a literal header that fills a frame
 
     async def flood(connection: RawConnection, path: str) -> None:
         await connection.raw(HeadersFrame(1, field).serialize())
@@ -148,7 +148,7 @@ async def endless_headers(target: AttackTarget) -> Answers:
 
 
 async def ping_flood(target: AttackTarget) -> Answers:
-    """10,000 pings a connection."""
+    """Send 10,000 pings per connection."""
 
     async def ping(connection: RawConnection, path: str) -> None:
         for _ in range(10_000):
@@ -158,7 +158,7 @@ async def ping_flood(target: AttackTarget) -> Answers:
 
 
 async def silent_connections(target: AttackTarget) -> Answers:
-    """200 connections to the public port that say nothing, and as many that say half of a greeting."""
+    """Open 200 connections to the public port that send nothing, and 200 that send half a greeting."""
     answers: Answers = Counter()
     async with AsyncExitStack() as stack:
         for number in range(400):
@@ -176,8 +176,8 @@ async def silent_connections(target: AttackTarget) -> Answers:
 
 
 async def silent_http_connections(target: AttackTarget) -> Answers:
-    """1,500 connections to the HTTP port, more than are borne with: a third says nothing, a third half of a head, the
-    others ask once and stay. Meanwhile somebody else asks whether the process answers."""
+    """Open 1,500 connections to the HTTP port, more than its limit: a third sends nothing, a third half a head, the
+    others call once and stay. Another client checks the health endpoint during this."""
     answers: Answers = Counter()
     async with AsyncExitStack() as stack:
         for number in range(1500):
@@ -197,7 +197,7 @@ async def silent_http_connections(target: AttackTarget) -> Answers:
 
 
 async def health_of(address: str) -> str:
-    """Return the status that a client of a connection of its own is answered with."""
+    """Return the health status that a client on a separate connection receives."""
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await open_streams(address)

@@ -1,4 +1,4 @@
-"""Attacks by pictures to start from: small files that become large, and large files that stay."""
+"""Attack by start images: small files that inflate, and large files that do not."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ def header(width: int, height: int, colour: int = GREY) -> bytes:
 
 
 def blank(width: int, height: int) -> bytes:
-    """The data of a black grey picture."""
+    """Return the encoded bytes of a black grey-scale image."""
     return png_chunk(b"IDAT", zlib.compress(bytes((1 + width) * height), 9))
 
 
 def weapons() -> dict[str, bytes]:
-    """By name."""
+    """Return the hostile images by name."""
     bomb = zlib.compress(bytes(100 * MIB), 9)
     small = (header(64, 64), blank(64, 64))
     return {
@@ -48,12 +48,12 @@ def weapons() -> dict[str, bytes]:
 
 
 async def picture_weapons(target: AttackTarget) -> Answers:
-    """Each weapon eight times at once as a picture to start from."""
+    """Send each hostile image eight times concurrently as a start image."""
     return await sent(target, [data for data in weapons().values() for _ in range(8)])
 
 
 async def picture_weapons_to_the_embedder(target: AttackTarget) -> Answers:
-    """Each weapon twice, by a service."""
+    """Send each hostile image twice to the embedder, as a service."""
     embed = next(method for method in target.methods(EMBEDDER) if method.name == "EmbedImage")
     async with target.channel(target.addresses[EMBEDDER], "service") as channel:
         messages = [
@@ -64,19 +64,19 @@ async def picture_weapons_to_the_embedder(target: AttackTarget) -> Answers:
 
 
 async def large_pictures(target: AttackTarget) -> Answers:
-    """30 requests at once that each start from a picture of 8 MiB of noise of their own."""
+    """Send 30 concurrent requests, each with a different start image of 8 MiB of noise."""
     return await sent(target, [noise(1670, 1670) for _ in range(30)])
 
 
 def noise(width: int, height: int) -> bytes:
-    """A picture that no compression makes smaller."""
+    """Return an image that does not compress."""
     row = 3 * width
     data = b"".join(b"\0" + os.urandom(row) for _ in range(height))
     return png_file(header(width, height, RGB), png_chunk(b"IDAT", zlib.compress(data, 0)))
 
 
 async def sent(target: AttackTarget, pictures: Sequence[bytes]) -> Answers:
-    """What requests that start from them end with; left after `LIMIT_S`."""
+    """Return the outcomes of requests that start from these images, abandoned after `LIMIT_S`."""
     async with target.channel(target.public, "user") as channel:
         client = ImageClient(channel)
         requests = [replace(SMALL, init_image=InitImage(data, 0.5)) for data in pictures]

@@ -1,4 +1,4 @@
-"""Every attack, in the order in which they are played; the last may leave a suite that cannot go on."""
+"""List every attack in playing order. The last ones may leave the suite unable to continue."""
 
 from collections.abc import Awaitable, Callable
 

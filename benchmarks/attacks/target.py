@@ -1,4 +1,4 @@
-"""What is attacked: the addresses of a suite's processes, and the tokens that the attacker holds."""
+"""Describe the target of an attack: the addresses of a suite's processes, and the tokens that the attacker holds."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from pentimento.rpc.channel import GivenToken, KitChannel, NoToken
 from pentimento.rpc.credentials import channel_credentials
 from pentimento.rpc.transport import message_limits
 
-# How often each answer came.
+# counts by answer
 Answers = Counter[str]
 
 FRONTDOOR, CONTROLLER, GATEWAY, EMBEDDER = "frontdoor", "controller", "gateway", "embedder"
@@ -35,21 +35,22 @@ _CONTRACTS = {
     EMBEDDER: (embedder_service_pb2,),
 }
 _WORKER_CONTRACTS = (unet_worker_service_pb2,)
-# Without its own pool a channel shares its connection with all others to the same address.
+# Without a local pool, a channel shares its connection with all others to the same address.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *message_limits(64 << 20))
 UNARY_S = 10.0
-# Answers that no input should get; told with the RPC that gave them.
+# No input should get these; they are reported with their RPC.
 _DEFECTS = frozenset({"INTERNAL", "UNKNOWN"})
-# What grpc.aio makes of a stream that the server ended while it was written to; the server's own word is lost.
+# grpc.aio raises this when the server ends a stream during a write; the server's status is lost.
 _LOST_STATUS = "Internal error from Core"
 _TRIES, _WAIT_S = 5, 0.25
 
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """`addresses` by process, the public API's as "public"; `tokens` by role, "" for none; all "" in open mode.
+    """Store `addresses` by process (the public API's as "public") and `tokens` by role ("" without one; all "" in open
+    mode).
 
-    `http` is the HTTP API's, host:port, "" where there is none. `folder` is one that the attacker may write to.
+    `http` is the HTTP API's host:port, or "" without one. The attacker may write to `folder`.
     """
 
     addresses: dict[str, str]
@@ -74,17 +75,17 @@ class AttackTarget:
         return [address for name, address in self.addresses.items() if name not in _CONTRACTS]
 
     def certificate(self, address: str) -> str:
-        """The authority by which that address is checked; "" where it speaks without TLS."""
+        """Return the authority that verifies that address, or "" if it uses no TLS."""
         return self.tls_ca if address == self.public else ""
 
     def methods(self, process: str) -> list[MethodDescriptor]:
-        """Every RPC of that process."""
+        """Return every RPC of that process."""
         contracts = _CONTRACTS.get(process, _WORKER_CONTRACTS)
         services = [service for contract in contracts for service in contract.DESCRIPTOR.services_by_name.values()]
         return [method for service in services for method in service.methods]
 
     def channel(self, address: str, role: str = "") -> grpc.aio.Channel:
-        """A connection of its own, with that role's token. Without our keepalive: an attacker does not give up."""
+        """Open a separate connection with that role's token, without our keepalive: an attacker does not close it."""
         ca = self.certificate(address)
         credentials = channel_credentials(RpcChannelSettings(tls_ca_file=Path(ca) if ca else None))
         if credentials is None:
@@ -104,8 +105,8 @@ def identity(data: bytes) -> bytes:
 
 
 async def call_with_bytes(channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float) -> str:
-    """The status word that those bytes are answered with, asked for again where the caller's library lost it: each time
-    with a longer wait before a stream's message, so that who is refused for the call alone hears it before."""
+    """Call with those bytes and return the status. Call again if the caller's library lost it, each time with a longer
+    wait before a stream's message, so that a refusal arrives first."""
     for number in range(_TRIES):
         status = await _called_once(channel, method, data, timeout_s, _WAIT_S * number)
         if not status.endswith(_LOST_STATUS):
@@ -121,8 +122,7 @@ async def _after(wait_s: float, data: bytes) -> AsyncIterator[bytes]:
 async def _called_once(
     channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float, wait_s: float
 ) -> str:
-    """The status word that those bytes are answered with: of a stream, what it ended with, or OK with its first
-    message."""
+    """Call once with those bytes and return the status; a stream's is its end, or OK at its first message."""
     requests = _after(wait_s, data) if method.client_streaming else data
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): channel.unary_unary,

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.zoo_phenomena`, a curve each."""
+"""Measure `benchmarks.zoo_phenomena`'s parts, a curve each."""

@@ -1,8 +1,8 @@
-"""What ControlNets and LoRAs do over the steps of a picture (Katz, figures 10 and 12).
+"""Measure the effect of ControlNets and LoRAs over the steps of an image (Katz, figures 10 and 12).
 
-How alike a ControlNet's residuals are at adjacent steps says whether those of the step before may stand in for them.
-How alike latents with and without a LoRA are says how late it may come by Katz's rule; what is left of its style, when
-it really comes that late, says whether the rule is right.
+The similarity of a ControlNet's residuals at adjacent steps shows whether the last step's may replace them. The
+similarity of latents with and without a LoRA gives the latest patch by Katz's rule; the remaining style, when patched
+that late, tests the rule.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ SWITCHED_ON_AFTER = (0, 5, 10, 15, 20, 30, 40, STEPS)
 SHOWN_AFTER = (10, 20, 40)
 ALIKE = 0.99
 KEPT = 0.95
-RESIDUALS_AT_ONCE = 8  # prompts: a step's residuals are some 100 kB a picture, twice under guidance
+RESIDUALS_AT_ONCE = 8  # prompts: a step's residuals are some 100 kB an image, twice under guidance
 
 
 def residuals_part(setting: CurveSetting) -> PartResult:
@@ -56,7 +56,7 @@ def residuals_part(setting: CurveSetting) -> PartResult:
 
 
 def residual_cosines(setting: CurveSetting, controlnet: str, conditions: torch.Tensor) -> Array:
-    """Of each step's residuals with the step's before, in the conditional half: (steps - 1, prompts)."""
+    """Return cosines of each step's residuals with the step before's, in the conditional half: (steps - 1, prompts)."""
     studio = setting.studio
     scale = studio.defaults(BASE)[1]
     pipeline = add_control(studio.pipeline(BASE), needed(studio.weights / controlnet))
@@ -102,8 +102,11 @@ def lora_part(setting: CurveSetting) -> PartResult:
 def switched_on_late(
     setting: CurveSetting, style: str, judge: StyleJudge
 ) -> tuple[Array, dict[int, Array], dict[int, Array]]:
-    """Cosine of the latents with and without the LoRA after each step (prompts, steps); by the step after which it is
-    switched on, the style's probability, and whether it is the likeliest: (prompts, 1)."""
+    """Return the effect of switching the LoRA on late.
+
+    First the cosine of the latents with and without it after each step (prompts, steps); then, by the step after which
+    it is switched on, the style's probability, and whether it is the likeliest: (prompts, 1).
+    """
     studio = setting.studio
     count = min(setting.adapted, len(studio.prompts))
     lora = f"tiny-lora-{style}"
@@ -140,6 +143,6 @@ def lora_figures(style: str, cosines: Array, strength: dict[int, Array], seen: d
 
 
 def _rise(before: Array, after: Array) -> Estimate:
-    """With an interval that holds for all switches together (Bonferroni)."""
+    """Return the rise with an interval that holds for all switches together (Bonferroni)."""
     confidence = 1.0 - 0.05 / (len(SWITCHED_ON_AFTER) - 1)
     return estimate(mean_difference, after, before, confidence=confidence)

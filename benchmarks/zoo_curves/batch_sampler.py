@@ -1,4 +1,4 @@
-"""Pictures in batches, by the very parts of the worker's engine: its model adapters and its schedules."""
+"""Generate images in batches by the worker's engine: its model adapters and its schedules."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ BATCH = 64
 
 
 class BatchSampler:
-    """DDIM under classifier-free guidance at one number of steps. Latents are (n, channels, height, width)."""
+    """Run DDIM under classifier-free guidance at one number of steps. Latents are (n, channels, height, width)."""
 
     def __init__(self, folder: Path, steps: int, scale: float) -> None:
         self.model = load_model(folder, torch.device("cpu"), torch.float32)
@@ -32,7 +32,7 @@ class BatchSampler:
 
     @torch.inference_mode()
     def renoised(self, pictures: Tensor, seeds: Sequence[int], step: int) -> Tensor:
-        """uint8 pictures (n, 3, height, width) at the noise level before `step` (MoDM, section 5.1)."""
+        """Add noise to uint8 images (n, 3, height, width) up to the level before `step` (MoDM, section 5.1)."""
         clean = self.model.encode_image(as_pixels(pictures), torch.Generator())
         return self.schedule.noised_latent(clean, self.noise(seeds), step)
 
@@ -44,7 +44,8 @@ class BatchSampler:
         last_step: int | None = None,
         kept: Sequence[int] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """From before `first_step` to the end or before `last_step`; beside it, the latents before the steps `kept`."""
+        """Denoise from before `first_step` to the end or before `last_step`; also return the latents before the steps
+        `kept`."""
         parts = [
             self._denoise(part, prompts[start : start + BATCH], first_step, last_step, kept)
             for start, part in zip(range(0, len(prompts), BATCH), latents.split(BATCH), strict=True)
@@ -77,6 +78,6 @@ class BatchSampler:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """uint8 (n, 3, height, width)."""
+        """Return uint8 (n, 3, height, width)."""
         pixels = torch.cat([self.model.decode_latent(part) for part in latents.split(BATCH)])
         return as_bytes(pixels / 2.0 + 0.5)

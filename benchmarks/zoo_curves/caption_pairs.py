@@ -1,6 +1,6 @@
-"""Captions in pairs, from a rewording of one scene to two scenes that have nothing to do with each other.
+"""Make captions in pairs, from a rewording of one scene to two unrelated scenes.
 
-The first of a pair is asked for; the second, its donor, has been painted before.
+The first of a pair is the request; the second, its donor, was generated before.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from zoo.drawing.scenes import UNREADABLE, Scene, Thing, scene_at
 
 DONOR_SEED = 6
 KINDS = ("reworded", "one attribute changed", "several changed", "another scene")
-SEVERAL = (2, 5)  # attributes changed, the upper end left out
+SEVERAL = (2, 5)  # attributes changed, the upper end excluded
 
 
 @dataclass(frozen=True)
 class CaptionPairs:
-    """`captions[i]` of receiver i with the donors `donors[i]`, one of each kind; `asked` as in `Prompts`."""
+    """Hold `captions[i]` of receiver i with the donors `donors[i]`, one of each kind; `asked` as in `Prompts`."""
 
     captions: tuple[str, ...]
     donors: tuple[tuple[str, ...], ...]
@@ -30,7 +30,7 @@ class CaptionPairs:
     seeds: tuple[int, ...]  # of the receivers' noise, and of their donors'
 
     def flat(self) -> tuple[list[str], list[str], list[int]]:
-        """Caption, donor's caption and seed of each pair, receiver by receiver."""
+        """Return caption, donor's caption and seed of each pair, receiver by receiver."""
         pairs = [
             (caption, donor, seed)
             for caption, donors, seed in zip(self.captions, self.donors, self.seeds, strict=True)
@@ -43,7 +43,7 @@ class CaptionPairs:
 
 
 def caption_pairs(count: int) -> CaptionPairs:
-    """For the first `count` prompts of the examination."""
+    """Return pairs for the first `count` prompts of the examination."""
     captions, donors, asked = [], [], []
     for index in range(count):
         scene, rng = scene_at(HELD_OUT_SEED, index, held_out=True)
@@ -55,7 +55,7 @@ def caption_pairs(count: int) -> CaptionPairs:
 
 
 def _donors(scene: Scene, caption: Caption, index: int) -> Iterator[str]:
-    """In the order of KINDS."""
+    """Yield donors in the order of KINDS."""
     rng = np.random.default_rng((DONOR_SEED, index))
     yield natural_caption(scene, rng).text
     yield _in_the_same_words(changed(scene, caption.said, 1, rng), index)
@@ -64,13 +64,13 @@ def _donors(scene: Scene, caption: Caption, index: int) -> Iterator[str]:
 
 
 def _in_the_same_words(scene: Scene, index: int) -> str:
-    """The generator that the receiver's caption was drawn from makes the same form of sentence again."""
+    """Return the scene's caption with the same sentence form, by the receiver's generator."""
     _, rng = scene_at(HELD_OUT_SEED, index, held_out=True)
     return natural_caption(scene, rng).text
 
 
 def changed(scene: Scene, said: frozenset[str], count: int, rng: np.random.Generator) -> Scene:
-    """The scene with another value for `count` of the attributes that its caption says; things stay readable."""
+    """Return the scene with other values for `count` attributes that its caption states; objects stay readable."""
     changeable = [name for name in ATTRIBUTES if name in said and name not in ("count", "relation")]
     while True:
         found = scene

@@ -1,4 +1,4 @@
-"""Plots of the curves as small PNG files."""
+"""Plot the curves as small PNG files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.zoo_curves.setting import METRICS
 
 
 def draw_line(axis: Axes, by_place: Mapping[int, Sequence[float]], colour: Any, label: str, style: str = "-") -> None:
-    """Figures with their intervals, (value, low, high) by where they stand."""
+    """Draw figures with their intervals, (value, low, high) by place."""
     places = list(by_place)
     values, lows, highs = zip(*by_place.values(), strict=True)
     axis.plot(places, values, style, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=label)

@@ -1,8 +1,8 @@
-"""How good a picture becomes that begins from another prompt's, by how alike the prompts are and where it begins.
+"""Measure the quality of an image that starts from another prompt's, by the prompts' similarity and the starting step.
 
-From a latent: the donor's own after K steps (NIRVANA). From an image: the donor's picture by the heavy model, re-noised
-to the level before step k and finished by the light one (MoDM). Donor and receiver have the same seed, as does the
-receiver's picture from scratch by the heavy model, which each is compared with: what differs is the start alone.
+From a latent: the donor's after K steps (NIRVANA). From an image: the donor's image by the heavy model, noised to the
+level before step k and finished by the light one (MoDM). Donor, receiver and the receiver's image from scratch by the
+heavy model, the reference, have the same seed: only the start differs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,19 +32,19 @@ NEAR_CAPTION, NEAR_IMAGE = "text to text", "text to image"
 
 @dataclass(frozen=True)
 class Resumes:
-    """Similarities and metrics are (receivers, kinds of donor); a metric from scratch is (receivers, 1)."""
+    """Hold similarities and metrics as (receivers, kinds of donor); a metric from scratch is (receivers, 1)."""
 
     similarity: Array
     nearness: str
-    marks: Mapping[int, Mapping[str, Array]]  # by the step that it begins before, then by metric; 0 is from scratch
-    scratch: Mapping[str, Array]  # by heavy
+    marks: Mapping[int, Mapping[str, Array]]  # by the starting step, then by metric; 0 is from scratch
+    scratch: Mapping[str, Array]  # by the heavy model
 
     def whole(self, metric: str) -> Array:
-        """By heavy from scratch, once for each donor."""
+        """Return the heavy model's metric from scratch, once for each donor."""
         return np.broadcast_to(self.scratch[metric], self.similarity.shape)
 
     def change(self, step: int, metric: str) -> Array:
-        """Against heavy from scratch."""
+        """Return the change against heavy from scratch."""
         changed: Array = self.marks[step][metric] - self.scratch[metric]
         return np.broadcast_to(changed, self.similarity.shape)
 
@@ -53,7 +53,7 @@ class Resumes:
         return [step for step in self.marks if step > 0]
 
     def fifths(self) -> tuple[Array, Array]:
-        """Which fifth by similarity each pair is in, 0 the least alike; and the bounds of the fifths."""
+        """Return each pair's fifth by similarity, 0 the lowest, and the bounds of the fifths."""
         bounds = np.quantile(self.similarity, np.linspace(0.0, 1.0, FIFTHS + 1))
         return np.searchsorted(bounds[1:-1], self.similarity, side="right"), bounds
 
@@ -64,8 +64,11 @@ def latent_part(setting: CurveSetting) -> PartResult:
 
 
 def image_part(setting: CurveSetting) -> PartResult:
-    """Of the steps only the least alike fifth is judged: what skips more of the light model's steps keeps more of the
-    heavy one's picture, which is a loss only where that was another picture."""
+    """Measure starts from images.
+
+    Of the steps only the least similar fifth is tested: skipping more of the light model's steps keeps more of the
+    heavy one's image, which is a loss only if that image is unrelated.
+    """
     resumes = resumed_images(setting, caption_pairs(setting.receivers))
     return _part(setting, "resume-image", resumes, range(1))
 
@@ -97,7 +100,7 @@ def resumed_images(setting: CurveSetting, pairs: CaptionPairs) -> Resumes:
 
 
 def text_similarity(setting: CurveSetting, pairs: CaptionPairs) -> Array:
-    """Cosines of the dual encoder's text embeddings: (receivers, kinds)."""
+    """Return cosines of the dual encoder's text embeddings: (receivers, kinds)."""
     captions, donors, _ = pairs.flat()
     asked, painted = (setting.studio.examiner.embed_texts(texts) for texts in (captions, donors))
     similarity: Array = (asked * painted).sum(dim=1).view(len(pairs), len(KINDS)).double().numpy()
@@ -127,7 +130,7 @@ def _part(setting: CurveSetting, part: str, resumes: Resumes, judged_fifths: Seq
 
 
 def in_fifth(values: Array, fifths: Array, number: int) -> float:
-    """The mean of a fifth; 0 where a small resample has none of it."""
+    """Return the mean of a fifth; 0 if a small resample has none of it."""
     chosen = values[fifths == number]
     return float(chosen.mean()) if chosen.size else 0.0
 
@@ -137,21 +140,21 @@ def fifth_mean(values: Array, fifths: Array, number: int) -> Estimate:
 
 
 def fifth_ratio(values: Array, others: Array, fifths: Array, number: int) -> Estimate:
-    """Of two means over the same pairs."""
+    """Return the ratio of two means over the same pairs."""
     return estimate(
         lambda v, o, f: in_fifth(v, f, number) / (in_fifth(o, f, number) or 1.0), values, others, fifths, within=False
     )
 
 
 def gain(values: Array, number: int, others: Array, other: int, fifths: Array, **options: Any) -> Estimate:
-    """The mean of `values` in one fifth less that of `others` in the other; both may be the same of either."""
+    """Return the mean of `values` in one fifth less that of `others` in the other; both may be the same in either."""
     return estimate(
         lambda v, o, f: in_fifth(v, f, number) - in_fifth(o, f, other), values, others, fifths, within=False, **options
     )
 
 
 def curves_of(resumes: Resumes) -> list[dict[str, Any]]:
-    """One of each fifth: its bounds and size, and each metric: that of heavy from scratch, and the change by step."""
+    """Return each fifth's bounds, size, and metrics: of heavy from scratch, and the change by step."""
     fifths, bounds = resumes.fifths()
     curves = []
     for number in range(FIFTHS):
@@ -185,15 +188,15 @@ def figures_of(part: str, resumes: Resumes, metric: str, judged_fifths: Sequence
 
 
 def samples_of(resumes: Resumes, metric: str) -> list[Any]:
-    """Of each pair: kind of donor, similarity, the metric of heavy from scratch and at each step."""
+    """Return each pair's kind of donor, similarity, and metric of heavy from scratch and at each step."""
     columns = [resumes.similarity, resumes.whole(metric), *(resumes.marks[step][metric] for step in resumes.steps)]
     rows = np.stack(columns, axis=2)
     return [[kind, *numbers(rows[row, column])] for row in range(len(rows)) for column, kind in enumerate(KINDS)]
 
 
 def breaks(by_step: Mapping[int, Array], fifths: Array, judged_fifths: Sequence[int]) -> list[str]:
-    """Where quality (or its change against another) falls with similarity at one step, or rises with the step in one
-    fifth, beyond the noise.
+    """Return where quality (or its change) falls with similarity at one step, or rises with the step in one fifth,
+    beyond noise.
 
     Intervals hold for all comparisons together (Bonferroni).
     """

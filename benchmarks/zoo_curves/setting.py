@@ -1,4 +1,4 @@
-"""What every curve is measured with, and the forms that figures and curves take."""
+"""Hold every curve's setting, and the forms of figures and curves."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,18 @@ METRICS = {"CLIPScore": "clip_score", "share of attributes": "score"}
 
 @dataclass(frozen=True)
 class CurveSetting:
-    """`studio` has one picture a prompt, `wide` the pictures of `benchmarks.zoo_quality`; counts are of prompts."""
+    """Hold the setting: `studio` has one image a prompt, `wide` the images of `benchmarks.zoo_quality`; counts are of
+    prompts."""
 
     studio: Studio
     wide: Studio
-    receivers: int  # prompts that donors are tried on, one of each kind
-    adapted: int  # prompts that are painted with adapters
+    receivers: int  # prompts for donors, one of each kind
+    adapted: int  # prompts generated with adapters
     plots: Path
 
 
 def values_of(marks: Marks, metric: str) -> Array:
-    """CLIPScore or share of attributes: (prompts, seeds)."""
+    """Return CLIPScore or share of attributes: (prompts, seeds)."""
     values: Array = getattr(marks, METRICS[metric])
     return values
 
@@ -38,11 +39,11 @@ def figure(name: str, found: Estimate, target: Target, samples: list[Any] | None
 
 
 def numbers(values: Array) -> list[Any]:
-    """An array as JSON takes it."""
+    """Return an array as JSON values."""
     rounded: list[Any] = np.round(np.asarray(values, float), 4).tolist()
     return rounded
 
 
 def triple(found: Estimate) -> list[float]:
-    """The figure and its interval."""
+    """Return the figure and its interval."""
     return [round(value, 4) for value in (found.value, found.low, found.high)]

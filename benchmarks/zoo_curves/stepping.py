@@ -1,4 +1,4 @@
-"""Quality against the number of steps, and on how many prompts the light model is as good as the heavy one."""
+"""Measure quality against the number of steps, and the share of prompts with a light image as good as the heavy one."""
 
 from collections.abc import Iterator
 
@@ -37,14 +37,14 @@ def steps_part(setting: CurveSetting) -> PartResult:
 
 
 def _measured(studio: Studio, model: str, steps: int) -> dict[str, Array]:
-    """By metric, (prompts, seeds). Detail is what is left to gain when the judge is content."""
+    """Return values by metric, (prompts, seeds). Detail measures further gains once all attributes are right."""
     marks = studio.marks(model, steps)
     values = {metric: values_of(marks, metric) for metric in METRICS}
     return values | {DETAIL: fine_detail(studio.paint(model, steps), studio.rebuilt)}
 
 
 def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[Figure]:
-    """What the most steps gain over few."""
+    """Report the gain of the most steps over few."""
     for metric in STEP_METRICS:
         many, few = by_steps[max(STEPS)][metric], by_steps[FEW][metric]
         detail = metric == DETAIL
@@ -56,7 +56,7 @@ def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[
 
 
 def as_good_part(setting: CurveSetting) -> PartResult:
-    """By the share of the attributes asked for that the judge sees, seed by seed: a cascade meets one picture."""
+    """Compare the share of requested attributes that the scorer sees, seed by seed: a cascade sees one image."""
     studio = setting.wide
     light, heavy = studio.marks(LIGHT).score, studio.marks(BASE).score
     as_good = (light >= heavy).astype(float)
