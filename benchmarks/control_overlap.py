@@ -21,10 +21,11 @@ from lab.fixtures.controlnet_serving import (
     shared_folder,
 )
 from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.spans import Span, read_spans
+from lab.fixtures.traced_process import MODULE as TRACED
 from lab.fixtures.worker_process import worker_process
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection
-from pentimento.telemetry.spans import Span, read_spans
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,9 @@ async def started(subject: OverlapSubject, replica_count: int, cores: Sequence[i
                 replica_process(
                     folder,
                     f"c{number}",
-                    subject.replica_module,
-                    *("--controlnets", str(subject.registry), "--trace-file", str(traces[number + 1])),
+                    TRACED,
+                    *("--traced", subject.replica_module, "--trace-file", str(traces[number + 1])),
+                    *("--controlnets", str(subject.registry)),
                     *("--prefetch", subject.controlnets[number].name),
                     *subject.replica_flags,
                     core=cores[-1],
@@ -161,8 +163,9 @@ async def started(subject: OverlapSubject, replica_count: int, cores: Sequence[i
             )
             for number in range(replica_count)
         ]
-        flags = ("--shared-memory-dir", str(folder / "shared"), "--trace-file", str(traces[0]), *subject.worker_flags)
-        worker = worker_process(subject.model, *flags, core=cores[0], module=subject.worker_module)
+        traced = ("--traced", subject.worker_module, "--trace-file", str(traces[0]))
+        flags = (*traced, "--shared-memory-dir", str(folder / "shared"), *subject.worker_flags)
+        worker = worker_process(subject.model, *flags, core=cores[0], module=TRACED)
         address = stack.enter_context(worker)
         served = [
             ServedControlNet(selection, place) for selection, place in zip(subject.controlnets, addresses, strict=False)

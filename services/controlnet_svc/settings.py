@@ -51,7 +51,6 @@ class ControlNetSettings:
         True, help="send a transformer's residuals over shared memory in parts, first blocks first"
     )
     share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for workers on the same device")
-    trace_file: str = setting("", help="file with a line per forward pass; empty: none")
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

@@ -26,7 +26,6 @@ from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
-from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.device import outgoing_tensor
 from services.controlnet_svc.catalogue import shelved_networks
@@ -133,7 +132,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
     bounds = read_pipelining_bounds(settings.pipelining_bounds)
-    compute = ComputeThread(settings.max_batch, busy.add, SpanLog(settings.trace_file))
+    compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
     directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)

@@ -171,7 +171,6 @@ class UnetWorkerSettings:
         False,
         help="keep tensors in CUDA memory for ControlNet replicas on the same device",
     )
-    trace_file: str = setting("", help="file with a line per forward pass; empty: none")
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     profiles: tuple[str, ...] = setting(
         (),

@@ -22,7 +22,6 @@ from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
@@ -39,7 +38,6 @@ from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.device.torch_device import memory_budget_bytes
-from services.unet_worker.device.traced_denoiser import TracedDenoiser
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
@@ -151,8 +149,7 @@ class CheckpointLoader:
         """What runs once this has begun is ended by `begun`."""
         held = held_model(model.info, settings, self._identity.generation)
         denoiser = denoiser_for(model, settings.compile, halves=settings.compile_halves)
-        traced = TracedDenoiser(denoiser, SpanLog(settings.trace_file)) if settings.trace_file else denoiser
-        engine = self._start_engine(model, traced, settings)
+        engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         held = replace(held, step_s=measurement.step_s)

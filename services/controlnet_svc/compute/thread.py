@@ -16,7 +16,6 @@ from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
-from pentimento.telemetry.spans import SpanLog
 from services.controlnet_svc import metrics
 
 T = TypeVar("T")
@@ -61,13 +60,7 @@ class _Waiting:
 class ComputeThread:
     """Computes steps in the order of their arrival, with as many as may share the forward pass, up to `max_batch`."""
 
-    def __init__(
-        self,
-        max_batch: int,
-        busy: Callable[[float], None] = lambda seconds: None,
-        spans: SpanLog | None = None,
-    ) -> None:
-        self._spans = spans or SpanLog()
+    def __init__(self, max_batch: int, busy: Callable[[float], None] = lambda seconds: None) -> None:
         self._max_batch = max_batch
         self._busy = busy
         self._waiting: deque[_Waiting] = deque()
@@ -158,23 +151,20 @@ class ComputeThread:
         for item in batch:
             metrics.QUEUE_SECONDS.observe(began_s - item.arrived_s)
         try:
-            with self._spans.span("residuals", sum(item.step.row_count for item in batch)):
-                parts = _forward([item.step for item in batch], partial(self._deliver_parts, batch))
+            parts = _forward([item.step for item in batch], partial(self._deliver_parts, batch))
         except Exception as error:  # the thread outlives whatever a step does
             self._compute_apart(batch, error)
             return
         for item, residuals in zip(batch, parts, strict=True):
             if not item.future.done():
-                with self._spans.span("deliver", item.step.row_count):
-                    _settle(item.future, partial(item.step.deliver, residuals))
+                _settle(item.future, partial(item.step.deliver, residuals))
         self._count(len(batch), time.monotonic() - began_s)
 
     def _deliver_parts(self, batch: Sequence[_Waiting], so_far: Sequence[ControlResiduals]) -> None:
         for item, residuals in zip(batch, so_far, strict=True):
             if item.step.in_parts and not item.future.done():
                 try:
-                    with self._spans.span("deliver", item.step.row_count):
-                        item.step.deliver(residuals)
+                    item.step.deliver(residuals)
                 except Exception as error:  # its own alone
                     item.future.set_exception(_typed(error))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.control_overlap import Blocks, _timed, trace_events
-from pentimento.telemetry.spans import Span
+from lab.fixtures.spans import Span
 
 
 def span(what: str, began_ms: float, length_ms: float, process_id: int = 1) -> Span:
