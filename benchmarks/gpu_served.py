@@ -25,7 +25,7 @@ from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from benchmarks.report import Figure, at_most, informative, measured
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import local_suite
 
 OURS = "ours, served"
@@ -88,15 +88,15 @@ class ServedPictures:
         self._runner = runner
         self._client = client
         self._numbers = count()
-        self.seen: list[Picture] = []
+        self.seen: list[GeneratedImage] = []
 
     def paint(self, pictures: int, *, steps: int) -> None:
         self.seen += self._runner.run(self._painted(pictures, steps))
 
-    async def _painted(self, pictures: int, steps: int) -> list[Picture]:
+    async def _painted(self, pictures: int, steps: int) -> list[GeneratedImage]:
         places = asyncio.Semaphore(2 * BATCH)
 
-        async def one() -> Picture:
+        async def one() -> GeneratedImage:
             async with places:
                 return await self._client.generate(self._request(steps))
 

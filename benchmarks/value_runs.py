@@ -16,7 +16,7 @@ from pathlib import Path
 from pentimento.domain.generation import FromImage, FromLatent, Provenance
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
-from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.scene_log import SceneLog
 
@@ -68,7 +68,7 @@ class ServedPicture:
     reason: str = ""
 
     @classmethod
-    def of(cls, picture: Picture) -> "ServedPicture":
+    def of(cls, picture: GeneratedImage) -> "ServedPicture":
         made = picture.provenance
         return cls(picture.data, made.route.model, start_kind(made), made.steps_saved, made.route.reason)
 

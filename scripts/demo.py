@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.sdk import Client, Picture
+from pentimento.sdk import Client, GeneratedImage
 from pentimento.supervisor.local import local_suite
 
 STEPS = 50
@@ -41,7 +41,7 @@ TRIES_FOR_A_HIT = 5
 @dataclass(frozen=True)
 class Painted:
     prompt: str
-    picture: Picture
+    picture: GeneratedImage
     seconds: float
     file: Path
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.sdk import AskedLora, CacheMode, Client, ImageRequest, Picture
+from pentimento.sdk import AskedLora, CacheMode, Client, GeneratedImage, ImageRequest
 from pentimento.supervisor.local import local_suite
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "concepts"
@@ -21,7 +21,7 @@ TRIES_FOR_A_HIT = 20
 FLAGS = ("--model", "tiny-heavy", "--model", "tiny-light", "--loras", "tiny")
 
 
-def strip(pictures: list[Picture], name: str) -> None:
+def strip(pictures: list[GeneratedImage], name: str) -> None:
     """Write pictures side by side, enlarged."""
     images = [picture.to_pil().convert("RGB") for picture in pictures]
     images = [image.resize((image.width * SCALE, image.height * SCALE), Image.Resampling.NEAREST) for image in images]
@@ -32,7 +32,7 @@ def strip(pictures: list[Picture], name: str) -> None:
     page.save(FOLDER / f"{name}.png", optimize=True)
 
 
-def hit(client: Client, seed: int) -> Picture:
+def hit(client: Client, seed: int) -> GeneratedImage:
     """Return a picture that started from the first one's latent; an entry is findable a moment after its picture."""
     for _ in range(TRIES_FOR_A_HIT):
         picture = client.generate(ImageRequest(NEAR, seed=seed, model="tiny-heavy"))

@@ -26,7 +26,7 @@ from pentimento.domain.image_request import Accepted, CacheMode, Completed, Gene
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
-from pentimento.sdk.picture import Picture
+from pentimento.sdk.generated_image import GeneratedImage
 
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
@@ -237,13 +237,13 @@ def deadline_ms(seconds: float | None) -> int | None:
     return math.ceil(seconds * 1000)
 
 
-def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> Picture:
+def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> GeneratedImage:
     """Show the progress on stderr, where that is a terminal, until the image is there."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None)
-        picture: Picture | None = None
+        picture: GeneratedImage | None = None
         # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
         for event in events:
             match event:
@@ -255,7 +255,7 @@ def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: 
                     bar.update(task, completed=event.step, total=event.step_count)
                     save_preview(event.preview, output)
                 case Completed():
-                    picture = Picture.of(event)
+                    picture = GeneratedImage.of(event)
     if picture is None:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
     return picture
@@ -284,7 +284,7 @@ def save_preview(preview: bytes, output: Path) -> None:
         output.with_name(f"{output.stem}-preview.png").write_bytes(preview)
 
 
-def summary(saved: Path, picture: Picture) -> str:
+def summary(saved: Path, picture: GeneratedImage) -> str:
     provenance = picture.provenance
     size = f"{picture.width_px}×{picture.height_px}"
     steps = f"{provenance.steps_run} steps"

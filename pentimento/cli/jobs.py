@@ -18,8 +18,8 @@ from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
 from pentimento.files.folders import check_folder
-from pentimento.sdk.picture import Picture
-from pentimento.sdk.picture_set import PictureSet
+from pentimento.sdk.generated_image import GeneratedImage
+from pentimento.sdk.image_set import ImageSet
 
 # Who waits for a job does so while its frontdoor starts again.
 PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)
@@ -121,9 +121,9 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
     tell_saved(picture, picture.save(output or file_of(request_id, picture)), as_json=as_json)
 
 
-def save_all(found: PictureSet, *, as_json: bool) -> None:
+def save_all(found: ImageSet, *, as_json: bool) -> None:
     """Save and describe the pictures of a job of several. Exits with 1 where one failed; the others are there."""
-    for picture in found.pictures:
+    for picture in found.images:
         tell_saved(picture, picture.save(file_of(picture.provenance.request_id, picture)), as_json=as_json)
     for failed in found.failures:
         click.echo(f"{failed.request_id}: {failed.error.message}", err=True)
@@ -131,12 +131,12 @@ def save_all(found: PictureSet, *, as_json: bool) -> None:
         sys.exit(1)
 
 
-def file_of(request_id: str, picture: Picture) -> Path:
+def file_of(request_id: str, picture: GeneratedImage) -> Path:
     """Return where a picture goes that no file was named for."""
     return Path(f"{request_id}.{picture.format.value}")
 
 
-def tell_saved(picture: Picture, saved: Path, *, as_json: bool) -> None:
+def tell_saved(picture: GeneratedImage, saved: Path, *, as_json: bool) -> None:
     """Print where a picture is."""
     told = {"request_id": picture.provenance.request_id, "file": str(saved)}
     click.echo(json.dumps(told) if as_json else summary(saved, picture))

@@ -17,11 +17,11 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.picture import Picture
+from pentimento.sdk.generated_image import GeneratedImage
 
 _SHOWN_PROMPT = 40
 # A picture and its file in words.
-Describe = Callable[[Path, Picture], str]
+Describe = Callable[[Path, GeneratedImage], str]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Outcomes:
 
     directory: Path
     files: dict[tuple[int, int], Path] = field(default_factory=dict)
-    pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
+    pictures: dict[tuple[int, int], GeneratedImage] = field(default_factory=dict)
     errors: dict[tuple[int, int], PentimentoError] = field(default_factory=dict)
 
     def hear(self, wish: Wish, event: GenerateEvent) -> None:
         """Changes state: a picture is saved, a failure noted."""
         if isinstance(event, Completed):
-            place, picture = (wish.number, event.image_index), Picture.of(event)
+            place, picture = (wish.number, event.image_index), GeneratedImage.of(event)
             name = f"{wish.number:03}-{event.image_index}-{picture.provenance.spec.seed}.png"
             self.files[place] = picture.save(self.directory / name)
             self.pictures[place] = replace(picture, data=b"")

@@ -17,7 +17,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
-from pentimento.sdk.picture import Picture, read_provenance, without_provenance
+from pentimento.sdk.generated_image import GeneratedImage, read_provenance, without_provenance
 
 # Of pictures and of what they came with; servers send and take less.
 MAX_FILE_BYTES = 256 << 20
@@ -110,7 +110,7 @@ def request_id_of(png: bytes) -> str:
     return request_id
 
 
-def verdict(picture: Path, painted: Picture, *, same_pixels: bool, same_bytes: bool) -> str:
+def verdict(picture: Path, painted: GeneratedImage, *, same_pixels: bool, same_bytes: bool) -> str:
     """Say in one line whether the image came out the same."""
     if same_pixels:
         return f"the same pixels as {picture}" + (", and the same bytes" if same_bytes else "; the file differs")

@@ -3,10 +3,10 @@
     from pentimento import Client, ImageRequest
 
     with Client("127.0.0.1:50400") as client:
-        picture = client.generate(ImageRequest("a red circle left of a blue square", num_inference_steps=20))
-        picture.save("circle.png")
-        for picture in client.generate_all(ImageRequest("a blue ring", image_count=4)).pictures:
-            picture.to_pil().show()
+        image = client.generate(ImageRequest("a red circle left of a blue square", num_inference_steps=20))
+        image.save("circle.png")
+        for image in client.generate_all(ImageRequest("a blue ring", image_count=4)).images:
+            image.to_pil().show()
 
 `AsyncClient` is the same for asyncio. Both stream typed events, and raise the errors of `pentimento.domain.errors`.
 Names are imported when they are first used: what does not call needs no grpc.
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from pentimento.domain.requests import RequestState
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
-    from pentimento.sdk.picture import Picture
-    from pentimento.sdk.picture_set import PictureSet
+    from pentimento.sdk.generated_image import GeneratedImage
+    from pentimento.sdk.image_set import ImageSet
 
 __all__ = [
     "Aborted",
@@ -67,17 +67,17 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "GenerateEvent",
+    "GeneratedImage",
     "ImageFormat",
     "ImageRequest",
+    "ImageSet",
     "InitImage",
     "Internal",
     "InvalidArgument",
     "NotFound",
     "PentimentoError",
     "PermissionDenied",
-    "Picture",
     "PictureFailed",
-    "PictureSet",
     "Progress",
     "ReplayRequest",
     "RequestPage",
@@ -115,8 +115,8 @@ _HOMES = {
     "AsyncClient": "pentimento.sdk.client",
     "Client": "pentimento.sdk.blocking",
     "InitImage": "pentimento.domain.generation",
-    "Picture": "pentimento.sdk.picture",
-    "PictureSet": "pentimento.sdk.picture_set",
+    "GeneratedImage": "pentimento.sdk.generated_image",
+    "ImageSet": "pentimento.sdk.image_set",
     **dict.fromkeys(("RequestPage", "RequestQuery", "RequestSummary"), "pentimento.domain.jobs"),
     "RequestState": "pentimento.domain.requests",
     "RetryPolicy": "pentimento.clients.retries",

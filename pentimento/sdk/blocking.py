@@ -26,8 +26,8 @@ from pentimento.domain.image_request import (
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.picture import Picture
-from pentimento.sdk.picture_set import PictureSet
+from pentimento.sdk.generated_image import GeneratedImage
+from pentimento.sdk.image_set import ImageSet
 
 T = TypeVar("T")
 
@@ -99,12 +99,12 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def generate(self, request: ImageRequest, *, idempotency_key: str = "") -> Picture:
-        """Return the finished picture. An interrupt cancels the request."""
+    def generate(self, request: ImageRequest, *, idempotency_key: str = "") -> GeneratedImage:
+        """Return the finished image. An interrupt cancels the request."""
         return self._call(self._client.generate(request, idempotency_key=idempotency_key))
 
-    def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> PictureSet:
-        """Return the finished pictures of a request for several; as `AsyncClient.generate_all`."""
+    def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
+        """Return the finished images of a request for several; as `AsyncClient.generate_all`."""
         return self._call(self._client.generate_all(request, idempotency_key=idempotency_key))
 
     def stream(
@@ -122,8 +122,8 @@ class Client:
         inputs: Mapping[str, bytes] | None = None,
         deadline_ms: int | None = None,
         idempotency_key: str = "",
-    ) -> Picture:
-        """Return the picture of a completed request, painted again; as `AsyncClient.replay`."""
+    ) -> GeneratedImage:
+        """Return the image of a completed request, generated again; as `AsyncClient.replay`."""
         return self._call(
             self._client.replay(request_id, inputs=inputs, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
         )
@@ -131,7 +131,7 @@ class Client:
     def replay_stream(
         self, request: ReplayRequest, *, idempotency_key: str = ""
     ) -> Generator[GenerateEvent, None, None]:
-        """Yield what `stream` does, of a picture that is painted again."""
+        """Yield what `stream` does, of an image that is generated again."""
         return self._events(self._client.replay_stream(request, idempotency_key=idempotency_key))
 
     def _events(self, events: AsyncGenerator[T, None]) -> Generator[T, None, None]:
@@ -160,16 +160,16 @@ class Client:
         """Yield what `stream` does, of a request that was asked for before. Leaving the loop early cancels no job."""
         return self._events(self._client.attach(request_id))
 
-    def wait(self, request_id: str) -> Picture:
-        """Return the picture of a request that was asked for before, once it is there. An interrupt cancels no job."""
+    def wait(self, request_id: str) -> GeneratedImage:
+        """Return the image of a request that was asked for before, once it is there. An interrupt cancels no job."""
         return self._call(self._client.wait(request_id))
 
-    def wait_all(self, request_id: str) -> PictureSet:
-        """Return the pictures of a request that was asked for before; as `AsyncClient.wait_all`."""
+    def wait_all(self, request_id: str) -> ImageSet:
+        """Return the images of a request that was asked for before; as `AsyncClient.wait_all`."""
         return self._call(self._client.wait_all(request_id))
 
-    def result(self, request_id: str) -> Picture:
-        """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
+    def result(self, request_id: str) -> GeneratedImage:
+        """Return the image of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
         return self._call(self._client.result(request_id))
 
     def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
@@ -181,7 +181,7 @@ class Client:
         return self._events(self._client.jobs(*states))
 
     def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return an address of a picture that expires; as `AsyncClient.result_url`."""
+        """Return an address of an image that expires; as `AsyncClient.result_url`."""
         return self._call(self._client.result_url(request_id, expires_in_ms=expires_in_ms))
 
     def webhook_key(self) -> str:
@@ -189,7 +189,7 @@ class Client:
         return self._call(self._client.webhook_key())
 
     def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
-        """Keep what a completed request's picture started from for so long from now; as `AsyncClient.pin`."""
+        """Keep what a completed request's image started from for so long from now; as `AsyncClient.pin`."""
         return self._call(self._client.pin(request_id, duration_ms))
 
     def unpin(self, request_id: str) -> None:
@@ -201,7 +201,7 @@ class Client:
         return self._call(self._client.cancel(request_id))
 
     def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return the request's state, with its picture when it is completed. NotFound when there is none, or it is
+        """Return the request's state, with its image when it is completed. NotFound when there is none, or it is
         another tenant's."""
         return self._call(self._client.get_request(request_id, omit_image=omit_image))
 

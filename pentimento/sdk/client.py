@@ -26,9 +26,9 @@ from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, Re
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
+from pentimento.sdk.generated_image import GeneratedImage
+from pentimento.sdk.image_set import ImageSet, images_of
 from pentimento.sdk.job_calls import JobCalls
-from pentimento.sdk.picture import Picture
-from pentimento.sdk.picture_set import PictureSet, pictures_of
 
 
 class AsyncClient:
@@ -72,12 +72,12 @@ class AsyncClient:
 
     async def generate(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
-    ) -> Picture:
-        """Return the finished picture. Cancelling the task cancels the request. InvalidArgument for several pictures,
+    ) -> GeneratedImage:
+        """Return the finished image. Cancelling the task cancels the request. InvalidArgument for several images,
         which `generate_all` returns."""
         if request.image_count not in (None, 1):
             raise InvalidArgument.of("image_count", f"must be 1, got {request.image_count}: generate_all has several")
-        return await _picture_of(
+        return await _image_of(
             self.stream(
                 request,
                 idempotency_key=idempotency_key,
@@ -86,10 +86,10 @@ class AsyncClient:
             )
         )
 
-    async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> PictureSet:
-        """Return the finished pictures of a request, as many as its `image_count`, and why others failed. Raises the
+    async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
+        """Return the finished images of a request, as many as its `image_count`, and why others failed. Raises the
         first one's error where all did. Cancelling the task cancels the request."""
-        return await pictures_of(self.stream(request, idempotency_key=idempotency_key, omit_progress=True))
+        return await images_of(self.stream(request, idempotency_key=idempotency_key, omit_progress=True))
 
     def stream(
         self,
@@ -99,7 +99,7 @@ class AsyncClient:
         preview_interval_steps: int = 0,
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
+        """Yield accepted, routed, progress, completed; of several images the last three of each, with its index, and
         failed for one that will not come. `omit_progress`: not routed, and of the progress only what has a preview. A
         retry goes on in the same stream; where it is another request, accepted comes again, and it has what is left of
         the deadline. Close it (`aclose`) to cancel."""
@@ -118,17 +118,17 @@ class AsyncClient:
         inputs: Mapping[str, bytes] | None = None,
         deadline_ms: int | None = None,
         idempotency_key: str = "",
-    ) -> Picture:
-        """Return the picture of a completed request, painted again. `inputs` are the bytes that it came with, by their
+    ) -> GeneratedImage:
+        """Return the image of a completed request, generated again. `inputs` are the bytes that it came with, by their
         place ("init_image.image"). Its provenance says whether the bytes are the first ones (`replay_equal`). NotFound
         ANCESTOR_GONE where what it started from is not kept any more, UNKNOWN_REQUEST where the request is not."""
         asked = ReplayRequest(request_id, tuple((inputs or {}).items()), deadline_ms)
-        return await _picture_of(self.replay_stream(asked, idempotency_key=idempotency_key))
+        return await _image_of(self.replay_stream(asked, idempotency_key=idempotency_key))
 
     def replay_stream(
         self, request: ReplayRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield what `stream` does, of a picture that is painted again."""
+        """Yield what `stream` does, of an image that is generated again."""
         return self._retried(
             lambda key, deadline_ms: self._images.replay(
                 replace(request, deadline_ms=deadline_ms), key, preview_interval_steps
@@ -147,18 +147,18 @@ class AsyncClient:
         it cancels no job."""
         return self._retried(self._jobs.attached(request_id), idempotency_key=request_id, accepted=True)
 
-    async def wait(self, request_id: str) -> Picture:
-        """Return the picture of a request that was asked for before, once it is there; raises what it ended with.
-        Cancelling the task cancels no job. InvalidArgument for several pictures, which `wait_all` returns."""
-        return await _picture_of(self.attach(request_id))
+    async def wait(self, request_id: str) -> GeneratedImage:
+        """Return the image of a request that was asked for before, once it is there; raises what it ended with.
+        Cancelling the task cancels no job. InvalidArgument for several images, which `wait_all` returns."""
+        return await _image_of(self.attach(request_id))
 
-    async def wait_all(self, request_id: str) -> PictureSet:
-        """Return the pictures of a request that was asked for before, once all have ended, and why others failed.
+    async def wait_all(self, request_id: str) -> ImageSet:
+        """Return the images of a request that was asked for before, once all have ended, and why others failed.
         Raises the first one's error where all did. Cancelling the task cancels no job."""
-        return await pictures_of(self.attach(request_id))
+        return await images_of(self.attach(request_id))
 
-    async def result(self, request_id: str) -> Picture:
-        """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
+    async def result(self, request_id: str) -> GeneratedImage:
+        """Return the image of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
         return await self._jobs.result(request_id)
 
     async def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
@@ -170,7 +170,7 @@ class AsyncClient:
         return self._jobs.jobs(frozenset(states))
 
     async def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return an address under which anybody may read the picture of a completed request until it expires: a path of
+        """Return an address under which anybody may read the image of a completed request until it expires: a path of
         the HTTP API where that serves it."""
         return await self._jobs.result_url(request_id, expires_in_ms)
 
@@ -179,7 +179,7 @@ class AsyncClient:
         return await self._jobs.webhook_key()
 
     async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
-        """Keep what a completed request's picture started from for so long from now: until then it can be replayed.
+        """Keep what a completed request's image started from for so long from now: until then it can be replayed.
         ResourceExhausted QUOTA_EXCEEDED beyond what the tenant may pin, NotFound ANCESTOR_GONE where it is too late."""
         return await self._retries.answered(lambda: self._images.pin(request_id, duration_ms))
 
@@ -199,7 +199,7 @@ class AsyncClient:
         return await self._retries.answered(lambda: self._images.cancel(request_id))
 
     async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return the request's state, with its picture when it is completed. NotFound when there is none, or it is
+        """Return the request's state, with its image when it is completed. NotFound when there is none, or it is
         another tenant's."""
         return await self._retries.answered(lambda: self._images.get_request(request_id, omit_image))
 
@@ -216,9 +216,9 @@ class AsyncClient:
         return await self._retries.answered(self._images.list_adapters)
 
 
-async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
-    """Return the picture that the stream ends with."""
-    picture: Picture | None = None
+async def _image_of(stream: AsyncGenerator[GenerateEvent, None]) -> GeneratedImage:
+    """Return the image that the stream ends with."""
+    image: GeneratedImage | None = None
     async with aclosing(stream) as events:
         # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
         async for event in events:
@@ -228,7 +228,7 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
                     "request_id", f"must be the id of one image, got one of {count}: wait_all has several"
                 )
             if isinstance(event, Completed):
-                picture = Picture.of(event)
-    if picture is None:
+                image = GeneratedImage.of(event)
+    if image is None:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
-    return picture
+    return image

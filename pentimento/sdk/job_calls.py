@@ -9,7 +9,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageRequest
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
-from pentimento.sdk.picture import Picture
+from pentimento.sdk.generated_image import GeneratedImage
 
 
 class JobCalls:
@@ -25,8 +25,8 @@ class JobCalls:
         key = idempotency_key or uuid.uuid4().hex
         return await self._retries.answered(lambda: self._images.submit(request, key, webhook_url=webhook_url))
 
-    async def result(self, request_id: str) -> Picture:
-        """Return the picture of a completed request. FailedPrecondition NOT_COMPLETED for any other, which names its
+    async def result(self, request_id: str) -> GeneratedImage:
+        """Return the image of a completed request. FailedPrecondition NOT_COMPLETED for any other, which names its
         state and, where it failed, the reason."""
         status = await self._retries.answered(lambda: self._images.get_request(request_id))
         if status.pictures:
@@ -34,7 +34,7 @@ class JobCalls:
         if status.completed is None:
             why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
             raise FailedPrecondition("NOT_COMPLETED", f"the request has no image: it is {status.state.value}{why}")
-        return Picture.of(status.completed)
+        return GeneratedImage.of(status.completed)
 
     async def page(self, query: RequestQuery) -> RequestPage:
         """Return one page of the tenant's requests."""
@@ -52,7 +52,7 @@ class JobCalls:
                 return
 
     async def result_url(self, request_id: str, expires_in_ms: int | None) -> ResultUrl:
-        """Return an address of the picture that expires."""
+        """Return an address of the image that expires."""
         return await self._retries.answered(lambda: self._images.result_url(request_id, expires_in_ms))
 
     async def webhook_key(self) -> str:

@@ -18,8 +18,8 @@ from lab.fixtures.controlled_painting import conditions_for
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.files.adapter_registry import read_adapters
-from pentimento.sdk import AsyncClient, Picture
-from pentimento.sdk.picture import read_provenance
+from pentimento.sdk import AsyncClient, GeneratedImage
+from pentimento.sdk.generated_image import read_provenance
 from pentimento.stores.objects.store import digest_of
 from pentimento.supervisor.local import LocalSuite
 from zoo.drawing.conditions import edge_f1, edges
@@ -66,7 +66,7 @@ def pixels(data: bytes) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)[None]
 
 
-def obedience(picture: Picture) -> float:
+def obedience(picture: GeneratedImage) -> float:
     """How well the picture's edges are those that it was told, 0..1."""
     wanted = (pixels(outline())[:, :1] > 0.5).to(torch.float32)
     return float(edge_f1(edges(pixels(picture.data)), wanted))

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image, ImageChops, ImageStat
 
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
-from pentimento.sdk.picture import read_provenance, without_provenance
+from pentimento.sdk.generated_image import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.models import WEIGHTS
 from tests.tiny_models import size_px

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
-from pentimento.sdk import AsyncClient, Picture, RetryPolicy
+from pentimento.sdk import AsyncClient, GeneratedImage, RetryPolicy
 from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.readiness import wait_until_serving
@@ -90,12 +90,12 @@ async def test_no_request_notices_that_the_controller_is_killed_and_comes_back_u
             pass
 
 
-async def painted_meanwhile(suite: LocalSuite, client: AsyncClient) -> list[Picture]:
+async def painted_meanwhile(suite: LocalSuite, client: AsyncClient) -> list[GeneratedImage]:
     """Pictures that were asked for before the controller was killed, while it was away, and once it was back."""
     wanted = ImageRequest("a red circle", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
     controller = process_of(suite, "services.controller")
     await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
-    pictures: list[Picture] = []
+    pictures: list[GeneratedImage] = []
     back = asyncio.Event()
 
     async def asking() -> None:
@@ -139,11 +139,13 @@ async def test_lost_objects_cost_their_saving_and_their_entries_are_healed(
     await painted_until(client, wanted, starts_from_the_cache)
 
 
-def starts_from_the_cache(picture: Picture) -> bool:
+def starts_from_the_cache(picture: GeneratedImage) -> bool:
     return picture.provenance.steps_saved > 0
 
 
-async def painted_until(client: AsyncClient, wanted: ImageRequest, holds: Callable[[Picture], bool]) -> Picture:
+async def painted_until(
+    client: AsyncClient, wanted: ImageRequest, holds: Callable[[GeneratedImage], bool]
+) -> GeneratedImage:
     """The cache is written and healed just after a picture was answered, and a slow look-up goes without it."""
     async with asyncio.timeout(120):
         while not holds(picture := await client.generate(wanted)):

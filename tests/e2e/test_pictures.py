@@ -10,8 +10,8 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress, Routed
 from pentimento.domain.requests import RequestState
-from pentimento.sdk import AsyncClient, Picture
-from pentimento.sdk.picture import read_provenance, with_provenance
+from pentimento.sdk import AsyncClient, GeneratedImage
+from pentimento.sdk.generated_image import read_provenance, with_provenance
 from pentimento.supervisor.local import LocalSuite
 from tests.tiny_models import size_px
 
@@ -95,7 +95,7 @@ async def test_similar_prompt_starts_from_a_cached_latent(client: AsyncClient) -
     assert second.data != first.data
 
 
-async def generate_until_cached(client: AsyncClient, wanted: ImageRequest) -> Picture:
+async def generate_until_cached(client: AsyncClient, wanted: ImageRequest) -> GeneratedImage:
     """An entry is committed after its picture was answered, so the first look may be too early."""
     async with asyncio.timeout(120):
         while True:

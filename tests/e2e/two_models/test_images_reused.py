@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.domain.generation import FromImage, FromNoise
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 MODELS = ["--model", "tiny-heavy", "--model", "tiny-light"]
@@ -34,7 +34,7 @@ def asking(model: str, prompt: str, seed: int, cache: CacheMode) -> ImageRequest
     return ImageRequest(prompt, model=model, seed=seed, num_inference_steps=10, cache=cache, **size)
 
 
-async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> Picture:
+async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> GeneratedImage:
     """An entry is committed once its picture was answered and embedded, so the first looks may be too early."""
     async with asyncio.timeout(120):
         while True:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pentimento.domain.generation import FromLatent
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.domain.online_quality import ReuseQuality
-from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import LocalSuite
 
 
@@ -14,7 +14,7 @@ def asking(prompt: str, seed: int) -> ImageRequest:
     return ImageRequest(prompt, model="tiny-light", seed=seed, num_inference_steps=10)
 
 
-async def paint_hit(client: AsyncClient) -> Picture:
+async def paint_hit(client: AsyncClient) -> GeneratedImage:
     """An entry is committed once its picture was answered, so the first looks may be too early; they leave nothing, so
     that the donor is the other prompt's."""
     await client.generate(asking("a small blue star on black", 1))

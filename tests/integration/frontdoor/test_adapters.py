@@ -20,7 +20,7 @@ from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaK
 from pentimento.domain.generation import ControlNetMode, ControlNetSelection, LoraSelection, PlanVersion
 from pentimento.domain.image_request import AskedControlNet, AskedLora, Completed, ImageRequest, ReplayRequest
 from pentimento.policies.residual_pipelining import PipeliningMode
-from pentimento.sdk.picture import Picture, read_provenance
+from pentimento.sdk.generated_image import GeneratedImage, read_provenance
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.generation import route_from_proto, spec_from_proto
@@ -87,7 +87,7 @@ async def test_a_picture_says_what_it_was_painted_with(adapted: FrontdoorSuite, 
     assert [(part.field, part.object.digest) for part in provenance.inputs] == [
         ("controlnets[0].conditioning_image", digest_of(png()))
     ]
-    saved = replace(Picture.of(completed), data=png()).save(tmp_path / "picture.png")
+    saved = replace(GeneratedImage.of(completed), data=png()).save(tmp_path / "picture.png")
     told = read_provenance(saved.read_bytes())["spec"]
     assert told["loras"] == [{"name": "neon", "scale": 0.5, "digest": NEON.digest, "object": None}]
     assert (told["controlnets"][0]["name"], told["controlnets"][0]["digest"]) == ("edges", EDGES.digest)

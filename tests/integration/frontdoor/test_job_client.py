@@ -113,8 +113,8 @@ async def test_a_job_of_several_is_waited_for_as_such(suite: FrontdoorSuite) -> 
         one = await client.wait(accepted.image_request_ids[1])
 
     assert found.request_id == accepted.request_id
-    assert [picture.provenance.request_id for picture in found.pictures] == list(accepted.image_request_ids)
-    assert one.data == found.pictures[1].data
+    assert [picture.provenance.request_id for picture in found.images] == list(accepted.image_request_ids)
+    assert one.data == found.images[1].data
 
 
 async def test_the_command_saves_each_of_several(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:

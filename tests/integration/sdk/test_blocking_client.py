@@ -35,7 +35,7 @@ async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> N
 
         def paint() -> int:
             with Client(address) as client:
-                return len(client.generate_all(ImageRequest("a circle", image_count=2)).pictures)
+                return len(client.generate_all(ImageRequest("a circle", image_count=2)).images)
 
         assert await asyncio.to_thread(paint) == 2
 

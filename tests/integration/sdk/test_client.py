@@ -252,7 +252,7 @@ async def test_several_pictures_come_in_the_order_of_their_indexes(tmp_path: Pat
     async with serving(service, tmp_path) as address, AsyncClient(address) as client:
         found = await client.generate_all(ImageRequest("a circle", image_count=2))
 
-    assert (found.request_id, [picture.data for picture in found.pictures]) == ("p2-x", [b"image 0", b"image 1"])
+    assert (found.request_id, [picture.data for picture in found.images]) == ("p2-x", [b"image 0", b"image 1"])
     assert found.raise_failure() is found
 
 
@@ -262,7 +262,7 @@ async def test_a_picture_that_failed_does_not_hide_the_other(tmp_path: Path) -> 
     async with serving(service, tmp_path) as address, AsyncClient(address) as client:
         found = await client.generate_all(ImageRequest("a circle", image_count=2))
 
-    assert [picture.data for picture in found.pictures] == [b"image 1"]
+    assert [picture.data for picture in found.images] == [b"image 1"]
     assert [(one.image_index, one.error.reason) for one in found.failures] == [(0, "BROKEN")]
     with pytest.raises(Internal, match="the decoder broke"):
         found.raise_failure()
@@ -313,7 +313,7 @@ async def test_pictures_whose_client_was_taken_for_gone_are_painted_anew(tmp_pat
     async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
         found = await client.generate_all(ImageRequest("a circle", image_count=2))
 
-    assert ([picture.data for picture in found.pictures], found.failures) == ([b"image 0", b"image 1"], ())
+    assert ([picture.data for picture in found.images], found.failures) == ([b"image 0", b"image 1"], ())
     assert service.keys[0] == service.keys[1] != service.keys[2]
 
 

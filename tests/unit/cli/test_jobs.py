@@ -9,7 +9,7 @@ from pentimento.cli.generate import watch
 from pentimento.cli.jobs import save_all
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, GenerateEvent, ImageFormat
-from pentimento.sdk import Picture, PictureSet
+from pentimento.sdk import GeneratedImage, ImageSet
 
 SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
 PROVENANCE = Provenance("r-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
@@ -31,6 +31,6 @@ def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
 def test_a_picture_s_file_is_named_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    save_all(PictureSet("r", (Picture(b"jpeg", ImageFormat.JPEG, 16, 8, PROVENANCE),)), as_json=True)
+    save_all(ImageSet("r", (GeneratedImage(b"jpeg", ImageFormat.JPEG, 16, 8, PROVENANCE),)), as_json=True)
 
     assert [path.name for path in tmp_path.iterdir()] == ["r-1.jpeg"]

@@ -29,7 +29,7 @@ from pentimento.domain.image_request import (
     PictureFailed,
     Progress,
 )
-from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk import AsyncClient, GeneratedImage
 
 
 def png(colour: str = "red", width: int = 16, height: int = 8) -> bytes:
@@ -137,14 +137,14 @@ def test_a_folder_is_no_file_to_write_and_nothing_is_painted(one_picture: OnePic
 
 
 def test_what_is_there_is_told_where_the_rest_cannot_be_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    client, save = ScriptedClient({"a": [completed(0, 7)], "b": [completed(0, 8)]}), Picture.save
+    client, save = ScriptedClient({"a": [completed(0, 7)], "b": [completed(0, 8)]}), GeneratedImage.save
 
-    def save_first(picture: Picture, path: Path) -> Path:
+    def save_first(picture: GeneratedImage, path: Path) -> Path:
         if path.name.startswith("002"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return save(picture, path)
 
-    monkeypatch.setattr(Picture, "save", save_first)
+    monkeypatch.setattr(GeneratedImage, "save", save_first)
     monkeypatch.setattr("pentimento.cli.generate.ask_frontdoor", lambda options, ask: asyncio.run(ask(client)))
 
     done = CliRunner().invoke(cli, ["generate", "a", "b", "--parallel", "1", "--output-dir", str(tmp_path), "--json"])

@@ -27,7 +27,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
-from pentimento.sdk.picture import Picture, read_provenance, with_provenance, without_provenance
+from pentimento.sdk.generated_image import GeneratedImage, read_provenance, with_provenance, without_provenance
 
 
 def png() -> bytes:
@@ -86,7 +86,7 @@ def test_init_image_is_named_by_its_digest() -> None:
 
 
 def test_save_leaves_nothing_but_the_file(tmp_path: Path) -> None:
-    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+    picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
 
     picture.save(tmp_path / "picture.png")
 
@@ -97,7 +97,7 @@ def test_save_leaves_nothing_but_the_file(tmp_path: Path) -> None:
 def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+    picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
 
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -110,7 +110,7 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
 
 
 def test_a_picture_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:
-    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+    picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
@@ -124,7 +124,7 @@ def test_a_picture_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_an_interrupt_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+    picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
 
     def interrupted(path: Path, target: Path) -> None:
         raise KeyboardInterrupt
@@ -140,7 +140,7 @@ def test_of_two_who_save_to_one_place_at_once_each_writes_a_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, replace = tmp_path / "picture.webp", Path.replace
-    first, second = (Picture(data, ImageFormat.WEBP, 16, 8, provenance()) for data in (b"the first", b"second"))
+    first, second = (GeneratedImage(data, ImageFormat.WEBP, 16, 8, provenance()) for data in (b"the first", b"second"))
 
     def after_the_second(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", replace)

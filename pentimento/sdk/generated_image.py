@@ -1,4 +1,4 @@
-"""A finished picture: its bytes as the server sent them, how it came to be, and a PNG that says so itself."""
+"""Hold a finished image: its bytes as the server sent them, its provenance, and a PNG that contains both."""
 
 import dataclasses
 import io
@@ -23,8 +23,8 @@ _PREFIX = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A finished picture. `data` is the encoded image; width and height in pixels."""
+class GeneratedImage:
+    """Hold a finished image. `data` is the encoded image; width and height in pixels."""
 
     data: bytes = dataclasses.field(repr=False)
     format: ImageFormat
@@ -33,12 +33,12 @@ class Picture:
     provenance: Provenance
 
     @classmethod
-    def of(cls, completed: Completed) -> "Picture":
-        """Build a picture from the event that completed its request."""
+    def of(cls, completed: Completed) -> "GeneratedImage":
+        """Build an image from the event that completed its request."""
         return cls(completed.image, completed.format, completed.width_px, completed.height_px, completed.provenance)
 
     def to_pil(self) -> "Image":
-        """Return the picture as a PIL image."""
+        """Return the image as a PIL image."""
         from PIL import Image
 
         return Image.open(io.BytesIO(self.data))

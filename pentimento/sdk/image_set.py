@@ -1,0 +1,44 @@
+"""Collect the images of one request, and the errors of those that failed."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pentimento.domain.errors import Internal
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
+from pentimento.sdk.generated_image import GeneratedImage
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Hold the results of a request for one or several images. `images` are in the order of their indexes; `failures`
+    has the indexes that failed. `request_id` is of all of them together."""
+
+    request_id: str
+    images: tuple[GeneratedImage, ...]
+    failures: tuple[PictureFailed, ...] = ()
+
+    def raise_failure(self) -> "ImageSet":
+        """Return this set if every image is there. Raises the error of the first that is not."""
+        if self.failures:
+            raise self.failures[0].error
+        return self
+
+
+async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
+    """Return the images that the stream brings. Raises what it ends with, where that is an error."""
+    request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, PictureFailed]()
+    async with aclosing(stream) as events:
+        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
+        async for event in events:
+            match event:
+                case Accepted():
+                    request_id = event.request_id
+                case Completed():
+                    images[event.image_index] = GeneratedImage.of(event)
+                case PictureFailed():
+                    failures[event.image_index] = event
+    if not images:
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
+    in_order = tuple(images[index] for index in sorted(images))
+    return ImageSet(request_id, in_order, tuple(failures[index] for index in sorted(failures)))
