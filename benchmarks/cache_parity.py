@@ -1,11 +1,11 @@
-"""How near the simulator's cache comes to the live one's, on the same log: share of hits, and the steps that they save.
+"""Compare the simulator's cache with the live one on the same log: share of hits, and the steps that they save.
 
     python -m benchmarks.cache_parity [--count 1500]
 
-Live: `pentimento up --emulate` with the real frontdoor, embedder (tiny-clip), gateway and objects; devices that sleep,
-since only where a request starts is compared. Simulated: the same arrivals by the same selector, with the delays of a
-live run of its own, without the cache. The log is a made-up scene log (see `scene_log`): what a prompt finds depends on
-which of the prompts a few seconds before it were committed by then.
+Live: `pentimento up --emulate` with the real frontdoor, embedder (tiny-clip), gateway and objects; devices sleep, since
+only requests' starts are compared. Simulated: the same arrivals by the same selector, with the delays of a separate
+live run without the cache. The log is a synthetic scene log: a prompt's hit depends on which of the prompts a few
+seconds before it were committed by then.
 
 The largest difference in percentage points is over the share of hits and over the share of requests at each K.
 """
@@ -73,14 +73,14 @@ kind = "poisson"
 rate = 1.0
 duration_s = 1.0
 """
-# Requests a second: half of what the devices carry without the cache.
+# requests per second: half of the devices' capacity without the cache
 RATE = 4.0
 SLO_S = 60.0
 CALIBRATION_COUNT = 200
 SIMULATIONS = 5
-# As the gateway's defaults: another seed's latent is noised again.
+# The gateway's defaults: another seed's latent is noised again.
 RULES = SelectionRules(renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
-# The steps that each K saves.
+# the steps that each K saves
 KINDS = (
     0,
     *(
@@ -91,7 +91,7 @@ KINDS = (
 
 
 def log_of(count: int, seed: int) -> Workload:
-    """A scene log with its embeddings, arriving at random times."""
+    """Return a scene log with its embeddings, arriving at random times."""
     rng = np.random.default_rng(seed)
     log = write_scene_log(count, clip_embedder(WEIGHTS / "tiny-clip"), rng)
     content = log.content(slo_classes=(SloClass("standard", SLO_S),), tenants={"default": 1.0}, steps=STEPS)
@@ -107,7 +107,7 @@ def live(suite: LocalSuite, workload: Workload, cache: CacheMode, *, detailed: b
 
 
 def scenario_of(folder: Path, fleet: Path) -> Scenario:
-    """The simulator's view of the suite, with NIRVANA's use of the cache and no bound on what it holds."""
+    """Return the simulator's scenario of the suite, with NIRVANA's use of the cache and unlimited capacity."""
     path = folder / "scenario.toml"
     path.write_text(SCENARIO.format(fleet=fleet))
     known = read_scenario(path).scenarios[0]
@@ -116,7 +116,7 @@ def scenario_of(folder: Path, fleet: Path) -> Scenario:
 
 
 def starts_of(records: Sequence[RequestRecord]) -> list[int]:
-    """Return the step that each answered request started at, by request; 0 for from noise."""
+    """Return each answered request's starting step; 0 for noise."""
     ordered = sorted(records, key=lambda record: record.arrived_s)
     return [record.start_step if record.start is StartKind.LATENT else 0 for record in ordered]
 

@@ -1,21 +1,21 @@
-"""What the cache is worth on the live suite: throughput and quality of reuse beside the heavy model from scratch.
+"""Compare throughput and quality of reuse on the live suite with the heavy model from scratch.
 
     python -m benchmarks.cache_value --judge JUDGES --encoder OTHERS [--count 240] [--in-flight 4]
 
-JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says how they are made). A scene log
-(`zoo.scene_log`), not the one that the profiles were made with, is played by five arms in turns, round by round:
+JUDGES and OTHERS are work folders of training (see `benchmarks.picture_judges`). Five arms play a scene log
+(`zoo.scene_log`) other than the profiles', alternating round by round:
 
     vanilla      tiny-heavy, cache off
     latents      hits resumed by tiny-heavy (NIRVANA)
     images       hits refined by tiny-light (MoDM)
-    both         whichever is done first
-    all-light    tiny-light, cache off: a control that has to fail the gate of quality
+    both         the start that finishes first
+    all-light    tiny-light, cache off: a control that has to fail the quality gate
 
-A second control, retrieval, is made of vanilla's pictures: a hit is answered with the stored picture as it is. In the
-strict reading it finds them by text and answers as many requests as our images arm did on the same log, as both papers
-compare; beside it stand hits by the images' table, and by MoDM's more lenient reading of it. A second log is denser and
-its images are reused by that reading, so that it has the papers' hit rates. The first prompts of either fill the caches
-and do not count. Quality is judged by an encoder and a judge that neither route nor were trained on.
+A second control, retrieval, uses vanilla's images: a hit is answered with the stored image, unchanged. The strict form
+finds them by text and answers as many requests as our images arm did on the same log, as both papers compare. Two more
+forms use the images' table, and MoDM's more lenient reading of it. A second log is denser and reuses images by that
+reading, so that it has the papers' hit rates. The first prompts of either fill the caches and do not count. An encoder
+and an attribute scorer that neither route nor were trained with the router's give the quality.
 """
 
 import argparse
@@ -87,7 +87,7 @@ from zoo.scene_log import BANDS, Band, SceneLog, clip_embedder, denser_bands, wr
 ENCODER = WEIGHTS / "tiny-clip"
 PAPERS = {LATENTS.name: 1.28, IMAGES.name: 2.5}
 GATES = {LATENTS.name: LATENTS_GATE, IMAGES.name: IMAGES_GATE, BOTH.name: BOTH_GATE}
-# NIRVANA hits for 0.88 to 0.93 of its prompts, MoDM for 0.928: of the dense log so many have a near one before them.
+# NIRVANA hits for 0.88 to 0.93 of its prompts, MoDM for 0.928: this share of the dense log has a near earlier prompt.
 DENSE_SHARE, DENSE_ABOVE = 0.93, 0.9
 DENSE_IMAGES = PROFILES / "modm" / "images-tiny-light-for-tiny-heavy.json"
 PLAIN, DENSE = "scene log", "dense log"
@@ -97,14 +97,14 @@ Told = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ReuseProfiles:
-    """What the gateways reuse by: the heavy model's latents, and its images refined by the light one."""
+    """Hold the gateways' reuse profiles: the heavy model's latents, and its images refined by the light one."""
 
     latents: SelectorProfile
     images: SelectorProfile
 
     @classmethod
     def read(cls, folder: Path) -> "ReuseProfiles":
-        """Return the two of the zoo's models. Raises as `only`."""
+        """Return the zoo's two models' profiles. Raises as `only`."""
         profiles = read_selector_profiles([folder]).profiles
         chosen = []
         for kind, model in ((ReuseKind.LATENTS, HEAVY), (ReuseKind.IMAGES, LIGHT)):
@@ -118,16 +118,18 @@ class ReuseProfiles:
         return {LATENTS.suite: [self.latents], IMAGES.suite: [self.images], BOTH.suite: [self.latents, self.images]}
 
     def tables(self, arm: Arm) -> ReuseTables:
-        """Return what an arm may reuse."""
+        """Return the tables of an arm's reuse."""
         latents, images = self.latents.thresholds(), self.images.thresholds()
         return ReuseTables(() if arm == IMAGES else latents, () if arm == LATENTS else images)
 
 
 @dataclass(frozen=True)
 class ValuedLog:
-    """A log that every arm has played. `vanilla` has the heavy model's picture of every row, warm-up included, and
-    `other_seed` those of the rows that count with another seed; it is empty for a log whose quality is not judged by
-    the gate."""
+    """Hold a log that every arm has played.
+
+    `vanilla` has the heavy model's image of every row, warm-up included, and `other_seed` those of the counted rows
+    with another seed, empty for a log without the quality gate.
+    """
 
     name: str
     log: SceneLog
@@ -180,14 +182,14 @@ def logs_of(options: Options) -> list[tuple[str, LogPlan, tuple[Band, ...]]]:
 
 
 def teller(began: float) -> Told:
-    """Return what prints a line with the seconds since then."""
+    """Return a function that prints a line with the elapsed seconds."""
     return lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True)
 
 
 def play_log(
     name: str, plan: LogPlan, bands: tuple[Band, ...], profiles: ReuseProfiles, options: Options, told: Told
 ) -> ValuedLog:
-    """Return what every arm painted of a log, in suites of its own."""
+    """Return every arm's images of a log, in separate suites."""
     told(f"{name}: {plan.warm_count} requests fill the caches, {plan.count} count")
     rng = np.random.default_rng((options.rest["log_seed"], plan.first_seed))
     log = write_scene_log(plan.warm_count + plan.count, clip_embedder(ENCODER), rng, bands)
@@ -206,7 +208,7 @@ def play_log(
 def figures_of(
     played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], judges: PictureJudges
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """Return all figures, and what was found of the logs."""
+    """Return all figures, and the logs' findings."""
     figures, notes = list[Figure](), dict[str, Any]()
     encoder = LocalEncoder(open_model(ENCODER))
     for one in played:
@@ -222,7 +224,7 @@ def figures_of(
 
 
 def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> tuple[list[Figure], dict[str, Any]]:
-    """Return the throughput of every arm, and where its requests started beside where the log's hits would have."""
+    """Return the throughput of every arm, and its requests' starts with those that the log's hits allow."""
     figures: list[Figure] = []
     notes: dict[str, Any] = {}
     of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()
@@ -238,7 +240,7 @@ def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) 
 
 
 def starts_told(rounds: ArmRounds, served: Sequence[ServedPicture]) -> dict[str, Any]:
-    """Return an arm's ceilings and hits: of the log, and as they were served."""
+    """Return an arm's ceilings and hits: the log's, and the served ones."""
     starts, instant = ([start for part in of for start in part] for of in (rounds.starts, rounds.instant_starts))
     told: dict[str, Any] = {"saved steps served": saved_counts(served), "why from noise": reason_counts(served)}
     for name, found in (
@@ -261,7 +263,7 @@ def better_figure(one: ValuedLog) -> Figure:
 
 
 def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalEncoder) -> ArmRounds:
-    """Return an arm's rounds with the log's own hits. The images that could be found are the arm's own."""
+    """Return an arm's rounds with the log's hits. The images that could be found are the arm's."""
     plan, runs = one.plan, one.runs
     rows = range(plan.warm_count + plan.count)
     images = encoder.embed_pictures(runs[arm.name].data(rows)) if arm != LATENTS else one.log.embeddings
@@ -278,7 +280,7 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
         light_steps=light_steps,
     )
     tables = profiles.tables(arm)
-    # Beside a request so many others are under way.
+    # requests that run concurrently cannot be found
     seen, instant = (
         log_starts(one.log.embeddings, images, tables, rounds.costs, unseen) for unseen in (plan.in_flight - 1, 0)
     )
@@ -290,24 +292,24 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
 
 
 def starts_of_served(served: Sequence[ServedPicture]) -> list[LogStart]:
-    """Return where pictures really started."""
+    """Return the images' real starts."""
     return [LogStart(picture.model == LIGHT, picture.saved_steps) for picture in served]
 
 
 def saved_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
-    """Return how many pictures left out so many steps, by the kind of start."""
+    """Return the number of images by skipped steps and kind of start."""
     names = [f"{picture.kind} {picture.saved_steps}" for picture in served]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
 def reason_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
-    """Return how many pictures started from noise for each reason, whatever its numbers."""
+    """Return the number of images from noise by reason, without the reason's numbers."""
     reasons = [re.sub(r"[0-9.]+", "#", picture.reason) for picture in served if picture.kind == "noise"]
     return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
 def scored(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
-    """Yield the scores of a log that the gate does not judge."""
+    """Yield the scores of a log without the quality gate."""
     vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(one.plan.rows))
     for arm in REUSING:
         ours = judged_run(one, judges, one.runs[arm.name].data(one.plan.rows))
@@ -315,7 +317,7 @@ def scored(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
 
 
 def judged_run(one: ValuedLog, judges: PictureJudges, pictures: Sequence[bytes]) -> JudgedPictures:
-    """Return what is said of a picture of each row that counts."""
+    """Return the scores of an image of each row that counts."""
     rows = one.plan.rows
     return judges.judge(pictures, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
 
@@ -323,8 +325,8 @@ def judged_run(one: ValuedLog, judges: PictureJudges, pictures: Sequence[bytes])
 def gated(
     one: ValuedLog, profiles: ReuseProfiles, lenient: SelectorProfile, judges: PictureJudges, encoder: LocalEncoder
 ) -> Iterator[Figure]:
-    """Yield the quality of every arm by its gate, and how the controls fail that of images: all-light, and retrieval by
-    the table that the arms use and by the lenient one."""
+    """Yield the quality of every arm by its gate, and the controls' failures of the images' gate: all-light, and
+    retrieval by the arms' table and by the lenient one."""
     rows = one.plan.rows
     vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
     other = judged_run(one, judges, [one.other_seed[row].data for row in rows])
@@ -347,8 +349,8 @@ def gated(
 
 
 def scored_controls(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
-    """Yield, of the log with the papers' hit rates, how many figures of the images' gate retrieval fails at our images'
-    hit share, and how many they do. Distances, which take vanilla's pictures of other seeds, are left out."""
+    """Yield, for the log with the papers' hit rates, the gate figures that retrieval fails at our images' hit share,
+    and that our images fail. Distances, which need vanilla's images of other seeds, are skipped."""
     rows = one.plan.rows
     vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
     ours = judged_run(one, judges, one.runs[IMAGES.name].data(rows))
@@ -359,8 +361,8 @@ def scored_controls(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
 
 
 def retrieved_alike(one: ValuedLog, judges: PictureJudges) -> tuple[str, JudgedPictures]:
-    """Return retrieval by text (PINECONE) that answers as many requests from the store as our images arm did, and its
-    name. It is made of vanilla's own pictures."""
+    """Return retrieval by text (PINECONE) from vanilla's images that answers as many requests from the store as our
+    images arm did, and its name."""
     rows, texts = one.plan.rows, one.log.embeddings
     served = [one.runs[IMAGES.name].pictures[row].kind != "noise" for row in rows]
     donors = donors_at_share(texts, texts, rows, sum(served) / len(served))
@@ -369,18 +371,18 @@ def retrieved_alike(one: ValuedLog, judges: PictureJudges) -> tuple[str, JudgedP
 
 
 def retrieved_pictures(one: ValuedLog, profile: SelectorProfile, encoder: LocalEncoder) -> list[bytes]:
-    """Return for each row that counts the stored picture itself where the images' table makes it a hit, else vanilla's.
-    Misses alone are stored (retrieval as in MoDM's evaluation)."""
+    """Return for each counted row the stored image if the images' table makes it a hit, else vanilla's. Only misses are
+    stored (retrieval as in MoDM's evaluation)."""
     count = one.plan.warm_count + one.plan.count
     images = encoder.embed_pictures([one.vanilla[row].data for row in range(count)])
-    # Above any cosine where the table reuses nothing.
+    # above any cosine if the table reuses nothing
     lowest = min((row.min_similarity for row in profile.thresholds()), default=2.0)
     donors = donors_above(one.log.embeddings, images, lowest)
     return [one.vanilla[donors[row]].data for row in one.plan.rows]
 
 
 def manner(options: Options, by_log: Mapping[str, ReuseProfiles]) -> dict[str, Any]:
-    """Return how it was done."""
+    """Return the notes of the setting."""
     rest = options.rest
     return {
         "logs": [f"{name}: {plan.warm_count} + {plan.count}" for name, plan, _ in logs_of(options)],

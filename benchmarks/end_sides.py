@@ -1,4 +1,4 @@
-"""The sides of `benchmarks.end_to_end`: the peer and the ways in which the suite serves a log, asked by clients."""
+"""Run the sides of `benchmarks.end_to_end` with clients: the peer, and the suite's arms."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ LORAS = ("tiny-lora-neon", "tiny-lora-blueprint", "tiny-lora-mosaic")
 
 @dataclass(frozen=True)
 class EndArm:
-    """A way for the suite to serve the log."""
+    """Describe one configuration in which the suite serves the log."""
 
     name: str
     suite: str = "cascade"
@@ -33,7 +33,7 @@ class EndArm:
 
 
 EVERYTHING = EndArm("everything on")
-# Both sides take all steps of an image.
+# both sides take all steps of an image
 EQUAL_STEPS = EndArm("everything but thinning", thins=False)
 THINNING = EndArm("thinning alone", "mixture", cached=False)
 ARMS = (
@@ -51,7 +51,7 @@ PEER = "diffusers behind LitServe"
 
 @dataclass(frozen=True)
 class AskedPicture:
-    """A row of the log."""
+    """Hold a row of the log."""
 
     row: int
     prompt: str
@@ -64,8 +64,11 @@ class AskedPicture:
 
 @dataclass
 class SideRun:
-    """What a side generated: PNGs by row, seconds of each answer by row, seconds of its rounds, how images started or
-    why there is none, the steps that each took, and seconds of processor time by service."""
+    """Collect a side's run.
+
+    PNGs by row, seconds of each answer by row, seconds of its rounds, images' starts or the reasons for none, each
+    image's steps, and processor seconds by service.
+    """
 
     pictures: dict[int, bytes] = field(default_factory=dict)
     latencies_s: dict[int, float] = field(default_factory=dict)
@@ -75,40 +78,40 @@ class SideRun:
     processor_s: dict[str, float] = field(default_factory=dict)
 
     def note_processor_s(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Changes state: add what services took between two readings."""
+        """Add the services' processor time between two readings."""
         for service, seconds in after.items():
             spent = seconds - before.get(service, 0.0)
             self.processor_s[service] = self.processor_s.get(service, 0.0) + spent
 
     @property
     def p95_s(self) -> float:
-        """By nearest rank: infinite where as many failed."""
+        """Return the nearest-rank p95; infinite if that many failed."""
         ordered = sorted(self.latencies_s.values())
         return ordered[math.ceil(0.95 * len(ordered)) - 1]
 
     def trial_row(self, name: str | int, client_count: int) -> list[object]:
-        """Return a trial as JSON values: pictures a second, and the p95, null where it failed."""
+        """Return a trial as JSON values: images a second, and the p95, null if it failed."""
         rate, p95_s = len(self.pictures) / sum(self.round_s), self.p95_s
         return [name, client_count, round(rate, 3), round(p95_s, 3) if math.isfinite(p95_s) else None]
 
 
-# An encoded image, how it started, and the steps that it took.
+# an encoded image, its start, and its steps
 Painter = Callable[[AskedPicture], Awaitable[tuple[bytes, str, int]]]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Everything that runs: the peer, and a client for each arm."""
+    """Hold everything that runs: the peer, and a client for each arm."""
 
     peer: "PeerProcess"
     clients: Mapping[str, AsyncClient]
 
     def painter(self, arm: EndArm | None) -> Painter:
-        """Return what paints for an arm, or for the peer."""
+        """Return the generating function of an arm, or of the peer."""
         return self._by_peer if arm is None else lambda asked: self._by_suite(asked, arm, binding=not arm.thins)
 
     def filler(self, arm: EndArm) -> Painter:
-        """Return what fills an arm's cache."""
+        """Return the function that fills an arm's cache."""
         return lambda asked: self._by_suite(asked, arm, binding=True)
 
     async def _by_peer(self, asked: AskedPicture) -> tuple[bytes, str, int]:
@@ -118,7 +121,7 @@ class Sides:
     async def _by_suite(self, asked: AskedPicture, arm: EndArm, *, binding: bool) -> tuple[bytes, str, int]:
         request = ImageRequest(
             asked.prompt,
-            # LoRAs are made for one model, so that whoever asks for them names it.
+            # LoRAs belong to one model, so that requests with LoRAs name it
             model=HEAVY if asked.loras else "",
             loras=tuple(AskedLora(name) for name in asked.loras),
             seed=asked.seed,
@@ -132,15 +135,15 @@ class Sides:
 
 
 def peer_order(asked: AskedPicture) -> PeerOrder:
-    """Return the same picture as the peer is asked for it."""
+    """Return the same image as an order for the peer."""
     known = entry_of(HEAVY)
     steps, guidance = int(known["default_steps"]), float(known["default_guidance_scale"])
     return PeerOrder(asked.prompt, asked.seed, steps, guidance, asked.loras)
 
 
 async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: int, run: SideRun) -> float:
-    """Changes state: paint all of them by so many clients, in their order; the seconds it took. A request that fails
-    counts as never answered."""
+    """Generate all images with `client_count` clients, in order, and return the seconds. A failed request counts as
+    never answered."""
     left = iter(asked)
 
     async def one_after_the_other() -> None:
@@ -163,11 +166,11 @@ async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: in
 
 
 def folded(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the zoo's LoRAs for those of the mix, by their numbers, none twice."""
+    """Return the zoo's LoRAs for those of the mix, by their numbers, without duplicates."""
     return tuple(dict.fromkeys(LORAS[int(name.rpartition("-")[2]) % len(LORAS)] for name in names))
 
 
 def parts_of(asked: Sequence[AskedPicture], count: int) -> list[Sequence[AskedPicture]]:
-    """Cut the log into so many parts."""
+    """Cut the log into `count` parts."""
     edges = [len(asked) * number // count for number in range(count + 1)]
     return [asked[first:last] for first, last in pairwise(edges)]

@@ -1,19 +1,19 @@
-"""The live suite with all that it has, against plain diffusers behind LitServe, on the same cores in the same run.
+"""Compare the whole live suite with plain diffusers served by LitServe, on the same cores in the same run.
 
     python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 240] [--rounds 3]
 
-JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says how they are made). A scene log
-(`zoo.scene_log`) with the LoRAs of the production mix (`workloads.production.MLORA`, its base models and LoRAs folded
-onto those of the zoo) is painted by the peer and by the arms below in turns, round by round. Every client of a side
-asks for its next picture when it has the last one. A side has as many clients as serve it best while 95 % of its
-answers come within the SLO, four times what a lone picture takes the peer; they are searched for first, and the peer's
-sizes of batches, its time-out and its compilation with them.
+JUDGES and OTHERS are work folders of training (see `benchmarks.picture_judges`). The peer and the arms below generate a
+scene log (`zoo.scene_log`), alternating round by round, with the LoRAs of the production mix
+(`workloads.production.MLORA`, its base models and LoRAs mapped to the zoo's). Every client of a side requests its next
+image when it has the last one. A side's number of clients is the one that serves it best while 95 % of its answers come
+within the SLO, four times a single image's time with the peer. A search before the run finds these numbers, and the
+peer's batch size, time-out and compilation.
 
-The suites are `pentimento up` with two workers of each model, and each arm is a tenant with a cache of its own: one
-suite sends requests through the cascade, the other refines hits with the light model and sends the rest to the heavy
-one. Their caches are filled beforehand by pictures that are not thinned, as in quiet hours, and asked for one request
-in 16 where hits spare less of the cores than the cache takes (`policies.cache_worth`). The peer's pictures are those
-that quality is measured against, by an encoder and a judge that neither route nor were trained on.
+The suites are `pentimento up` with two workers of each model, and each arm is a tenant with a separate cache: one suite
+sends requests through the cascade, the other refines hits with the light model and sends the rest to the heavy one.
+Caches are filled beforehand with images that are not thinned, as in quiet hours, and serve one request in 16 if hits
+save less of the cores than the cache takes (`policies.cache_worth`). Quality is relative to the peer's images, by an
+encoder and an attribute scorer that neither route nor were trained with the router's.
 """
 
 import argparse
@@ -63,25 +63,25 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
-# Of the prompt-aware discriminator: light pictures below it lose styles, on a log of another seed (43). A thinned light
-# picture costs nearly as much as a thinned heavy one, its decoding and its way included, and some that are painted are
-# refused: only prompts that are sure to be done with it go to the light model.
+# Of the prompt-aware discriminator: light images below it lose styles, on a log of another seed (43). A thinned light
+# image costs nearly as much as a thinned heavy one, with its decoding and transport, and some are rejected: only
+# prompts that surely suit it go to the light model.
 THRESHOLD = 0.9
 SKIP_BELOW = 0.9
-# What a lookup and what it leaves behind take of the cores, by the processor time of gateway, embedder and frontdoor
-# with the cache and without.
+# A lookup's and a write's share of the cores, by the processor time of gateway, embedder and frontdoor with the cache
+# and without.
 CACHE_COST_MS = 20
-# The gate is one of means, so that thinning profiles are read by theirs.
+# The gate is one of means, so thinning profiles are read by theirs.
 FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}\ncache_cost_ms = {CACHE_COST_MS}'
-# What a lone picture takes the peer, times so much.
+# times a single image's time with the peer
 SLO_FACTOR = 4.0
 TIMES_FASTER = 5.0
-# With all steps on both sides.
+# with all steps on both sides
 TIMES_FASTER_AT_EQUAL_STEPS = 1.28
-# Ours is to hold the SLO with room for chance, since the runs that count are longer; the peer need not.
+# Ours must hold the SLO with room for chance, since the counted runs are longer; the peer need not.
 HELD_SHARE = 0.85
 GATE = QualityGate(0.95)
-# Clients of a thinning arm, and the peer's sizes of batches, of which the best is taken.
+# clients of a thinning arm, and the peer's batch sizes, of which the best is used
 CLIENTS = (12, 16, 24, 32)
 SIZES = (1, 2, 4, 8)
 WAIT_S = 0.02
@@ -158,14 +158,14 @@ def suites(folder: Path) -> Iterator[dict[str, tuple[LocalSuite, str]]]:
 
 
 def core_count() -> int:
-    """How many processes of each side compute at once."""
+    """Return the number of processes of each side that compute concurrently."""
     return len(os.sched_getaffinity(0))
 
 
 async def play_all(
     options: Options, running: Mapping[str, tuple[LocalSuite, str]], asked: Sequence[AskedPicture]
 ) -> tuple[dict[str, SideRun], dict[str, object]]:
-    """Return what all sides painted, and how they were set up."""
+    """Return all sides' images, and their settings."""
     rest = options.rest
     trial = asked[: rest["search"]]
     settings, slo_s, peer_clients, peer_trials = await best_peer(options, trial)
@@ -195,8 +195,7 @@ async def play_round(
     runs: Mapping[str, SideRun],
     suite: LocalSuite | None,
 ) -> None:
-    """Changes state: one side, served by `suite` or by the peer, generates a part of the log. The peer runs in its own
-    turns alone."""
+    """Let one side, served by `suite` or by the peer, generate a part of the log. The peer runs only in its turns."""
     run = runs[PEER if side is None else side.name]
     if side is None:
         sides.peer.resume()
@@ -236,7 +235,7 @@ async def best_peer(
     for size in SIZES[:1] if options.quick else SIZES:
         await try_settings(PeerSettings(size, WAIT_S if size > 1 else 0.0, cores))
     if best is None:
-        # Its share of late answers tells so.
+        # its share of late answers shows it
         best = 0.0, PeerSettings(1, 0.0, cores), cores
     if not options.quick:
         compiled = PeerSettings(best[1].max_batch, best[1].timeout_s, cores, compiled=True)
@@ -251,8 +250,8 @@ async def best_peer(
 async def best_clients(
     options: Options, sides: Sides, trial: Sequence[AskedPicture], slo_s: float
 ) -> tuple[int, list[list[object]]]:
-    """Return with how many clients all but the cache, which has these prompts, is fastest within the SLO, the fewest
-    where none is, and all trials."""
+    """Return the number of clients with which all but the cache, which has these prompts, is fastest within the SLO, or
+    the fewest if none is; and all trials."""
     searched = ARMS[1]
     trials, best = list[list[object]](), (0.0, CLIENTS[0])
     for count in CLIENTS[:1] if options.quick else CLIENTS:
@@ -281,8 +280,8 @@ async def clients_of(running: Mapping[str, tuple[LocalSuite, str]]) -> AsyncIter
 def figures_of(
     runs: Mapping[str, SideRun], log: SceneLog, first: int, judges: PictureJudges, slo_s: float
 ) -> list[Figure]:
-    """Return the throughputs ÷ the peer's, the steps and the processor time of an image, whether the SLO was held, and
-    the gate of quality."""
+    """Return the throughputs ÷ the peer's, the steps and processor time of an image, whether the SLO held, and the
+    quality gate."""
     peer, found = runs[PEER], list[Figure]()
     targets = {EVERYTHING: TIMES_FASTER, EQUAL_STEPS: TIMES_FASTER_AT_EQUAL_STEPS}
     for arm in ARMS:
@@ -317,7 +316,7 @@ def faster(name: str, ours: SideRun, theirs: SideRun, target: Target) -> Figure:
 
 
 def judged(run: SideRun, log: SceneLog, rows: Sequence[int], judges: PictureJudges) -> JudgedPictures:
-    """Return what is said of the pictures of these rows."""
+    """Return the scores of the images of these rows."""
     return judges.judge(
         [run.pictures[row] for row in rows], [log.prompts[row] for row in rows], [log.asked[row] for row in rows]
     )

@@ -1,10 +1,10 @@
-"""What HTTP costs beside gRPC, and how many requests the front door answers, with a worker that paints at once.
+"""Measure HTTP's cost over gRPC, and the frontdoor's requests per second, with a worker that answers immediately.
 
-Latency: the same request over gRPC, over HTTP, and to a server of FastAPI and pydantic that answers a constant of the
-same size (as vLLM's handlers do, without an engine), one after the other, in turns. Rate: each side with so many
-requests under way at once, in turns of a few seconds; requests a second of one core are those of a second of its
-processes' own processor time, since the client and the worker need the machine's other core. Every picture has a seed
-of its own; the cache is off.
+Latency: the same request over gRPC, over HTTP, and to a server of FastAPI and pydantic with a constant answer of the
+same size (as vLLM's handlers, without an engine), in sequence, alternating. Rate: each side with a constant number of
+concurrent requests, alternating every few seconds. Requests a second of one core use the processor time of the side's
+processes, since the client and the worker need the machine's other core. Every image has a different seed; the cache is
+off.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass
 class SideTimes:
-    """Milliseconds of each request; and of each turn, requests a second of the clock and of the processor."""
+    """Store milliseconds of each request, and each turn's requests per second of the clock and of the processor."""
 
     latency_ms: list[float] = field(default_factory=list)
     per_s: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class SideTimes:
 
 @dataclass(frozen=True)
 class TimedSide:
-    """`ask` makes one request; `processes` are those that answer it, alone and together, by what they are called."""
+    """Describe a side: `ask` makes one request; `processes` are its servers, alone and together, by label."""
 
     name: str
     ask: Callable[[], Awaitable[None]]
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 async def measure(options: Options, suite: InstantSuite) -> dict[str, TimedSide]:
-    """Play all sides in turns."""
+    """Measure all sides, alternating."""
     async with open_channel(suite.frontdoor, RpcChannelSettings()) as channel:
         edge, peer = HttpClient(suite.edge), HttpClient(suite.peer)
         sides = [
@@ -110,7 +110,7 @@ def over_http(client: HttpClient) -> Callable[[], Awaitable[None]]:
 
 
 async def one_by_one(sides: Sequence[TimedSide], count: int) -> None:
-    """Each side once in a round, another one first in each."""
+    """Call each side once per round, rotating the first one."""
     for number in range(count):
         for offset in range(len(sides)):
             side = sides[(number + offset) % len(sides)]
@@ -120,7 +120,7 @@ async def one_by_one(sides: Sequence[TimedSide], count: int) -> None:
 
 
 async def turn(side: TimedSide, suite: InstantSuite, options: Options) -> None:
-    """Ask for some seconds, always as many at once."""
+    """Call for some seconds with constant concurrency."""
     seconds = 1.0 if options.quick else options.rest["turn_s"]
     before = {name: suite.processor_s(*of) for name, of in side.processes.items()}
     began = time.perf_counter()

@@ -1,18 +1,18 @@
-"""Whether any lookup ever starts from another tenant's entry, and whether its time tells what others hold.
+"""Test that no lookup starts from another tenant's entry, and that its time does not reveal other tenants' entries.
 
     python -m benchmarks.isolation                 # a million lookups: half an hour
     python -m benchmarks.isolation --lookups 50000
 
 A gateway on its real stores (qdrant-edge, SQLite) holds the entries of twelve tenants around the same forty themes, so
-that the nearest entry is mostly somebody else's. Lookups are drawn at random over every route: latents, images or both;
-one to three models; adapters that take effect at once, later or not; with and without the shared pool. An answer is
-foreign when it starts from an entry that is neither the asking tenant's nor in a shared pool that it asked for.
+that the nearest entry mostly belongs to another tenant. Lookups are drawn at random over every route: latents, images
+or both; one to three models; adapters that take effect immediately, later or not; with and without the shared pool. An
+answer is foreign if it starts from an entry that is neither the caller's nor in a shared pool that it named.
 
-The same lookups are played with defences taken out: without the index's filter, without the ledger's check, and without
-both. Either one alone must let nothing through; without both it is seen how many would have been foreign.
+The same lookups are played without the index's filter, without the ledger's check, and without both. Either one must be
+enough; without both, the count shows how many answers would have been foreign.
 
-Timing: a tenant asks over gRPC for themes that others hold and for themes that nobody holds, in turns; both miss. The
-figure is the area under the ROC curve of the two times, the larger one of it and its complement: 0.5 tells nothing.
+Timing: a tenant looks up over gRPC, alternating, themes that other tenants have and themes that no tenant has; both
+miss. The figure is the area under the ROC curve of the two times, or its complement if larger: 0.5 reveals nothing.
 """
 
 import argparse
@@ -63,19 +63,19 @@ SPY = "spy"
 THEME_COUNT = 40
 MODELS = tuple(f"sha256:model-{number}" for number in range(3))
 MODEL_OF_SPY = "sha256:model-of-spy"
-# Digest of the adapters, and the step from which they count.
+# digest of the adapters, and the step from which they count
 ADAPTERS = (("", 0), ("sha256:lora", 0), ("sha256:lora", 12))
-# Cosine of two prompts of one theme, about.
+# approximate cosine of two prompts of one theme
 NEARNESS = 0.97
 DIGEST = "sha256:" + "0" * 64
-# Shares of the lookups that are played again without both defences, and without one of them.
+# shares of the lookups that are played again without both defences, and without one of them
 BARE_SHARE, HALF_SHARE = 0.25, 0.05
 CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose an entry is; `shared` where it was given to the shared pool."""
+    """Name an entry's tenant; `shared` entries are in the shared pool."""
 
     tenant: str
     shared: bool
@@ -83,7 +83,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class DrawnLookup:
-    """One lookup, and the name of its route."""
+    """Hold one lookup, and the name of its route."""
 
     candidates: tuple[LookupCandidate, ...]
     embedding: Embedding
@@ -92,7 +92,7 @@ class DrawnLookup:
 
 @dataclass
 class LookupCounts:
-    """What lookups gave: by route, hits and foreign ones."""
+    """Count lookups' results by route: hits and foreign ones."""
 
     hits: Counter[str]
     foreign: Counter[str]
@@ -104,14 +104,14 @@ class LookupCounts:
 
 
 class Themes:
-    """Directions that prompts cluster around; a prompt is one of them with noise."""
+    """Hold the directions that prompts cluster around; a prompt is one of them with noise."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._themes = [self._unit([rng.gauss(0, 1) for _ in range(DIMENSION_COUNT)]) for _ in range(2 * THEME_COUNT)]
 
     def prompt(self, number: int) -> Embedding:
-        """Return a new prompt of the theme; those from `THEME_COUNT` on are held by nobody."""
+        """Return a new prompt of the theme; no tenant has those from `THEME_COUNT` on."""
         spread = sqrt((1 / NEARNESS - 1) / DIMENSION_COUNT)
         values = self._unit([value + self._rng.gauss(0, spread) for value in self._themes[number]])
         return Embedding(struct.pack(f"<{DIMENSION_COUNT}f", *values), DIMENSION_COUNT, ENCODER)
@@ -123,7 +123,7 @@ class Themes:
 
 
 class WithoutFilter:
-    """An index whose searches see every tenant's points."""
+    """Search every tenant's points."""
 
     def __init__(self, index: VectorIndex) -> None:
         self._index = index
@@ -152,7 +152,7 @@ class EveryPool(str):
 
 
 class WithoutCheck:
-    """A ledger that says of every entry that it is the asking tenant's."""
+    """Report every entry as the caller's."""
 
     def __init__(self, ledger: CacheLedger) -> None:
         self._ledger = ledger
@@ -195,7 +195,7 @@ def draw(rng: random.Random, themes: Themes) -> DrawnLookup:
 
 
 async def fill(process: GatewayProcess, client: GatewayClient, rng: random.Random, themes: Themes) -> dict[str, Owner]:
-    """Commit entries of every tenant around most themes; whose they are. Their objects are names alone."""
+    """Commit entries of every tenant around most themes, and return their owners. Their objects are only names."""
     owners: dict[str, Owner] = {}
     numbers = count(1)
     for tenant in (*TENANTS, SPY):
@@ -228,7 +228,7 @@ def is_foreign(asked: DrawnLookup, found: CandidateStart, owners: dict[str, Owne
 
 
 async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner]) -> LookupCounts:
-    """Play so many lookups, a few at a time; the same ones for the same seed."""
+    """Play `number` lookups, a few at a time; the same ones for the same seed."""
     rng, tally = random.Random(seed), LookupCounts.empty()
     themes = Themes(random.Random(0))
     drawn = iter(range(number))
@@ -248,8 +248,8 @@ async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner])
 
 
 async def times(client: GatewayClient, number: int) -> list[tuple[str, float]]:
-    """Seconds of lookups of a tenant: for what others hold, what nobody holds, and (to see that it would show) of its
-    own entries; in random turns."""
+    """Return seconds of a tenant's lookups in random order: of other tenants' themes, of no tenant's, and, as a
+    control, of its own entries."""
     rng, themes, taken = random.Random(3), Themes(random.Random(0)), []
     asked = replace(scope(rng, SPY, False), model_digest=MODELS[0], adapters_digest="", adapters_from_step=0)
     own = replace(asked, model_digest=MODEL_OF_SPY)
@@ -257,7 +257,7 @@ async def times(client: GatewayClient, number: int) -> list[tuple[str, float]]:
         kind = rng.choice(("others", "nobody", "own"))
         theme = rng.randrange(THEME_COUNT) + (THEME_COUNT if kind == "nobody" else 0)
         embedding = themes.prompt(theme)
-        # The spy has nothing for the others' model: what they hold and what nobody holds both miss.
+        # The caller has nothing for the others' model: themes of other tenants and of no tenant both miss.
         candidate = LookupCandidate(own if kind == "own" else asked, True, False)
         began = time.perf_counter()
         await client.lookup([candidate], embedding)
@@ -267,7 +267,7 @@ async def times(client: GatewayClient, number: int) -> list[tuple[str, float]]:
 
 
 def area(samples: Sequence[tuple[str, float]], one: str, other: str) -> float:
-    """Return the area under the ROC curve of the two kinds' times (Mann and Whitney), folded to 0.5 and more."""
+    """Return the area under the ROC curve of the two kinds' times (Mann and Whitney), or its complement if larger."""
     ordered = sorted((taken, kind) for kind, taken in samples if kind in (one, other))
     ranks = sum(rank for rank, (_, kind) in enumerate(ordered, 1) if kind == one)
     ones = sum(kind == one for _, kind in ordered)
@@ -286,7 +286,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--maintenance-interval-s": "3600",
         "--search-timeout-ms": "10000",
         "--min-free-bytes": "0",
-        # A skipped search could only hide a foreign start.
+        # a skipped search could only hide a foreign start
         "--match-predictor": "off",
         "--log-level": "warning",
     }
@@ -310,7 +310,7 @@ async def running(directory: Path) -> AsyncIterator[GatewayProcess]:
 
 
 def altered(process: GatewayProcess, *, index: bool, ledger: bool) -> Lookup:
-    """A lookup without the index's filter, or without the ledger's check, or without both."""
+    """Return a lookup without the index's filter, or without the ledger's check, or without both."""
     stores, told = process.stores, settings(Path())
     searched: Any = WithoutFilter(stores.index) if index else stores.index
     checked: Any = WithoutCheck(stores.ledger) if ledger else stores.ledger

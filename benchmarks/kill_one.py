@@ -1,15 +1,14 @@
-"""What a worker killed under load costs: requests lost, requests committed twice, pictures changed. All must be none.
+"""Kill workers under load, and count lost requests, second commits and changed images. There must be none.
 
-A real suite with several workers serves a steady load. Time and again one of the workers that run a request is killed
-(SIGKILL) at a random moment of its denoising; the supervisor starts it again. Every accepted request must end in one
-picture, the one that a run without faults paints for the same prompt and seed, byte by byte. The verdict comes from
-what the clients received, from what the API answers afterwards, and from the journal, where every commit is counted as
-it happens. Workers paint one picture at a time: a picture that shares steps with others is the same to 1e-4 of its
-latents, not to the byte.
+A real suite with several workers serves a steady load. One of the busy workers is killed (SIGKILL) repeatedly at a
+random moment of its denoising; the supervisor starts it again. Every accepted request must end in one image, equal byte
+by byte to that of a run without faults for the same prompt and seed. The checks compare the clients' answers, the API's
+later answers, and the journal, which counts every commit. Workers run one image at a time: an image that shares steps
+with others is equal within 1e-4 of its latents, not by the byte.
 
-A worker is killed only after it has served for longer than the supervisor's crash-loop limit, or it would be given up,
-and not while it runs a request that has lost as many workers as may be made up for: a third one ends a request by
-promise (`max-reruns`), lest it take all workers with it.
+A worker is killed only after it has served longer than the supervisor's crash-loop limit, which would abandon it, and
+not while it runs a request that has lost the allowed number of workers: by design a third loss ends a request
+(`max-reruns`), so that it cannot take all workers with it.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.restarts import RestartPolicy
 
 ONE_AT_A_TIME = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
-# The supervisor forgives an end after so long a service; a second more, because the two clocks differ.
+# The supervisor forgives an end after this service time; a second more, because the two clocks differ.
 LEAST_SERVED_S = RestartPolicy().stable_s + 1.0
 POLL_S = 0.01
 MADE_UP_FOR = DataplaneSettings().max_reruns
@@ -47,7 +46,8 @@ NO_RETRIES = RetryPolicy(tries=1)
 
 @dataclass(frozen=True)
 class Kill:
-    """`step` is the last that the worker had told of; `ejected_s` until the frontdoor no longer counted on it."""
+    """Record one kill. `step` is the last that the worker reported; `ejected_s` until the frontdoor stopped counting on
+    it."""
 
     worker: str
     step: int
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class KillOneTrial:
-    """One suite under load and under fire."""
+    """Run one suite under load and kills."""
 
     def __init__(self, suite: LocalSuite, rng: random.Random) -> None:
         self._suite = suite
@@ -106,7 +106,7 @@ class KillOneTrial:
         return load
 
     async def _kill_one(self, operator: FrontdoorClient) -> Kill:
-        """Waits for a worker that may be killed, and for a random moment of an attempt of its."""
+        """Wait for a worker that may be killed, and for a random moment of its attempt."""
         while True:
             worker = await self._choose(operator)
             if worker is not None:
@@ -117,7 +117,7 @@ class KillOneTrial:
             await asyncio.sleep(POLL_S)
 
     async def _choose(self, operator: FrontdoorClient) -> WorkerView | None:
-        """A random one of the busy workers that have served long enough, while another is there to take over."""
+        """Choose a busy worker at random that has served long enough, if another can take over."""
         now = time.monotonic()
         connected = [worker for worker in (await operator.status()).workers if worker.connected]
         served = {
@@ -128,7 +128,7 @@ class KillOneTrial:
         return self._rng.choice(ripe) if ripe and len(connected) > 1 else None
 
     async def _kill_at_random(self, operator: FrontdoorClient, worker: WorkerView, client: WorkerClient) -> Kill | None:
-        """None when the worker had nothing to do at the chosen moment, or the request would not be run again."""
+        """Kill the worker. None if it was idle at the chosen moment, or if the request would not run again."""
         await asyncio.sleep(self._rng.uniform(0.0, self._reference_s))
         running = [attempt for attempt in (await client.status()).attempts if attempt.step_count]
         if not running or any(self._losses[attempt.request_id] >= MADE_UP_FOR for attempt in running):
@@ -152,7 +152,7 @@ def is_counted_on(victim: WorkerView, workers: Iterable[WorkerView]) -> bool:
 
 
 def pid_of(suite: LocalSuite, address: str) -> int:
-    """The process that listens on that address, among the supervisor's."""
+    """Return the supervisor's process that listens on that address."""
     for process in psutil.Process(suite.endpoint.supervisor_pid).children(recursive=True):
         if address in process.cmdline():
             return process.pid

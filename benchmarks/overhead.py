@@ -1,13 +1,13 @@
 """Measure the cost of the services: an image through all of them, by our engine in one process, and by diffusers.
 
-The engine in one process has the worker's steps, decoder and encoder and nothing else, so that its difference is what
-the services take: frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode and leaves out the
-encoding. Compiled is compared with compiled, and eager with eager.
+The engine in one process has only the worker's steps, decoder and encoder, so that its difference is the cost of
+frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode without encoding. Compiled is
+compared with compiled, and eager with eager.
 
-A round asks every side for the same prompt, seed and steps, in an order that rotates, all timed by this client's clock
-from the call to the image in its hands. Prompts never repeat, so no memo helps; lookups in the cache really happen and
-must miss (the gateway's threshold is a cosine of 1), and finished images are written to it. Each side has one torch
-thread in a process of its own. The pixels of the sides of a mode must agree within one level of 255.
+A round requests the same prompt, seed and steps from every side, in rotating order, all timed by this client's clock
+from the call to the received image. Prompts never repeat, so that no cache helps; cache lookups run and must miss (the
+gateway's threshold is a cosine of 1), and finished images are written to it. Each side has one torch thread in a
+separate process. The pixels of a mode's sides must agree within one level of 255.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from pentimento.sdk import Client, ImageRequest
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
 
-# Every lookup searches, and only the very same prompt could hit. The five shares are the default's: as many latents are
-# captured and written as in normal use.
+# Every lookup searches, and only the same prompt could hit. The five shares are the default's, so that the usual number
+# of latents is captured and written.
 NEVER_A_HIT = {"PENTIMENTO_VECTORDB_GATEWAY_LATENT_THRESHOLDS": "1:0.1,1:0.2,1:0.3,1:0.4,1:0.5"}
-# Images come one at a time: nothing else is compiled for, which takes a minute for each size.
+# Images come one at a time: other sizes are not compiled, which takes a minute each.
 ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 COMPILE = "PENTIMENTO_UNET_WORKER_COMPILE"
-# The worker setting of each mode.
+# the worker's setting in each mode
 MODES = {"compiled": "compile", "eager": "off"}
 SERVICES, ENGINE, DIFFUSERS = "services", "engine", "diffusers"
 WARM_UP_ROUNDS = 3
@@ -51,7 +51,7 @@ Paint = Callable[[PictureOrder], bytes]
 
 @dataclass(frozen=True)
 class TimedRound:
-    """Milliseconds by mode and side, and by mode the largest difference of a pixel's channel in levels of 255."""
+    """Store milliseconds by mode and side, and by mode the largest difference of a pixel's channel in levels of 255."""
 
     milliseconds: Mapping[tuple[str, str], float]
     pixel_differences: Mapping[str, int]
@@ -83,7 +83,7 @@ def suite_of(model: Path, mode: str) -> Any:
 
 
 def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) -> dict[tuple[str, str], Paint]:
-    """Return what makes an image, by mode and side."""
+    """Return functions that make an image, by mode and side."""
     sides: dict[tuple[str, str], Paint] = {}
     for mode, suite in suites.items():
         client = stack.enter_context(Client(suite.endpoint.public))
@@ -103,14 +103,14 @@ def through_services(client: Client) -> Paint:
 
 
 def order_of(number: int) -> PictureOrder:
-    """Return another prompt for every number, so that nothing is remembered from before."""
+    """Return another prompt for every number, so that no cache helps."""
     colour, shape = COLOURS[number % len(COLOURS)], SHAPES[number // len(COLOURS) % len(SHAPES)]
     prompt = f"a {colour} {shape}, number {number}"
     return PictureOrder(prompt, seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE)
 
 
 def run_round(sides: Mapping[tuple[str, str], Paint], number: int) -> TimedRound:
-    """Ask every side once, another one first in each round."""
+    """Call every side once, rotating the first one."""
     names, order = list(sides), order_of(number)
     first = number % len(names)
     images: dict[tuple[str, str], bytes] = {}
@@ -127,7 +127,7 @@ def run_round(sides: Mapping[tuple[str, str], Paint], number: int) -> TimedRound
 
 
 def pixel_difference(first: bytes, second: bytes) -> int:
-    """Return by how many levels of 255 the files of two images differ at most. RuntimeError for other sizes."""
+    """Return the largest difference of two image files in levels of 255. Raises RuntimeError for different sizes."""
     with Image.open(io.BytesIO(first)) as ours, Image.open(io.BytesIO(second)) as theirs:
         if ours.size != theirs.size:
             raise RuntimeError(f"ours is {ours.size}, theirs {theirs.size}: not the same image")
@@ -142,13 +142,13 @@ async def cache_statistics(suite: LocalSuite) -> dict[str, int]:
 
 
 def check_lookups(cache: Mapping[str, int], images: int) -> None:
-    """RuntimeError unless every image looked up and missed."""
+    """Raise RuntimeError unless every image looked up and missed."""
     if cache["lookups"] < images or cache["hits"]:
         raise RuntimeError(f"every image must look up and miss, got {cache} for {images} images")
 
 
 def figures_of(rounds: Sequence[TimedRound]) -> Iterator[Figure]:
-    """Yield what the services take beside either side of each mode, and the medians of all."""
+    """Yield the services' cost over either side of each mode, and all medians."""
     for mode in MODES:
         for side in (ENGINE, DIFFUSERS):
             pairs = [(one.milliseconds[mode, SERVICES], one.milliseconds[mode, side]) for one in rounds]

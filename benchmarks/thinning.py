@@ -1,16 +1,15 @@
-"""Is more painted in time where steps may be left out, and are the pictures as good as the profile promises?
+"""Measure the images in time under load with skipped steps, and their quality against the profile.
 
     python -m benchmarks.thinning --judge JUDGES [--model tiny-heavy] [--prompts 128]
 
-Simulated: sixteen devices that hold the model, with the costs that were measured of it, the live dataplane, and Poisson
-arrivals at twice and five times what the devices can paint with all steps. Every request has a deadline of three times
-its own time alone. The same arrivals are played without thinning, to meet deadlines alone, and under load too; goodput
-counts pictures in time. Nobody is let down for the figure: what is rejected or dropped counts in none of the arms.
+Simulated: sixteen devices that hold the model, with its measured costs, the live dataplane, and Poisson arrivals at two
+and five times the devices' capacity with all steps. Every request has a deadline of three times its time alone. The
+same arrivals are played without thinning, with thinning to meet deadlines only, and under load too; goodput counts
+images in time. Rejected or dropped requests count in no arm.
 
-Real: prompts that the profile was not made with (`zoo.scene_log`, another seed), painted with all steps and by the
-thinning that leaves out the most, same seeds; CLIPScore and the judge of attributes against those of the full run, as
-the profile has it. A picture is worth what the stricter of the two says. JUDGES is a work folder of training
-(`benchmarks.attribute_judge`).
+Real: prompts that did not make the profile (`zoo.scene_log`, another seed), with all steps and by the thinning that
+skips the most, same seeds; CLIPScore and attribute scores against the full run's, as in the profile. The stricter of
+the two counts. JUDGES is a work folder of training (`benchmarks.attribute_judge`).
 
 No paper thins a running sampler; the ratio's target is ours.
 """
@@ -72,8 +71,8 @@ POLICY = ServingPolicy("resident", hold_resident, plans_batches=False)
 
 @dataclass(frozen=True)
 class Round:
-    """One play of one workload: pictures in time a second, and of all requests those late and those thinned; the least
-    share of the full run's quality that a picture's thinning was measured to keep."""
+    """Store one play of one workload: images in time a second, shares of late and of thinned requests, and the least
+    share of the full run's quality that an image's thinning keeps."""
 
     load: int
     seed: int
@@ -123,13 +122,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plain_profile(model: str, directory: Path = THINNING_PROFILES) -> ThinningProfile:
-    """Return the model's profile without LoRAs and ControlNets. Raises as `only`, where there is another number."""
+    """Return the model's profile without LoRAs and ControlNets. Raises as `only` unless there is exactly one."""
     found = (one for one in read_thinning_profiles([directory]) if one.model == model and not one.adapters)
     return only(found, f"thinning profile of {model} alone")
 
 
 def capacity_per_s(costs: ModelCosts) -> float:
-    """Return the pictures a second that all devices paint with full batches and all steps."""
+    """Return the images per second of all devices with full batches and all steps."""
     batch = min(MAX_BATCH, costs.max_batch)
     return DEVICES * batch / costs.run_s(batch)
 
@@ -154,7 +153,7 @@ def play(
 
 
 def poisson(rate: float, count: int, steps: int, deadline_s: float, seed: int) -> Workload:
-    """Return that many arrivals at that rate."""
+    """Return `count` arrivals at that rate."""
     random, now = Random(f"thinning {seed}"), 0.0
     arrivals: list[Arrival] = []
     for index in range(count):
@@ -164,7 +163,7 @@ def poisson(rate: float, count: int, steps: int, deadline_s: float, seed: int) -
 
 
 def round_of(load: int, mode: ThinningMode, seed: int, workload: Workload, records: Sequence[RequestRecord]) -> Round:
-    """Return what became of a workload."""
+    """Return a workload's results."""
     answered = [record for record in records if record.outcome.answered]
     shares = [record.quality for record in answered if record.quality is not None]
     in_time = sum(record.outcome is Outcome.COMPLETED for record in records)
@@ -181,7 +180,7 @@ def round_of(load: int, mode: ThinningMode, seed: int, workload: Workload, recor
 
 
 def figures_of(load: int, rounds: Sequence[Round]) -> Iterator[Figure]:
-    """Yield the goodput of both modes against none, and what came late."""
+    """Yield the goodput of both modes against none, and the late share."""
     of_load = [one for one in rounds if one.load == load]
     arms: Mapping[ThinningMode, list[Round]] = {
         mode: [one for one in of_load if one.mode is mode] for mode in ThinningMode
@@ -212,7 +211,7 @@ def _interval(count: int, of: int) -> Interval:
 
 
 def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
-    """Yield how many pictures were thinned, and how many further than the profile allows."""
+    """Yield the number of thinned images, and of images thinned further than the profile allows."""
     answered, thinned = sum(one.answered_count for one in rounds), sum(one.thinned_count for one in rounds)
     below = sum(one.least_share < ALPHA for one in rounds)
     rows = [one.row() for one in rounds]
@@ -222,7 +221,7 @@ def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class UnseenPrompts:
-    """`count` prompts of the log of that seed, and the work folder of who judges their pictures."""
+    """Name `count` prompts of the log of that seed, and the work folder of their images' scorer."""
 
     judge: Path
     count: int
@@ -230,7 +229,7 @@ class UnseenPrompts:
 
 
 def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Iterator[Figure]:
-    """Yield what pictures of prompts that the profile does not know keep, by the thinning of the fewest steps."""
+    """Yield the quality kept on prompts outside the profile, by the thinning of the fewest steps."""
     torch.set_num_threads(1)
     quiet_loaders()
     folder = WEIGHTS / profile.encoder

@@ -1,16 +1,18 @@
-"""How much do eight seeds of one prompt differ with the cache, beside the same seeds without it, and what does it cost?
+"""Compare how much eight seeds of one prompt differ with the cache and without it, with the compute saved and the
+quality.
 
     python -m benchmarks.variety --judge JUDGES [--prompts 24]
 
-JUDGES is the work folder of a trained judge (`benchmarks.picture_judges`). AskedPrompts are of a scene log
-(`zoo.scene_log`); each has one donor, generated from noise by another seed. Eight other seeds then start where the
-gateway's own rule sends them (`policies.cache_selection`, the gateway's default settings, the largest K of the shipped
+JUDGES is the work folder of a trained scorer (`benchmarks.picture_judges`). Prompts are a scene log's
+(`zoo.scene_log`); each has one donor, generated from noise by another seed. Eight other seeds then start as the
+gateway's rule decides (`policies.cache_selection`, the gateway's default settings, the largest K of the shipped
 profile): `tiny-heavy` from the donor's latent, `tiny-light` from the image of `tiny-heavy`. The same seeds are
-generated from noise, and once more as the cache did before: a latent resumed as stored, an image noised to step K.
+generated from noise, and by the cache's earlier rule: a latent resumed as stored, an image noised to step K.
 
 Variety is the mean distance of all pairs of the eight images, divided by that of the images from noise: 1 − SSIM, and
-the distance of the judge's features. Compute saved: denoising steps that the start leaves out, divided by those that
-were left out before. Quality: attributes that the judge sees, and CLIPScore, divided by those of the images from noise.
+the distance of the scorer's features. Compute saved: denoising steps that the start skips, divided by those that the
+earlier rule skipped. Quality: attributes that the scorer sees, and CLIPScore, divided by those of the images from
+noise.
 """
 
 import argparse
@@ -57,7 +59,7 @@ StartOf = Callable[[int, int, Renoising], Start]
 
 @dataclass(frozen=True)
 class Seen:
-    """What was measured of eight images of each prompt: mean distances of their pairs, and quality, each (prompts,)."""
+    """Hold measurements of eight images of each prompt: mean distances of their pairs, and quality, each (prompts,)."""
 
     by_eye: Sequence[float]
     by_judge: Sequence[float]
@@ -67,19 +69,19 @@ class Seen:
 
 @dataclass(frozen=True)
 class AskedPrompts:
-    """What is asked for: `asked` holds a class index for each attribute."""
+    """Hold prompts; `asked` has a class index for each attribute."""
 
     texts: tuple[str, ...]
     asked: Tensor
 
     @property
     def of_images(self) -> tuple[str, ...]:
-        """Return the prompt of each image, those of one prompt side by side."""
+        """Return the prompt of each image, those of one prompt adjacent."""
         return tuple(text for text in self.texts for _ in range(SEEDS))
 
 
 def prompts_of(count: int, seed: int) -> AskedPrompts:
-    """Return so many different prompts of a scene log."""
+    """Return `count` different prompts of a scene log."""
     log = write_scene_log(2 * count, clip_embedder(WEIGHTS / "tiny-clip"), np.random.default_rng(seed))
     rows = {text: row for row, text in reversed(list(enumerate(log.prompts)))}
     chosen = sorted(rows.values())[:count]
@@ -97,14 +99,14 @@ def generate(model: StudyModel, prompts: AskedPrompts, start_of: Callable[[int],
 
 
 class Eyes:
-    """Measures distances and quality of images."""
+    """Measure distances and quality of images."""
 
     def __init__(self, judge_work: Path) -> None:
         check_trained(judge_work, "judge", f"--work {judge_work}")
         self._examiner = Examiner(WEIGHTS, judge_work)
 
     def see(self, images: Sequence[bytes], prompts: AskedPrompts) -> Seen:
-        """Return what is measured of the images of eight seeds of each prompt."""
+        """Measure the images of eight seeds of each prompt."""
         pixels = torch.stack([pixels_of(image) for image in images])
         with torch.no_grad():
             features = self._examiner.judge.body(as_pixels(pixels)).double()
@@ -124,7 +126,7 @@ class Eyes:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of reuse: who generates, where it enters the schedule (K of its own steps), and its starts."""
+    """Describe one kind of reuse: the model, its starting step (K of its steps), and its starts."""
 
     name: str
     model: StudyModel
@@ -162,14 +164,14 @@ def _bridge(step: int, again: Renoising) -> tuple[int, ...]:
 
 
 def _largest_step(kind: ReuseKind, model: StudyModel) -> int:
-    """K of the model's own steps: the most that its shipped profile allows at any similarity."""
+    """Return K of the model's steps: the most that its shipped profile allows at any similarity."""
     profiles = read_selector_profiles([PROFILES]).profiles
     (profile,) = (one for one in profiles if one.kind is kind and one.model == model.spec.model)
     return max(skipped_steps(row, model.step_count) for row in profile.thresholds())
 
 
 def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRules) -> list[Figure]:
-    """Return the figures of one kind: the rule of now, and beside it the starts as stored."""
+    """Return the figures of one kind: the present rule, and the starts as stored."""
     again, step = renoising_of(kind.step, rules), kind.step
     arms: Mapping[str, Callable[[int], Start]] = {
         "noise": lambda place: NoiseStart(),
