@@ -7,7 +7,7 @@ Our side is live: a worker, three replicas of controlnet_svc, their streams, asy
 Devices are paced: their compute sleeps for the times of a profile. There are two profiles: the published one
 (scenarios/paces/sdxl-h800.toml, SDXL on an H800) and the zoo's, measured in this run. Diffusers loads and computes one
 adapter after the other. For the zoo this run times its pipelines, with LoRAs read and fused for every image; for SDXL
-its figures are those that Katz published.
+its figures are Katz's published ones.
 
 In the zoo's profile, C is the time that a ControlNet adds to a step of diffusers' pipeline. The encoder has a
 ControlNet's architecture and takes as long; the decoder takes the rest of the step. Every image loads its LoRAs again

@@ -4,7 +4,7 @@ device-seconds.
     python -m benchmarks.adapter_load
 
 The mix is Katz's service A (Table 1, section 3.1): nearly every request has two LoRAs and one or two ControlNets, with
-the paper's popularity. Two fleets of paced devices serve at the same time, as real processes and streams in which only
+the paper's popularity. Two fleets of paced devices serve at the same time, as real processes and streams where only
 compute sleeps. One has workers and ControlNet replicas; the other has as many devices, all workers, and its requests
 name no adapters.
 

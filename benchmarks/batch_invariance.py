@@ -58,7 +58,7 @@ class Joining:
 
 
 def history_of(model: DiffusionModel, seed: int, count: int, steps: Sequence[int]) -> list[Joining]:
-    """Return `count` requests by arrival tick; a fifth of them is cancelled while running."""
+    """Return `count` requests by arrival tick; a fifth is cancelled while running."""
     generator = random.Random(seed)
     joining = [
         Joining(

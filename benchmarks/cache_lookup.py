@@ -74,7 +74,7 @@ async def insert_one(client: GatewayClient, number: int, vector: Vectors) -> Non
     attempt = Attempt(f"request-{number}-{time.monotonic_ns()}", 1, 1, "frontdoor", 1, SCOPE.tenant)
     grant = await client.reserve(SCOPE, attempt)
     if grant is None:
-        raise RuntimeError("the gateway takes nothing")
+        raise RuntimeError("the gateway accepts no entries")
     slot = grant.latents[-1]
     reference = ObjectReference(slot.key, "sha256:" + "0" * 64, LATENT_BYTES)
     captured = CapturedEntries(grant.grant_id, (CapturedLatent(slot.resume_step, 1.0, reference, True),), None)
@@ -103,7 +103,7 @@ def for_seconds(seconds: float) -> Callable[[int], bool]:
 
 
 async def at_once(client: GatewayClient, queries: Vectors, count: int) -> Answers:
-    """Look up from sixteen callers, each of which waits for its answer."""
+    """Look up from sixteen callers, each waiting for its answer."""
     parts = [count // CONCURRENT_COUNT] * CONCURRENT_COUNT
     began = time.perf_counter()
     many = await asyncio.gather(
@@ -272,7 +272,7 @@ def percentile(share: float) -> Callable[[Sequence[float]], float]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, help="where filled caches are kept between runs (default: nowhere)")
+    parser.add_argument("--data", type=Path, help="folder that keeps filled caches between runs (default: none)")
     parser.add_argument("--entries", type=int, default=100_000, help="entries while inserts and a build run")
     parser.add_argument("--large", type=int, default=1_000_000, help="entries of the large cache; 0: none")
     parser.add_argument("--threads", type=int, default=2, help="threads of the first build")

@@ -157,7 +157,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument(
         "--encoder", type=Path, required=True, metavar="DIR", help="work folder of a dual encoder of another seed"
     )
@@ -168,7 +168,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=240, help="requests that count, of the first log")
     parser.add_argument("--warm", type=int, default=120, help="requests before them that fill the caches")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--in-flight", type=int, default=4, help="requests under way at a time")
+    parser.add_argument("--in-flight", type=int, default=4, help="concurrent requests")
     parser.add_argument("--log-seed", type=int, default=31)
 
 
@@ -224,7 +224,7 @@ def figures_of(
 
 
 def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> tuple[list[Figure], dict[str, Any]]:
-    """Return the throughput of every arm, and its requests' starts with those that the log's hits allow."""
+    """Return the throughput of every arm, and its requests' starts next to the starts that the log's hits allow."""
     figures: list[Figure] = []
     notes: dict[str, Any] = {}
     of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()

@@ -95,11 +95,13 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=2_560)
-    parser.add_argument("--drawings", type=int, default=5_120, help="of other scenes, that pictures are compared with")
-    parser.add_argument("--work", type=Path, default=WORK, help="held-out pictures are kept there")
-    parser.add_argument("--training", type=Path, default=WORK, help="training prompts' pictures and networks, likewise")
+    parser.add_argument("--drawings", type=int, default=5_120, help="drawings of other scenes as the reference")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder that caches held-out images")
     parser.add_argument(
-        "--reader", type=Path, default=WORK / "reader", help="work folder of a judge that was trained apart"
+        "--training", type=Path, default=WORK, help="folder that caches training prompts' images and networks"
+    )
+    parser.add_argument(
+        "--reader", type=Path, default=WORK / "reader", help="work folder of a separately trained attribute scorer"
     )
     parser.add_argument("--steps", type=int, default=NetworkPlan().steps, help="of each network's training")
     parser.add_argument("--threads", type=int, default=1)

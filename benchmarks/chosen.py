@@ -12,7 +12,7 @@ def only(found: Iterable[Found], what: str) -> Found:
     """Return the single match. Raises NotFound for none and FailedPrecondition for several, naming `what`."""
     every = tuple(found)
     if not every:
-        raise NotFound("NOTHING_FITS", f"there is no {what}")
+        raise NotFound("NOTHING_FITS", f"no {what} found")
     if len(every) > 1:
-        raise FailedPrecondition("SEVERAL_FIT", f"there are {len(every)}, not one: {what}")
+        raise FailedPrecondition("SEVERAL_FIT", f"{len(every)} found, expected one: {what}")
     return every[0]

@@ -24,7 +24,7 @@ class Promise:
     p95_s: float
 
     def is_broken(self, answers: Sequence[Answer], request_count: int) -> bool:
-        """Return whether the target is missed for certain, whatever the remaining answers are."""
+        """Return whether the target is certainly missed, independent of the remaining answers."""
         late = sum(answer.latency_s > self.p95_s for answer in answers)
         return late > request_count - math.ceil(0.95 * request_count)
 

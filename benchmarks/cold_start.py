@@ -28,7 +28,7 @@ MODULES = {
     "controller": "services.controller",
     "gateway": "services.vectordb_gateway",
 }
-# never in a control-plane process; any one of them imports the rest
+# never in a control-plane process; any one imports the rest
 HEAVY = ("torch", "transformers", "diffusers")
 
 

@@ -1,4 +1,4 @@
-"""Time images whose ControlNets run in other processes: when each process computed, by its spans."""
+"""Time images with ControlNets in other processes: when each process computed, by its spans."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ class Blocks:
     control: int
 
     def ideal_s(self, base_s: float, control_s: float) -> float:
-        """Return the least seconds of a step whose base model takes `base_s` and its ControlNet `control_s`.
+        """Return the least seconds of a step if the base model takes `base_s` and its ControlNet `control_s`.
 
         Each residual arrives as its block ends, or the base model waits for it; after the last residual the remaining
         blocks run.
@@ -61,7 +61,7 @@ class OverlapSubject:
     replica_module: str
     worker_flags: tuple[str, ...] = ()
     replica_flags: tuple[str, ...] = ()
-    # for a transformer, whose residuals arrive block by block
+    # for a transformer: its residuals arrive block by block
     blocks: Blocks | None = None
 
 

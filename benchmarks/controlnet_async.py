@@ -2,7 +2,7 @@
 
     python -m benchmarks.controlnet_async --judge JUDGES [--only PART …]
 
-- bounds: the first step from which residuals of the zoo's ControlNets resemble those of the step before (cosine above
+- bounds: the first step after which residuals of the zoo's ControlNets resemble those of the step before (cosine above
   0.99 in nine prompts of ten, at all later steps), by the number of steps; writes zoo/weights/pipelining-bounds.json
 - edges, layout: pipelined images, from the bound on, against synchronous images of the same seeds, by a worker and a
   replica of controlnet_svc: attribute scores (`pentimento zoo train judge --work JUDGES`), edges against the control
@@ -54,10 +54,10 @@ def measure(options: Options, part: str) -> PartResult:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--prompts", type=int, default=32, help="painted in each mode")
-    parser.add_argument("--steps", type=int, default=50, help="of each picture")
+    parser.add_argument("--prompts", type=int, default=32, help="prompts in each mode")
+    parser.add_argument("--steps", type=int, default=50, help="steps of each image")
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ float32.
     python -m benchmarks.controlnet_golden
 
 Ours: the step engine, with the ControlNets on a second thread; each image alone, and all of a model's images submitted
-together, so that they share forward passes with images whose residuals arrive earlier, later or never. Theirs: the
+together, so that they share forward passes with images that get residuals earlier, later or never. Theirs: the
 family's ControlNet pipeline in this process. Models: tiny-heavy with the zoo's two ControlNets, given edges and layouts
 of drawn scenes, and tiny random models of Stable Diffusion, SDXL and SD3. Cases: one and several ControlNets; both
 halves of guidance, the conditional half only, and no guidance; shares of the schedule. The figure is the largest

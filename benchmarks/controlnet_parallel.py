@@ -10,10 +10,10 @@ of a step once they are open, as shares of the ideal speed-up. Control images re
 a second series has a new control image each time.
 
 Subjects: the zoo's tiny-heavy under its edges ControlNet; a network of Stable Diffusion 1.5's size with random weights,
-float32, 256 pixels, no guidance; and SDXL on paced devices, whose passes sleep for Katz's times. SDXL's residuals (53.7
-MB a step) are in shared memory mapped by both ends, of which a paced device writes the first number of each row; three
+float32, 256 pixels, no guidance; and SDXL on paced devices, with passes that sleep for Katz's times. SDXL's residuals
+(53.7 MB a step) are in shared memory mapped by both ends; a paced device writes the first number of each row; three
 paced ControlNets share a core, since they sleep. The last subject is a small transformer of SD3's kind with random
-weights under a ControlNet of half its blocks, whose residuals arrive in parts, and for comparison all together. Its
+weights under a ControlNet of half its blocks, with residuals that arrive in parts, and for comparison all together. Its
 ideal is by block (`control_overlap.Blocks`). Katz: 1.42 of an ideal 1.45 on NVLink.
 """
 
@@ -210,7 +210,7 @@ def rows_of(pictures: Sequence[TimedPicture]) -> list[dict[str, Any]]:
 
 
 def _own_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--subject", choices=[*SUBJECTS], action="append", help="these alone (default: all)")
+    parser.add_argument("--subject", choices=[*SUBJECTS], action="append", help="only these (default: all)")
 
 
 def main() -> int:

@@ -47,8 +47,10 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recording", default="", help="file of a frontdoor's --record-effects; empty to make one")
-    parser.add_argument("--seed", type=int, default=1, help="of the load and the faults of an own recording")
-    parser.add_argument("--replay-only", action="store_true", help="(used by the benchmark itself) replay and say how")
+    parser.add_argument("--seed", type=int, default=1, help="seed of a new recording's load and faults")
+    parser.add_argument(
+        "--replay-only", action="store_true", help="(used by the benchmark) replay and print the result"
+    )
 
 
 def figures_of(recording: Path) -> list[Figure]:
@@ -107,7 +109,7 @@ def break_now_and_then(interpreter: Interpreter, rng: random.Random) -> None:
     def breaking(perform: Performer) -> Performer:
         def perform_or_break(effect: effects.Effect) -> None:
             if rng.random() < 0.01:
-                raise RuntimeError("made to fail by the benchmark")
+                raise RuntimeError("failed by the benchmark")
             perform(effect)
 
         return perform_or_break

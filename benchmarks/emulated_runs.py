@@ -42,7 +42,7 @@ async def clients_of(suite: LocalSuite, tokens: Mapping[str, str]) -> AsyncItera
 async def played(
     workload: Workload, clients: Mapping[str, AsyncClient], *, detailed: bool = False
 ) -> list[RequestRecord]:
-    """Return the record of every arrival; qualities are those that emulated images report."""
+    """Return the record of every arrival; emulated images report their qualities."""
     gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
     settings = LoadSettings(cache=CacheMode.OFF, detailed_stages=detailed)
     return await play(workload, clients, settings, judge=quality_of)

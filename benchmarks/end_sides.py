@@ -24,7 +24,7 @@ LORAS = ("tiny-lora-neon", "tiny-lora-blueprint", "tiny-lora-mosaic")
 
 @dataclass(frozen=True)
 class EndArm:
-    """Describe one configuration in which the suite serves the log."""
+    """Describe one configuration of the suite."""
 
     name: str
     suite: str = "cascade"

@@ -5,7 +5,7 @@
 JUDGES and OTHERS are work folders of training (see `benchmarks.picture_judges`). The peer and the arms below generate a
 scene log (`zoo.scene_log`), alternating round by round, with the LoRAs of the production mix
 (`workloads.production.MLORA`, its base models and LoRAs mapped to the zoo's). Every client of a side requests its next
-image when it has the last one. A side's number of clients is the one that serves it best while 95 % of its answers come
+image when it has the last one. A side has the number of clients that serves it best while 95 % of its answers come
 within the SLO, four times a single image's time with the peer. A search before the run finds these numbers, and the
 peer's batch size, time-out and compilation.
 
@@ -63,7 +63,7 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
-# Of the prompt-aware discriminator: light images below it lose styles, on a log of another seed (43). A thinned light
+# For the prompt-aware discriminator: light images below it lose styles, on a log of another seed (43). A thinned light
 # image costs nearly as much as a thinned heavy one, with its decoding and transport, and some are rejected: only
 # prompts that surely suit it go to the light model.
 THRESHOLD = 0.9
@@ -81,7 +81,7 @@ TIMES_FASTER_AT_EQUAL_STEPS = 1.28
 # Ours must hold the SLO with room for chance, since the counted runs are longer; the peer need not.
 HELD_SHARE = 0.85
 GATE = QualityGate(0.95)
-# clients of a thinning arm, and the peer's batch sizes, of which the best is used
+# clients of a thinning arm, and the peer's batch sizes, for a search of the best
 CLIENTS = (12, 16, 24, 32)
 SIZES = (1, 2, 4, 8)
 WAIT_S = 0.02
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--encoder", type=Path, required=True, metavar="DIR", help="of a dual encoder of another seed")
     parser.add_argument("--count", type=int, default=240, help="requests that count")
     parser.add_argument("--warm", type=int, default=80, help="requests before them that fill the caches")
@@ -316,7 +316,7 @@ def faster(name: str, ours: SideRun, theirs: SideRun, target: Target) -> Figure:
 
 
 def judged(run: SideRun, log: SceneLog, rows: Sequence[int], judges: PictureJudges) -> JudgedPictures:
-    """Return the scores of the images of these rows."""
+    """Return the scores of the rows' images."""
     return judges.judge(
         [run.pictures[row] for row in rows], [log.prompts[row] for row in rows], [log.asked[row] for row in rows]
     )

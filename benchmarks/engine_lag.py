@@ -44,7 +44,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the load lasts")
-    parser.add_argument("--load", default="", help="(used by the benchmark itself) be the load on this address")
+    parser.add_argument("--load", default="", help="(used by the benchmark) run the load on this address")
 
 
 async def measure(options: Options, model: Path) -> tuple[list[float], list[float]]:

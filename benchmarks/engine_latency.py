@@ -97,7 +97,7 @@ def run_round(sides: dict[str, Side], number: int) -> dict[str, float]:
     for name, latent in latents.items():
         difference = (latent - latents["diffusers eager"]).abs().max().item()
         if not difference <= TOLERANCE:
-            raise RuntimeError(f"{name} is {difference:g} away from diffusers: not the same picture")
+            raise RuntimeError(f"{name} is {difference:g} away from diffusers: not the same image")
     return milliseconds
 
 
@@ -119,8 +119,8 @@ def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
     parser.add_argument("--rounds", type=int, default=40, help="rounds that are measured")
-    parser.add_argument("--steps", type=int, default=50, help="denoising steps of a picture")
-    parser.add_argument("--no-compile", action="store_true", help="leave the compiled side out")
+    parser.add_argument("--steps", type=int, default=50, help="denoising steps of an image")
+    parser.add_argument("--no-compile", action="store_true", help="skip the compiled side")
 
 
 def sides_of(options: Options, directory: Path) -> dict[str, Side]:

@@ -59,8 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=64, help="requests of a round")
-    parser.add_argument("--short-every", type=int, default=2, help="every so many-th request is a short one")
-    parser.add_argument("--load", type=float, default=2.5, help="steps offered, by those that lone pictures take")
+    parser.add_argument("--short-every", type=int, default=2, help="every n-th request is short")
+    parser.add_argument("--load", type=float, default=2.5, help="offered steps ÷ steps of single images in sequence")
     parser.add_argument("--max-batch", type=int, default=4)
 
 
@@ -130,7 +130,7 @@ THROUGHPUT_TARGET = at_least(0.97, "x")
 def figures_of(rounds: Sequence[dict[str, StreamOutcome]]) -> list[Figure]:
     if any(failures(outcome) for one in rounds for outcome in one.values()):
         return [Figure(RATIO, None, RATIO_TARGET, [], None), Figure(THROUGHPUT, None, THROUGHPUT_TARGET, [], None)]
-    # by round, for the interval: waits within a round are correlated
+    # grouped by round for the interval: waits within a round are correlated
     latencies = [[[answer.latency_s for answer in short(one[name])] for one in rounds] for name in SIDES]
     pairs = [list(zip(*one, strict=True)) for one in zip(*latencies, strict=True)]
     throughputs = [(one["with"].images_per_s, one["without"].images_per_s) for one in rounds]

@@ -113,10 +113,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
     parser.add_argument("--requests", type=int, default=60, help="requests of a run that counts")
     parser.add_argument("--search-requests", type=int, default=36, help="requests of a run that searches")
-    parser.add_argument("--rounds", type=int, default=3, help="seeds under which both sides are measured, up to 16")
-    parser.add_argument("--bound", type=float, default=4.0, help="p95 in units of a lone picture's time")
+    parser.add_argument("--rounds", type=int, default=3, help="seeds of both sides, up to 16")
+    parser.add_argument("--bound", type=float, default=4.0, help="p95 in units of a single image's time")
     parser.add_argument("--max-batch", type=int, default=16, help="of our worker")
-    parser.add_argument("--together", choices=TOGETHER, default=TOGETHER[0], help="who shares steps behind LitServe")
+    parser.add_argument(
+        "--together", choices=TOGETHER, default=TOGETHER[0], help="requests that share steps in LitServe"
+    )
 
 
 async def compare(options: Options, core: int | None) -> Findings:
@@ -159,7 +161,7 @@ async def search_grid(options: Options, found: Findings, servers: Servers) -> fl
 async def try_pair(
     options: Options, found: Findings, servers: Servers, pair: tuple[int, float], climbed: Sequence[RateRun]
 ) -> list[RateRun]:
-    """Return the pair's runs; store it as the best pair if any of them held."""
+    """Return the pair's runs; store it as the best pair if one held."""
     async with servers.litserve(pair) as ask:
         trial = ClimbTrial(name_of(pair), ask, found.promise, requests_of(options, "search_requests"), "search")
         runs = await outdo(trial, climbed, FIRST_RATE / found.lone_s)

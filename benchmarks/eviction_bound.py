@@ -1,6 +1,6 @@
 """Bound the steps that any eviction rule can save, even with knowledge of the future: a linear program and its dual.
 
-The program relaxes the cache of `eviction_replay` in five ways, each of which only lets it save more:
+The program relaxes the cache of `eviction_replay` in five ways that only let it save more:
 
 1. a latent may be held in part, and serves in part; 2. everything captured before the scored requests may be held at
 their beginning, up to the capacity; 3. a request takes any held latent that its similarity allows, not only one of the

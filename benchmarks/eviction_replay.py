@@ -34,7 +34,7 @@ class Regime:
     """Describe who adds latents and how many entries compete.
 
     `hits_add`: a run that began at a latent adds those of its later steps. `nearest_count`: how many of the nearest
-    entries a lookup compares; the one that saves most serves.
+    entries a lookup compares; the largest saving serves.
     """
 
     name: str
@@ -87,7 +87,7 @@ class LatentCache:
 
     def __init__(self, eviction: Eviction, regime: Regime, capacity_count: int) -> None:
         if capacity_count < len(CAPTURED):
-            raise ValueError(f"a cache holds at least {len(CAPTURED)} latents, those of one run")
+            raise ValueError(f"a cache holds at least {len(CAPTURED)} latents, the number of one run")
         self._eviction = eviction
         self._regime = regime
         self._capacity_count = capacity_count

@@ -100,7 +100,7 @@ class FaultedLoad:
             self._reference += sample.pictures
         self.reference_s = (time.monotonic() - started) / PICTURES
         if len(self._reference) != PICTURES:
-            raise RuntimeError("the run without faults did not paint every picture")
+            raise RuntimeError("the run without faults did not return every image")
 
     def start(self, clients: int, stop: asyncio.Event) -> list[asyncio.Task[None]]:
         """Start clients as tasks; each ends with its last request once `stop` is set."""

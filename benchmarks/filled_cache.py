@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, required=True, help="of `cache_lookup --data`")
     parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--piece", type=int, help="entries that are added before it ends (default: all, and the build)")
+    parser.add_argument("--piece", type=int, help="entries to add before the end (default: all, and the build)")
     parser.add_argument("--threads", type=int, default=2, help="of the build")
     options = parser.parse_args()
     cache = filled_in(options.directory, options.entries)

@@ -60,7 +60,7 @@ def watch(client: httpx.Client, seed: int, interval: int) -> WatchedPicture:
                 preview_s = now_s
             elif name == "completed":
                 return WatchedPicture(preview_s, now_s)
-    raise RuntimeError("the stream ended without a picture")
+    raise RuntimeError("the stream ended without an image")
 
 
 def opened(suite: LocalSuite) -> httpx.Client:

@@ -1,4 +1,4 @@
-"""Measure the device itself, from which the other rows' floors are computed (row of `gpu_rows`)."""
+"""Measure the device itself, the basis of the other rows' floors (row of `gpu_rows`)."""
 
 import torch
 

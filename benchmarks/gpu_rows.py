@@ -22,7 +22,7 @@ from lab.fixtures.machine import ROOT, installed_version
 
 ROUNDS = 20
 QUICK_ROUNDS = 3
-# of a row, so that one that hangs leaves time for others
+# limit of a row, so that one that hangs leaves time for others
 ROW_LIMIT_S = 240.0
 MARK = "row: "
 run_process = subprocess.run

@@ -32,7 +32,7 @@ def _made(setup: GpuSetup, network: str, dtype: torch.dtype) -> tuple[RandomUNet
 
 
 def _floor_ms(setup: GpuSetup, model: RandomUNet, inputs: DenoiserInput) -> float:
-    """Return the lower bound of every way: to read each weight once or do each multiplication, whichever is longer."""
+    """Return the lower bound of every way: the longer of reading each weight once and doing each multiplication."""
     with FlopCounterMode(display=False) as counter:
         model.predict(inputs)
     read_s = model.weight_bytes / setup.bytes_a_second
@@ -117,7 +117,7 @@ def overlap_row(setup: GpuSetup, network: str) -> RowResult:
     """Time a step under a ControlNet: eager, as served, and with the ControlNet on a second stream during the encoder
     (Katz, section 5).
 
-    Both run on one device, which one of them fills: the ideal max(C, E) + D needs two devices.
+    Both run on one device, which one alone fills: the ideal max(C, E) + D needs two devices.
     """
     result = RowResult()
     dtype = setup.dtypes()[0]

@@ -116,7 +116,7 @@ class AttackTrial:
         self._processes: dict[str, tuple[psutil.Process, int]] = {}
 
     async def run(self, attacks: Sequence[str]) -> list[Played]:
-        """Return the outcome of each attack, up to the first from which the suite did not recover."""
+        """Return the outcome of each attack, up to the first that the suite did not survive."""
         ca = Path(self._target.tls_ca) if self._target.tls_ca else None
         async with AsyncClient(self._suite.endpoint.public, token=self._token, tls_ca_file=ca) as client:
             bystander = Bystander(client)

@@ -61,9 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=2000, help="requests of each side for the latencies")
     parser.add_argument("--turns", type=int, default=6, help="turns of each side for the rates")
     parser.add_argument("--turn-s", type=float, default=5.0, help="seconds of a turn")
-    parser.add_argument("--at-once", type=int, default=32, help="requests under way in a turn")
+    parser.add_argument("--at-once", type=int, default=32, help="concurrent requests in a turn")
     parser.add_argument(
-        "--picture-bytes", type=int, default=PICTURE_BYTES, help="of a picture; 2,000,000 as of 1024 px"
+        "--picture-bytes", type=int, default=PICTURE_BYTES, help="bytes of an image; 2,000,000 is a PNG of 1024 px"
     )
 
 
@@ -94,7 +94,7 @@ def over_grpc(client: ImageClient) -> Callable[[], Awaitable[None]]:
         request = ImageRequest("a red circle", num_inference_steps=1, seed=next(_NUMBERS), cache=CacheMode.OFF)
         *_, last = [event async for event in client.generate(request)]
         if not isinstance(last, Completed):
-            raise RuntimeError(f"no picture, but {last}")
+            raise RuntimeError(f"no image, but {last}")
 
     return ask
 

@@ -91,7 +91,7 @@ class HttpRun:
         return {tenant: sum(one.in_time for one in self.records if one.tenant == tenant) for tenant in tenants}
 
     def jain(self) -> float:
-        """Return Jain's index of each tenant's images in time over its max-min fair share of them."""
+        """Return Jain's index of each tenant's images in time over its max-min fair share."""
         got = self.in_time_by_tenant()
         demands = Counter(record.tenant for record in self.records)
         fair = fair_shares({tenant: float(count) for tenant, count in demands.items()}, sum(got.values()))
@@ -109,7 +109,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of a load")
-    parser.add_argument("--rounds", type=int, default=3, help="how often every load is played")
+    parser.add_argument("--rounds", type=int, default=3, help="plays of every load")
 
 
 async def all_rounds(

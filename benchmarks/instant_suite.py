@@ -30,7 +30,7 @@ class InstantSuite:
     processes: dict[str, psutil.Process]
 
     def processor_s(self, *names: str) -> float:
-        """Return the processor seconds of these processes so far."""
+        """Return the processes' processor seconds so far."""
         times = [self.processes[name].cpu_times() for name in names]
         return sum(one.user + one.system for one in times)
 

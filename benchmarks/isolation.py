@@ -63,12 +63,12 @@ SPY = "spy"
 THEME_COUNT = 40
 MODELS = tuple(f"sha256:model-{number}" for number in range(3))
 MODEL_OF_SPY = "sha256:model-of-spy"
-# digest of the adapters, and the step from which they count
+# digest of the adapters, and the first step that they affect
 ADAPTERS = (("", 0), ("sha256:lora", 0), ("sha256:lora", 12))
 # approximate cosine of two prompts of one theme
 NEARNESS = 0.97
 DIGEST = "sha256:" + "0" * 64
-# shares of the lookups that are played again without both defences, and without one of them
+# shares of the lookups that are played again without both defences, and without one
 BARE_SHARE, HALF_SHARE = 0.25, 0.05
 CONCURRENCY = 8
 
@@ -104,7 +104,7 @@ class LookupCounts:
 
 
 class Themes:
-    """Hold the directions that prompts cluster around; a prompt is one of them with noise."""
+    """Hold the directions that prompts cluster around; a prompt is a direction with noise."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -206,7 +206,7 @@ async def fill(process: GatewayProcess, client: GatewayClient, rng: random.Rando
             by = Attempt(f"request-{next(numbers)}", 1, 1, "frontdoor", 1, tenant)
             grant = await client.reserve(of, by)
             if grant is None:
-                raise RuntimeError("the gateway grants nothing")
+                raise RuntimeError("the gateway grants no reservation")
             latents = tuple(
                 CapturedLatent(slot.resume_step, 1.0, ObjectReference(slot.key, DIGEST, 10), True)
                 for slot in grant.latents
@@ -249,7 +249,7 @@ async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner])
 
 async def times(client: GatewayClient, number: int) -> list[tuple[str, float]]:
     """Return seconds of a tenant's lookups in random order: of other tenants' themes, of no tenant's, and, as a
-    control, of its own entries."""
+    control, of the caller's entries."""
     rng, themes, taken = random.Random(3), Themes(random.Random(0)), []
     asked = replace(scope(rng, SPY, False), model_digest=MODELS[0], adapters_digest="", adapters_from_step=0)
     own = replace(asked, model_digest=MODEL_OF_SPY)
@@ -354,7 +354,7 @@ async def run(number: int, timed: int) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lookups", type=int, default=1_000_000, help="how many [1000000; 4000 with --quick]")
+    parser.add_argument("--lookups", type=int, default=1_000_000, help="number of lookups [1000000; 4000 with --quick]")
 
 
 def main() -> int:

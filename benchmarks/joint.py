@@ -18,7 +18,7 @@ Quality and confidence are drawn separately: confidence predicts quality with th
 plan's profile assumes perfect prediction, and outcomes of deferrals correct the plan. Single light images and hits
 differ from their means as `router` and `selector_profile` measured. A light image keeps 0.84 in the mean, as
 `tiny-light` does of `tiny-heavy`'s CLIPScore; a hit keeps 0.95 under any model, which selectors are profiled for. Each
-of these constants is varied by itself.
+constant is varied by itself.
 """
 
 import argparse
@@ -175,10 +175,10 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=tuple(SERVING_POLICIES), help="these alone")
+    parser.add_argument("--systems", nargs="+", choices=tuple(SERVING_POLICIES), help="only these")
     parser.add_argument("--segment-s", type=float, default=SEGMENT_S, help="seconds of a part of a shape")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each shape")
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), help="these alone")
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), help="only these")
 
 
 def systems_of(case: str) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def carried(traces: Sequence[Points]) -> float:
 
 
 def margin(violations: float, quality: float) -> float:
-    """Return the distance of violations or quality from its bound, whichever is less, as a share of the allowance;
+    """Return the smaller of violations' and quality's distances from their bounds, as a share of the allowance;
     below 0 beyond."""
     return min((MOST_VIOLATIONS - violations) / MOST_VIOLATIONS, (quality - LEAST_QUALITY) / (1.0 - LEAST_QUALITY))
 

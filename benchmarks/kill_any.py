@@ -200,10 +200,10 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--faults", type=int, default=200, help="kills and stops, one after the other")
+    parser.add_argument("--faults", type=int, default=200, help="number of kills and stops in sequence")
     parser.add_argument("--workers", type=int, default=3, help="workers of the suite")
-    parser.add_argument("--clients", type=int, default=5, help="clients that each keep one request under way")
-    parser.add_argument("--seed", type=int, default=3, help="of what is disturbed, how and when")
+    parser.add_argument("--clients", type=int, default=5, help="clients with one request in flight each")
+    parser.add_argument("--seed", type=int, default=3, help="seed of the faults")
 
 
 def figures_of(trial: KillAnyTrial, load: FaultedLoad) -> list[Figure]:

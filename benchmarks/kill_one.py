@@ -69,10 +69,10 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kills", type=int, default=50, help="workers killed, one after the other")
+    parser.add_argument("--kills", type=int, default=50, help="number of workers to kill in sequence")
     parser.add_argument("--workers", type=int, default=4, help="workers of the suite")
-    parser.add_argument("--clients", type=int, default=5, help="clients that each keep one request under way")
-    parser.add_argument("--seed", type=int, default=2, help="of the random moments")
+    parser.add_argument("--clients", type=int, default=5, help="clients with one request in flight each")
+    parser.add_argument("--seed", type=int, default=2, help="seed of the random moments")
 
 
 class KillOneTrial:

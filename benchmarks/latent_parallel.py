@@ -9,7 +9,7 @@ share of that ceiling. Times are those of the denoising stage, with opening of t
 Core-seconds are the processor time of both processes.
 
 Subjects: the zoo's tiny-heavy, 50 steps; a network of Stable Diffusion 1.5's size with random weights, float32, 256
-pixels, 4 steps; SDXL under a ControlNet by paced devices, whose compute sleeps: two workers and two replicas, 50 steps.
+pixels, 4 steps; SDXL under a ControlNet by paced devices, where compute sleeps: two workers and two replicas, 50 steps.
 """
 
 import argparse
@@ -276,7 +276,7 @@ def subjects(options: Options, folder: Path) -> Iterator[PairSubject]:
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--subject", choices=sorted(TARGETS), help="measure one alone")
+    parser.add_argument("--subject", choices=sorted(TARGETS), help="measure only one")
 
 
 def main() -> int:

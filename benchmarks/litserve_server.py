@@ -2,11 +2,11 @@
 
     python -m benchmarks.litserve_server MODEL DONORS PORT MAX_BATCH_SIZE BATCH_TIMEOUT_S TOGETHER
 
-LitServe collects requests into a batch and waits until `predict` has answered all of them; later requests wait for the
+LitServe collects requests into a batch and waits until `predict` has answered it; later requests wait for the
 next batch. TOGETHER selects the requests that share forward passes inside `predict`. "mixed": all of the batch, by the
-engine's loop, in which images at different steps share passes and finished ones leave, so that only the joining differs
+engine's loop, where images at different steps share passes and finished ones leave, so that only the joining differs
 from our side. "equal-starts": requests with the same steps, as in a diffusers pipeline, one such group after the other.
-DONORS is a safetensors file with the latents from which requests start, held in memory here.
+DONORS is a safetensors file with the requests' starting latents, held in memory here.
 """
 
 import os

@@ -41,7 +41,7 @@ async def ask_litserve(client: httpx.AsyncClient, arrival: WorkerArrival) -> Non
     response = await client.post("/predict", json=order)
     response.raise_for_status()
     if not response.content.startswith(b"\x89PNG"):
-        raise RuntimeError("LitServe answered with something else than a picture")
+        raise RuntimeError("LitServe did not answer with an image")
 
 
 async def until_healthy(client: httpx.AsyncClient) -> None:

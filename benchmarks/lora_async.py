@@ -8,7 +8,7 @@ that takes a set time: 0.2 to 3 times K steps (for K = 0, of ten). An image may 
 before step K. Every round also runs the same image with the LoRA in memory. A load may cost the part that does not fit
 in K steps; the figure is the cost beyond that, as a share of the load, in the worst of the loads. Clocks stop after the
 first step that must have the LoRA, since all later steps are equal. K is that of the zoo's bounds, and 10 of 50, as in
-Katz (section 6): with the zoo's model, whose steps take hundredths of a second, and with a network of Stable Diffusion
+Katz (section 6): with the zoo's model, at hundredths of a second per step, and with a network of Stable Diffusion
 1.5's size with random weights, float32, 256 pixels, and a LoRA of rank 16. Threads switch as often as a worker's.
 
 Quality: held-out prompts with each LoRA from step K of the zoo's bounds on, and from Katz's K on (the latents with and
@@ -261,7 +261,9 @@ def full_size_subject(folder: Path) -> LateSubject:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--work", type=Path, default=WORK, help="where the style judge is; without it there is none")
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="work folder of the style scorer; without one, no probability"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--bounds", type=Path, default=WEIGHTS / LORA_BOUNDS_FILE)

@@ -6,7 +6,7 @@ Ours: the step engine, with the LoRAs patched into the weights if an image runs 
 without LoRAs shares its passes; and a running worker, with the same images over gRPC. Theirs: `load_lora_weights` and
 `set_adapters` in this process, and `fuse_lora`. Patched images are compared with fused weights, others with PEFT's
 layers. Models: tiny-heavy with the zoo's three LoRAs, singly and together, and tiny random ones of Stable Diffusion,
-SDXL and SD3 with LoRAs of linear layers, convolutions and text encoders whose alphas differ from their ranks.
+SDXL and SD3 with LoRAs of linear layers, convolutions and text encoders with alphas that differ from their ranks.
 
 The figure is the largest absolute difference of any element of the final latents. It is also reported as a share of the
 largest element, if that is above 1, since networks of random weights make latents of any size. A third reading compares

@@ -9,7 +9,7 @@ LoRAs drawn by the production mixes of `lab.workloads.production`. The log is a 
 prompts and adapters.
 
 The gateway's rules run without a gateway: the nearest entry with a latent under one of the request's keys
-(`latent_keys`), of its latents those that the request may resume, and of these the choice of `select_start` by
+(`latent_keys`), then `select_start`'s choice among its latents that the request may resume, by
 NIRVANA's table for vectors of a sentence encoder. Nothing is evicted, every request is committed before the next one
 comes, and only misses add latents.
 
@@ -156,7 +156,7 @@ def extra_steps(found: Sequence[SharingBlock]) -> float:
 
 
 def figures_of_mix(name: str, mix: ProductionMix, vectors: Vectors) -> Iterator[Figure]:
-    """Yield a mix's figures over several draws of models and LoRAs: of all requests, and of those with LoRAs."""
+    """Yield a mix's figures over several draws of models and LoRAs: for all requests, and for requests with LoRAs."""
     drawn = [choose(mix, len(vectors), np.random.default_rng(seed)) for seed in range(SEEDS)]
     bound = [lora_starts(vectors, choices, BOUND) for choices in drawn]
     for after in PATCHED_AFTER:

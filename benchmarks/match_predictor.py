@@ -223,8 +223,8 @@ def _prices(one: PlayedLog, scorer: str, search_s: float, distance_ms: float) ->
 
 
 def _best_of_others(one: PlayedLog, search_s: float, distance_ms: float) -> list[float]:
-    """Return each window's gain of always searching (0 by definition) or of the better centroid scorer, whichever is
-    more."""
+    """Return each window's gain of the better of always searching (0 by definition) and the better centroid
+    scorer."""
     others = [gains(one.outcomes(name), _prices(one, name, search_s, distance_ms)) for name in COMPARATORS]
     return [max(0.0, *(each.net_ms for each in window)) for window in zip(*others, strict=True)]
 
@@ -288,7 +288,7 @@ def main() -> int:
 
 def _own_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory with prompts/")
-    parser.add_argument("--kept", type=Path, help="directory where embedded vectors are kept between runs")
+    parser.add_argument("--kept", type=Path, help="directory that keeps embedded vectors between runs")
 
 
 if __name__ == "__main__":

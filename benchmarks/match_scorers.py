@@ -54,7 +54,7 @@ class Ours:
 
 @dataclass
 class Refitted:
-    """Fit from all entries again when more than 5 % of them changed; newer ones have no influence until then."""
+    """Fit from all entries again when more than 5 % changed; newer ones have no influence until then."""
 
     fit: Callable[[Vectors], Callable[[Vectors], float]]
     entries: list[Vectors] = field(default_factory=list)

@@ -161,8 +161,8 @@ def largest_threshold(problem: CascadeProblem) -> float | None:
 
 
 def random_fleet(rng: random.Random) -> JointProblem:
-    """Return two models, a cascade of them, a ControlNet for some requests, images and latents, on one or two kinds of
-    device, one of which may be too small for the heavy model. In half of the problems device-seconds have a price."""
+    """Return two models with a cascade, a ControlNet for some requests, images and latents, on one or two kinds of
+    device, and one kind may be too small for the heavy model. In half of the problems device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
     devices = {kind: rng.randint(1, 2) for kind in kinds}
 
@@ -201,8 +201,8 @@ def random_fleet(rng: random.Random) -> JointProblem:
 
 
 def joint_shortfall(problem: JointProblem) -> float:
-    """Return the plan's shortfall as a share of the best choice's worth, for one search and for two, whichever is
-    worse."""
+    """Return the plan's shortfall as a share of the best choice's worth, the worse of one search and of
+    two."""
     found = min(objective_of(solve_jointly(problem)), objective_in_two_steps(problem))
     best = max(worth(problem, units) for units in every_choice(problem))
     return max(0.0, (best - found) / max(best, 1e-9))

@@ -8,7 +8,7 @@ prompts of `paper_figures`, where the monitor plans every 180 s as the paper's d
 does not suffice, so that the small model is switched.
 
 A segment's answers count from the large model's time after its begin to the same after its end, since a request takes
-at least that, and are divided by its requests. A reallocation is a plan in which a device changes its model; the last
+at least that, and are divided by its requests. A reallocation is a plan that changes a device's model; the last
 device of a model that has finished its queue belongs to the one before.
 
 There are three readings. `answered ÷ asked` has the target. The bound is a perfect follower's: the share of each
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="these alone")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="only these")
 
 
 def figures_of(runs: Sequence[Watched]) -> list[Figure]:

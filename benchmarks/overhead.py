@@ -1,4 +1,4 @@
-"""Measure the cost of the services: an image through all of them, by our engine in one process, and by diffusers.
+"""Measure the cost of the services: an image through all services, by our engine in one process, and by diffusers.
 
 The engine in one process has only the worker's steps, decoder and encoder, so that its difference is the cost of
 frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode without encoding. Compiled is

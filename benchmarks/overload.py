@@ -143,7 +143,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a load")
-    parser.add_argument("--rounds", type=int, default=3, help="how often every load is played")
+    parser.add_argument("--rounds", type=int, default=3, help="plays of every load")
 
 
 def round_count(options: Options) -> int:

@@ -47,7 +47,7 @@ class Cascade:
     """Describe a pair of models.
 
     `slo_s`: section 4.1. `fid` by the share that the light model answers, 0 to 1 in tenths, if the discriminator
-    chooses (the artefact's tables). `low` and `peak`: requests per second to which the trace is scaled.
+    chooses (the artefact's tables). `low` and `peak`: requests per second of the scaled trace.
     """
 
     name: str

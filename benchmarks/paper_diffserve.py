@@ -43,7 +43,7 @@ ABLATIONS = ("diffserve", "static-threshold", "aimd", "no-queueing-model")
 PATHS = (PAPER, ARTEFACT, OURS)
 # Proteus and Clipper do not look at the image.
 _CHANCE = ("proteus", "clipper-light", "clipper-heavy")
-# Single windows vary with arrivals; two of them show a system's peak.
+# Single windows vary with arrivals; two show a system's peak.
 _PEAK_WINDOWS = 2
 
 # why two orderings do not hold

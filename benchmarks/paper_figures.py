@@ -43,8 +43,8 @@ REPLAYED = ("diffserve7", "katz14")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=FIGURES, help="these figures alone; the file keeps the others")
-    parser.add_argument("--plots", type=Path, help="folder of the plots (default: beside the result)")
+    parser.add_argument("--only", nargs="+", choices=FIGURES, help="only these figures; the file keeps the others")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: next to the result)")
 
 
 def as_part(name: str, comparison: Comparison) -> PartResult:

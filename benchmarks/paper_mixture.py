@@ -60,7 +60,7 @@ def figure_10(quick: bool) -> Comparison:
 
 
 def figure_11(quick: bool) -> Comparison:
-    """Measure MoDM's throughput by devices, all of them busy, from an empty cache, which more devices fill sooner."""
+    """Measure MoDM's throughput by devices, all busy, from an empty cache, which more devices fill sooner."""
     rows: Rows = []
     for devices in (4, 16) if quick else (4, 8, 16, 32):
         workload = _load(1.0, (20 if quick else 300) * devices, 0, quick)

@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
     parser.add_argument("--real-only", action="store_true", help="no emulated fleets")
     parser.add_argument("--duration", type=float, default=100.0, help="seconds of a load on an emulated fleet")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the fleet can paint")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="loads, in units of the fleet's capacity")
 
 
 def sides(options: Options, folder: Path) -> Iterator[Side]:
@@ -180,7 +180,7 @@ class Timed:
     left: WhatIsLeft
 
     def known_as(self, scenario: Scenario, *, told: bool) -> ObservedRun:
-        """Return the run with the suite's scenario; `told` adds the machine's time that the host left during it."""
+        """Return the run with the suite's scenario; `told` adds the host's share of the machine during the run."""
         return ObservedRun(with_course(scenario, self.left) if told else scenario, self.workload, self.records)
 
 
@@ -224,8 +224,8 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
 def known_speed(known: Scenario, calibrations: Sequence[Timed], *, told: bool) -> Scenario:
     """Return the scenario with all calibrations' delays, speed, and changes of speed.
 
-    Without `told`, the changes include the host's share; with it, they are those that the host's share does not
-    explain.
+    Without `told`, the changes include the host's share; with it, they are the rest after the host's
+    share.
     """
     scenario = with_delays(known, [record for one in calibrations for record in one.records])
     runs = [one.known_as(scenario, told=told) for one in calibrations]

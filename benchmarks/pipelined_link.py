@@ -1,5 +1,5 @@
-"""Compare an image's latency over a slow link in both modes, on paced devices: real processes and streams, in which
-compute sleeps for the times of a pace.
+"""Compare an image's latency over a slow link in both modes, on paced devices: real processes and streams, with compute
+that sleeps for the times of a pace.
 """
 
 import asyncio

@@ -61,7 +61,7 @@ class QualitySetting:
 
 
 def bounds_part(setting: QualitySetting) -> PartResult:
-    """Measure the step from which residuals resemble those of the step before, and write its file."""
+    """Find the first step with residuals like those of the step before, and write its file."""
     # after the prompts that quality is measured on
     prompts = examination_prompts(setting.bound_prompts, first=setting.prompt_count)
     found, figures, curves = [], [], {}
@@ -177,7 +177,7 @@ async def _painted(
                 for number, caption in enumerate(prompts.captions)
             ]
             arms.append(pixels(await _several(served, cases, told)))
-            print(f"{name}: {len(cases)} pictures", flush=True)
+            print(f"{name}: {len(cases)} images", flush=True)
     return arms[0], arms[1], arms[2]
 
 

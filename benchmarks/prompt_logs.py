@@ -67,7 +67,7 @@ def read_vectors(file: PromptFile, data: Path, limit: int, kept: Path | None = N
 def embed(prompts: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> Vectors:
     """Return unit vectors (prompts, 384) by the packaged sentence encoder (extra `sentences`)."""
     model = open_model(find_encoder(ENCODER).path)
-    # by length, so that a batch has little padding
+    # sorted by length, so that a batch has little padding
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     rows: dict[int, bytes] = {}
     with torch.inference_mode():

@@ -188,7 +188,7 @@ def parse_options(
     current_commit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
-    parser.add_argument("--quick", action="store_true", help="fewer samples: shows that it runs, and a rough figure")
+    parser.add_argument("--quick", action="store_true", help="fewer samples, for a rough figure")
     parser.add_argument(
         "--out", type=_file, help="file of the result (default: in benchmarks/results, with --quick in its quick/)"
     )

@@ -1,9 +1,9 @@
 """Compute the ceiling of a cache's savings from a log's hits.
 
-The log is played in order against a cache without bounds that stores every image as soon as it is finished, by the
-gateway's tables and the cheapest start. No cache can find a request's images in flight: the newest ones, as many as run
-concurrently. Costs are each model's measured seconds per step, so that a request's cost outside steps is spread over
-them, and a hit is assumed to save its share of that too.
+The log is played in order against a cache without bounds that stores every image when it is finished, by the gateway's
+tables and the cheapest start. No cache can find a request's images in flight: the newest ones, up to the number that
+run concurrently. Costs are each model's measured seconds per step, so that a request's cost outside steps is spread
+over them, and a hit is assumed to save its share of that too.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class PaintingCosts:
 
 @dataclass(frozen=True)
 class ReuseTables:
-    """Set the similarities from which the heavy model resumes latents (text to text) and the light one refines images
-    (text to image); an empty table disables that kind."""
+    """Set the least similarities for latents that heavy resumes (text to text) and images that light refines (text to
+    image). An empty table disables its kind."""
 
     latents: Thresholds = ()
     images: Thresholds = ()
@@ -120,6 +120,6 @@ def log_starts(
 
 
 def throughput_ceiling(starts: Sequence[LogStart], costs: PaintingCosts) -> float:
-    """Return the throughput of these starts ÷ that of all from noise: N·n·h ÷ the sum of (N − K)·h over latents and
+    """Return the starts' throughput ÷ that of all from noise: N·n·h ÷ the sum of (N − K)·h over latents and
     misses and of (n' − k)·l over refined images."""
     return len(starts) * costs.scratch_s / sum(start.cost_s(costs) for start in starts)

@@ -2,7 +2,7 @@
 
 Everything is arithmetic over scores: rows are requests, the same ones in the same order for every set. The Fréchet
 distance is FID's (Heusel et al. 2017) over another network's features. With a few hundred images it uses projections
-onto the directions in which vanilla's images vary most, since so few cannot estimate a covariance of more features.
+onto the directions of vanilla's largest variance, since so few cannot estimate a covariance of more features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class QualityGate:
     """Bound a set of images: minimum shares of vanilla's scores and correct attributes, and a maximum Fréchet distance.
 
     The distance from vanilla's images is at most `seeds_share` of the distance between vanilla's seeds, or exceeds that
-    by at most `light_share` of the amount by which all-light exceeds it.
+    by at most `light_share` of all-light's excess over it.
     """
 
     score: float
@@ -75,7 +75,7 @@ class FeatureSpace:
 
     @classmethod
     def of(cls, features: Array, count: int = DIRECTIONS_COUNT) -> "FeatureSpace":
-        """Return the `count` directions in which the features (n, d) vary most."""
+        """Return the `count` directions of the features' (n, d) largest variance."""
         mean = features.mean(axis=0)
         _, _, directions = np.linalg.svd(features - mean, full_matrices=False)
         return cls(mean, directions[:count].T)
@@ -98,7 +98,7 @@ def frechet_distance(ours: Array, theirs: Array) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """Hold Fréchet distances from vanilla's images: of ours, of vanilla's with other seeds, of the light model's."""
+    """Hold Fréchet distances from vanilla's images: our images', vanilla's with other seeds, the light model's."""
 
     ours: float
     seeds: float

@@ -96,10 +96,10 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=2_560)
-    parser.add_argument("--work", type=Path, default=WORK, help="painted pictures are kept there")
-    parser.add_argument("--judge", type=Path, default=WORK, help="work folder of the judge that labelled the training")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images")
+    parser.add_argument("--judge", type=Path, default=WORK, help="work folder of the scorer that labelled the training")
     parser.add_argument(
-        "--reader", type=Path, default=WORK / "reader", help="work folder of a judge that was trained apart"
+        "--reader", type=Path, default=WORK / "reader", help="work folder of a separately trained attribute scorer"
     )
     parser.add_argument("--encoder", type=Path, default=WORK / "others", help="work folder of another dual encoder")
     parser.add_argument("--threads", type=int, default=1)

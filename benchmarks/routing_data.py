@@ -75,7 +75,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class PaintedPairs:
-    """Hold prompts, and uint8 images (n, 3, height, width) of them by both models from the same noise."""
+    """Hold prompts, and uint8 images (n, 3, height, width) by both models from the same noise."""
 
     prompts: Prompts
     light: Tensor
@@ -154,7 +154,7 @@ def real_confidences(discriminator: PictureDiscriminator, pictures: Tensor) -> A
 
 
 def deferred_rows(confidence: Array, rate: float) -> Array:
-    """Return the deferred rows: that share of them with the least confidence."""
+    """Return the deferred rows: the share `rate` with the least confidence."""
     order: Array = np.argsort(confidence, kind="stable")
     return order[: round(rate * len(order))]
 

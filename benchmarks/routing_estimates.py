@@ -25,7 +25,7 @@ def resampling_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) ->
 
 
 def aurocs(confidence: Array, as_good: Array, weights: Array) -> Array:
-    """Return by resample the share of pairs, one as good and one not, in which the former has the larger confidence;
+    """Return by resample the share of pairs, one as good and one not, where the former has the larger confidence;
     ties count half."""
     _, groups = np.unique(confidence, return_inverse=True)
     order = np.argsort(groups, kind="stable")

@@ -196,7 +196,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clients", type=int, default=8, help="clients that each keep one request under way")
+    parser.add_argument("--clients", type=int, default=8, help="clients with one request in flight each")
 
 
 def notes_of(options: Options, trial: ScalingTrial, load: FaultedLoad) -> dict[str, object]:

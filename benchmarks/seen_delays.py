@@ -22,7 +22,7 @@ def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
     """Return the delays outside queues and devices: the journal, and transport."""
     answered = [spent for record in records if record.outcome.answered and (spent := _spent(record))]
     if not answered:
-        raise RuntimeError("the calibration run answered nothing")
+        raise RuntimeError("the calibration run answered no request")
     cost = {name: cost_of([spent[name] for spent in answered]) for name in answered[0]}
     scored = [stage.ended_s - stage.began_s for record in records for stage in record.stages if stage.name == SCORE]
     return replace(known, score=cost_of(scored) if scored else known.score, **cost)

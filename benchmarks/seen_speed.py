@@ -1,5 +1,5 @@
-"""Fit a real device's speed and its variation from separate runs: a simulated device whose images take the same time,
-vary as much, and correlate as much with later ones.
+"""Fit a real device's speed and its variation from separate runs: a simulated device with images that take the same
+time, vary as much, and correlate as much with later ones.
 
 A batch grows with an image's time, so that no formula gives the speed; figures are approached by simulating the same
 arrivals.

@@ -3,12 +3,12 @@
     python -m benchmarks.selector_profile [--profiles DIR] [--prompts 600] [--log-seed 12]
 
 The large model generates every prompt of the log (`zoo.scene_log`, another seed than the profiles') from scratch. For
-each K of a profile's table, the pairs from its threshold on are generated with K of N steps skipped, and those that
-keep alpha are counted: CLIPScore against that of the large model from scratch with the same seed, as in the papers. The
-target is for the rule of the lower bound: the whole interval above 0.95. The result also has the other rules, and the
-quality that the large model keeps from one seed to another. "As selected" is a gateway's choice: each pair at the
-largest K that its similarity allows, with the saved share of all steps. Repeats of a prompt, which any table serves
-best, are skipped.
+each K of a profile's table, the pairs from its threshold on are generated with K of N steps skipped, and the number
+that keeps alpha is counted: CLIPScore against that of the large model from scratch with the same seed, as in the
+papers. The target is for the rule of the lower bound: the whole interval above 0.95. The result also has the other
+rules, and the quality that the large model keeps from one seed to another. "As selected" is a gateway's choice: each
+pair at the largest K that its similarity allows, with the saved share of all steps. Repeats of a prompt, which any
+table serves best, are skipped.
 
 Papers: NIRVANA's hits keep 0.951 of CLIPScore (28.81 of 30.28), MoDM's 0.997 (28.50 of 28.59); neither counts single
 images.

@@ -21,7 +21,7 @@ from lab.simulator import Simulation
 from pentimento.policies.serving.policy import SERVING_POLICIES
 
 DEVICES = (16, 300, 3_000)
-# Requests a second of a device: sixteen carry 16 of this cascade with a third of them deferred.
+# Requests a second of a device: sixteen carry 16 of this cascade with a third deferred.
 RATE_OF_A_DEVICE = 0.8
 TARGET_PER_S = 3_000.0
 

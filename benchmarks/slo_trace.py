@@ -66,7 +66,7 @@ CONTROL = "diffserve" + FALLING_BACK
 CONTROLS = (CONTROL, THINS)
 OUR_OWN = (THINS, OURS_SERVES_AS)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
-# the systems whose violations have a target, as a multiple of ours
+# systems with a target for their violations, as a multiple of our violations
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
 # These run on all traces; the others' are of one seed.
 COMPARED = (*FEWER, "diffserve", CONTROL, OURS_SERVES_AS)
@@ -167,7 +167,7 @@ def runs_of(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="these alone; the last one is ours")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="only these; the last one is ours")
 
 
 def static_capacity_per_s(cascade: Cascade) -> float:
@@ -262,7 +262,7 @@ def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
 
 
 def beside_control(runs: Sequence[TraceRun]) -> list[Figure]:
-    """Return violations and quality of ours less those of the control."""
+    """Return our violations and quality less the control's."""
     ours, control = ([run for run in runs if run.system == name] for name in (OURS_SERVES_AS, CONTROL))
     pairs = [
         [[own.violations, other.violations], [own.quality, other.quality]]
@@ -275,7 +275,7 @@ def beside_control(runs: Sequence[TraceRun]) -> list[Figure]:
 
 
 def gap(pairs: Sequence[Sequence[float]]) -> float:
-    """Return the mean of ours less theirs."""
+    """Return the mean of our values less theirs."""
     return float(np.mean([ours - theirs for ours, theirs in pairs]))
 
 

@@ -55,9 +55,9 @@ SYSTEMS = (
     OURS_SERVES_AS,
 )
 FLEET = FLEETS / "cascade-16-half.toml"
-# of the emulated fleet: the static cascade's provisioning, and DiffServe's SLO on devices half as fast
+# emulated fleet: the static cascade's provisioning, and DiffServe's SLO on devices half as fast
 EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
-# of real workers, one for each model; the SLO in single images of the heavy one
+# real workers, one for each model; the SLO in single images of the heavy one
 REAL_MODELS = ("tiny-light", "tiny-heavy")
 REAL_SLO = 8.0
 CLIENTS, LONE_COUNT = 16, 5
@@ -114,7 +114,7 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=("emulated", "real"))
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="these alone; the last is ours")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="only these; the last is ours")
     parser.add_argument("--segment", type=float, default=SEGMENT_S, help="seconds of each of the 28 segments")
 
 
@@ -145,8 +145,8 @@ def profiled(folder: Path) -> list[Path]:
 
 
 def asked_before(flags: Sequence[str], model: str) -> tuple[float, float]:
-    """Return the median seconds of a single image on a suite, and the images per second of one in which the same number
-    of workers hold that model, with `CLIENTS` closed-loop clients."""
+    """Return the median seconds of a single image on a suite, and the images per second of a suite with the same number
+    of workers of that model and `CLIENTS` closed-loop clients."""
     with local_suite(flags) as suite:
         lone = asyncio.run(seconds_of_pictures(suite, model, 1, LONE_COUNT))
     with local_suite(["--model", model, "--workers", str(len(REAL_MODELS)), "--device", "cpu"]) as suite:

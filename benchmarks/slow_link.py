@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_link", description=__doc__)
     parser.add_argument("listen")
     parser.add_argument("target")
-    parser.add_argument("--gbit", type=float, required=True, help="gigabits a second, each way")
+    parser.add_argument("--gbit", type=float, required=True, help="gigabits per second in each direction")
     asked = parser.parse_args()
     listen, target = (address.removeprefix("unix:") for address in (asked.listen, asked.target))
     serve(listen, target, asked.gbit * 1e9 / 8)

@@ -183,7 +183,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=50_000, help="on emulated devices")
     parser.add_argument("--real", type=int, default=3_000, help="on a real model")
-    parser.add_argument("--rate", type=float, default=30.0, help="requests a second at most, on emulated devices")
+    parser.add_argument("--rate", type=float, default=30.0, help="maximum requests per second on emulated devices")
     parser.add_argument("--real-rate", type=float, default=8.0, help="the same, on a real model")
 
 

@@ -77,7 +77,7 @@ class SoakLoad:
             key = f"twice-{number}" if number % TWICE == 0 else ""
             picture = await client.generate(request, idempotency_key=key)
             if key and (await client.generate(request, idempotency_key=key)).data != picture.data:
-                return "ANOTHER PICTURE"
+                return "OTHER IMAGE"
             return "OK"
         except PentimentoError as error:
             return error.reason

@@ -35,7 +35,7 @@ def column(database: Path, query: str) -> set[str]:
 
 
 def half_written(state: StateDirectory) -> list[str]:
-    """Return files whose writing began and was not finished by a rename."""
+    """Return files that were begun and not finished by a rename."""
     staged = (state.path / "objects" / "staging").iterdir()
     return [str(path.relative_to(state.path)) for path in (*staged, *state.path.rglob("*.new"))]
 

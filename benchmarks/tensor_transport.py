@@ -10,11 +10,11 @@ the time from the request until the tensors exist, unread. The ways alternate:
 - shared memory, asked by the stream: the same slots without a line
 - chunks: over gRPC and a Unix socket, as between hosts
 - one message
-- a bare stream: gRPC with the same messages, prepared beforehand, read and dropped; no tensors are made of them
+- a bare stream: gRPC with the same messages, prepared beforehand, read and dropped; no tensors are made
 - a plain copy: the same bytes from this process's memory into such a region, layer by layer, by one thread, without any
   request. The suite copies with two threads if the process has two processors
 
-The last two are the machine's limit at that moment; others are reported as a share of them. Then streams are opened
+The last two are the machine's limit at that moment; others are reported as a share of it. Then streams are opened
 while either process is killed at a random moment, and regions are counted.
 """
 

@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--model", default="tiny-heavy")
     parser.add_argument("--prompts", type=int, default=128, help="of the held-out log")
     parser.add_argument("--log-seed", type=int, default=22)

@@ -66,8 +66,8 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the flags after them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.thinning_profiles", description=__doc__)
     parser.add_argument("model", help="of the zoo")
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
-    parser.add_argument("--prompts", type=int, default=128, help="of the log, those that differ")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--prompts", type=int, default=128, help="number of different prompts of the log")
     parser.add_argument("--log-count", type=int, default=600, help="length of the log")
     parser.add_argument("--log-seed", type=int, default=21)
     options, rest = parser.parse_known_args()

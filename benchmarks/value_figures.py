@@ -43,7 +43,7 @@ class ArmRounds:
         return list(zip(self.vanilla_s, self.arm_s, strict=True))
 
     def against_ceiling(self, starts_of_rounds: Sequence[Sequence[LogStart]]) -> list[tuple[float, float]]:
-        """Return by round the seconds of these starts, at that round's costs, and the arm's seconds."""
+        """Return by round the starts' seconds, at that round's costs, and the arm's seconds."""
         pairs = []
         for number, starts in enumerate(starts_of_rounds):
             seconds = self.vanilla_s[number], self.light_s[number]
@@ -53,7 +53,7 @@ class ArmRounds:
 
 
 def step_costs(vanilla_s: float, light_s: float, count: int, heavy_steps: int, light_steps: int) -> PaintingCosts:
-    """Return seconds a step, from the seconds in which each model generated `count` images from noise."""
+    """Return seconds a step, from each model's seconds for `count` images from noise."""
     return PaintingCosts(heavy_steps, light_steps, vanilla_s / (count * heavy_steps), light_s / (count * light_steps))
 
 
@@ -106,7 +106,7 @@ def _attribute_ratio(pairs: Sequence[tuple[int, int]]) -> float:
 
 
 def distance_figures(name: str, distances: Distances, gate: QualityGate) -> Iterator[Figure]:
-    """Yield the two Fréchet figures; the samples are the distances of ours, of the seeds and of all-light."""
+    """Yield the two Fréchet figures; the samples are the distances of our images, the seeds and all-light."""
     samples = [distances.ours, distances.seeds, distances.light]
     seeds = informative() if gate.seeds_share is None else at_most(gate.seeds_share)
     light = informative() if gate.light_share is None else at_most(gate.light_share)

@@ -91,7 +91,7 @@ class ArmRun:
     round_s: list[float] = field(default_factory=list)
 
     def data(self, rows: Sequence[int]) -> list[bytes]:
-        """Return the encoded images of these rows."""
+        """Return the rows' encoded images."""
         return [self.pictures[row].data for row in rows]
 
 
@@ -150,7 +150,7 @@ class LogPlayer:
         return self.runs
 
     def paint_vanilla(self, rows: Sequence[int], seeds_from: int = 0) -> dict[int, ServedPicture]:
-        """Return the heavy model's images of these rows; `seeds_from` gives other seeds."""
+        """Return the heavy model's images of the rows; `seeds_from` gives other seeds."""
         painted, seconds = asyncio.run(self._paint(VANILLA, rows, seeds_from))
         self._told(f"vanilla, for comparison: {len(rows)} in {seconds:.1f} s")
         return painted

@@ -10,8 +10,8 @@ profile): `tiny-heavy` from the donor's latent, `tiny-light` from the image of `
 generated from noise, and by the cache's earlier rule: a latent resumed as stored, an image noised to step K.
 
 Variety is the mean distance of all pairs of the eight images, divided by that of the images from noise: 1 − SSIM, and
-the distance of the scorer's features. Compute saved: denoising steps that the start skips, divided by those that the
-earlier rule skipped. Quality: attributes that the scorer sees, and CLIPScore, divided by those of the images from
+the distance of the scorer's features. Compute saved: denoising steps that the start skips, divided by the earlier
+rule's. Quality: attributes that the scorer sees, and CLIPScore, divided by those of the images from
 noise.
 """
 
@@ -207,7 +207,7 @@ def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRu
 
 def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+        parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
         parser.add_argument("--prompts", type=int, default=24)
         parser.add_argument("--log-seed", type=int, default=13)
 

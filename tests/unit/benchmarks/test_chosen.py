@@ -12,9 +12,9 @@ def test_the_one_that_is_found_is_chosen() -> None:
 
 
 def test_none_and_several_are_refused_by_name() -> None:
-    with pytest.raises(NotFound, match="there is no profile of tiny"):
+    with pytest.raises(NotFound, match="no profile of tiny found"):
         only([], "profile of tiny")
-    with pytest.raises(FailedPrecondition, match="there are 2, not one: profile of tiny"):
+    with pytest.raises(FailedPrecondition, match="2 found, expected one: profile of tiny"):
         only([1, 2], "profile of tiny")
 
 
