@@ -115,8 +115,8 @@ def systems(warm: int) -> dict[str, Scenario]:
     found = {
         VANILLA: scenario_of("vanilla", warm, MI210_SECONDS),
         NIRVANA: scenario_of("nirvana-only", warm, MI210_SECONDS),
-        SDXL: scenario_of("modm-only", warm, {"large": large, "sdxl": MI210_SECONDS["sdxl"]}),
-        SANA: scenario_of("modm-only", warm, {"large": large, "sana": MI210_SECONDS["sana"]}),
+        SDXL: scenario_of("modm", warm, {"large": large, "sdxl": MI210_SECONDS["sdxl"]}),
+        SANA: scenario_of("modm", warm, {"large": large, "sana": MI210_SECONDS["sana"]}),
         JOINT: scenario_of("joint", warm, MI210_SECONDS),
     }
     return found

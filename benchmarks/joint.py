@@ -50,6 +50,7 @@ from benchmarks.report import Figure, at_least, informative, measured, parse_opt
 from benchmarks.trace_shapes import THREE
 from lab.emulation.adapter_costs import AdapterCosts
 from lab.emulation.costs import from_latencies
+from lab.planners.registry import POLICIES
 from lab.runs.figures import mean_quality
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
@@ -61,7 +62,6 @@ from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
 
 # only its deferral curve
@@ -75,15 +75,15 @@ PAPERS = (
     "diffserve",
     "nirvana-only",
     "retrieval-only",
-    "modm-only",
+    "modm",
 )
 MOST_VIOLATIONS, LEAST_QUALITY = 0.05, 0.95
 # Requests per second at the peak, in steps of a tenth; the search begins near a system's usual load.
 LOADS = tuple(0.05 * 1.1**number for number in range(60))
-GUESSES = {"modm-only": 0.72, OURS: 1.3}
+GUESSES = {"modm": 0.72, OURS: 1.3}
 GUESS = 0.3
 # The strongest paper runs on all traces; the others carry a third of its load, and run on one seed's traces.
-RIVAL = "modm-only"
+RIVAL = "modm"
 SEEDS, MOVED_SEEDS = 10, 4
 DEVICES, PERIOD_S, SWING, STEPS = 16, 15.0, 8.0, 50
 # Four times the large model's time: MoDM's looser SLO; its tighter one leaves no time for a cascade.
@@ -175,7 +175,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=tuple(SERVING_POLICIES), help="only these")
+    parser.add_argument("--systems", nargs="+", choices=tuple(POLICIES), help="only these")
     parser.add_argument("--segment-s", type=float, default=SEGMENT_S, help="seconds of a part of a shape")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each shape")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), help="only these")
@@ -347,7 +347,7 @@ def scenario_of(system: str, peak: float, constants: Constants = Constants()) ->
         name=system,
         models=tuple(_model(name, constants) for name in MI210_SECONDS),
         devices=(SimulatedDevices(DEVICES, "large", max_batch=1),),
-        policy=SERVING_POLICIES[system](settings_of(peak, constants)),
+        policy=POLICIES[system](settings_of(peak, constants)),
         dataplane=DataplaneSettings(queue_limit=100_000),
         delays=Delays(score=steady(DISCRIMINATOR_S)),
         cache=CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT),

@@ -25,7 +25,7 @@ from scipy.optimize import linprog
 
 from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
 from benchmarks.timed_looks import LookReading, looks_ms
-from pentimento.policies.serving.cascade_milp import solve_by_milp
+from lab.planners.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint_problem import (

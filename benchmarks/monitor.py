@@ -26,12 +26,12 @@ import numpy.typing as npt
 from benchmarks.paper_constants import MI210_SECONDS
 from benchmarks.paper_systems import mixture_scenario, prompt_content, prompt_load, run
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.planners.registry import POLICIES
 from lab.runs import RequestRecord
 from lab.simulator.scenario import Scenario
 from lab.workloads import Content, Segment, Workload, fluctuating
 from lab.workloads.builders import MODM_FLUCTUATION
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
-from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
 
 SYSTEMS = ("modm", "joint")
@@ -212,7 +212,7 @@ def scenario_of(system: str, rate: float) -> Scenario:
     settings = ServingSettings(
         heavy="large", small=("sdxl", "sana"), slo_s=SLO_S, batch_sizes=(1,), expected_per_s=rate, step_count=STEPS
     )
-    return replace(plain, policy=SERVING_POLICIES[system](settings), control_period_s=PERIOD_S)
+    return replace(plain, policy=POLICIES[system](settings), control_period_s=PERIOD_S)
 
 
 def _content(count: int, seed: int) -> Content:

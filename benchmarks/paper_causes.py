@@ -38,12 +38,14 @@ from benchmarks.paper_systems import (
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, at_least, parse_options, publish
 from benchmarks.slo_trace import ABOVE, static_capacity_per_s
+from lab.planners.ablations import next_batches, same_again
+from lab.planners.registry import POLICIES
 from lab.workloads import Workload
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.cascade_problem import QueueDelay
-from pentimento.policies.serving.cascades import CascadeAllocator, next_batches, same_again
+from pentimento.policies.serving.cascades import CascadeAllocator
 from pentimento.policies.serving.demand import demand_of
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 
 CHANCE = ("proteus",)
 # An over-provisioning factor beyond the artefact's, half as much again as is asked.
@@ -107,7 +109,7 @@ def more_factors(quick: bool) -> Comparison:
         load = [cascade_load([rate], length_s, cascade.slo_s, 1)]
         for name, factors in (("proteus", FACTORS), ("diffserve", (*FACTORS, 3.0, 5.0))):
             for factor in factors[-2:] if quick else factors:
-                policy = SERVING_POLICIES[name](cascade_settings(cascade, rate, factor))
+                policy = POLICIES[name](cascade_settings(cascade, rate, factor))
                 rows.append(row_of(policy, cascade, load, PAPER, {"level": level, "factor": factor}))
     orders = {
         f"{level}: every point of Proteus is dominated by one of DiffServe": covers(
@@ -146,7 +148,7 @@ def provisioned(quick: bool) -> Comparison:
     rows, orders = list[dict[str, Any]](), dict[str, bool]()
     for cascade in CASCADES[:1] if quick else CASCADES:
         loads = traces(cascade, 1 if quick else 2)
-        static = SERVING_POLICIES["static-cascade"](cascade_settings(cascade, cascade.low, OVERPROVISION))
+        static = POLICIES["static-cascade"](cascade_settings(cascade, cascade.low, OVERPROVISION))
         own = {factor: policy_of("diffserve", cascade, factor) for factor in (ARTEFACT_OVERPROVISION, LARGER)}
         held = row_of(static, cascade, loads, ARTEFACT, {"busiest": busiest(static, cascade, loads)})
         ours = {
@@ -201,7 +203,7 @@ def aimd_apart(quick: bool) -> Comparison:
     """Figure 8: batches by AIMD that the solver does not know of."""
     cascade = CASCADES[0]
     loads, settings = traces(cascade, 1 if quick else 3), cascade_settings(cascade, cascade.low, OVERPROVISION)
-    diffserve = SERVING_POLICIES["diffserve"](settings)
+    diffserve = POLICIES["diffserve"](settings)
     apart = replace(diffserve, name="aimd apart", allocator=BatchesApart(CascadeAllocator(settings)))
     ours, aimd = (row_of(policy, cascade, loads, PAPER, {}) for policy in (diffserve, apart))
     orders = {"AIMD batching has more violations": aimd["violations"] > ours["violations"]}
@@ -232,7 +234,7 @@ def artefact_factor(quick: bool) -> Comparison:
 class SameAgain(CascadeAllocator):
     """DiffServe's allocator that takes a wait of one batch for granted: a request is there for twice its execution."""
 
-    def _queue_delay(self, demand: ModelDemand) -> QueueDelay:
+    def queue_delay(self, demand: ModelDemand) -> QueueDelay:
         return same_again
 
 
@@ -242,7 +244,7 @@ def other_reading(quick: bool) -> Comparison:
     loads, rows, orders = traces(cascade, 1 if quick else 3), list[dict[str, Any]](), dict[str, bool]()
     for factor in (OVERPROVISION, ARTEFACT_OVERPROVISION):
         settings = cascade_settings(cascade, cascade.low, factor)
-        diffserve = SERVING_POLICIES["diffserve"](settings)
+        diffserve = POLICIES["diffserve"](settings)
         plain = replace(diffserve, name="no queueing model, q = e", allocator=SameAgain(settings))
         ours, without = (row_of(policy, cascade, loads, PAPER, {"factor": factor}) for policy in (diffserve, plain))
         rows += [ours, without]

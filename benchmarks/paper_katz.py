@@ -11,11 +11,11 @@ from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.paper_orders import Comparison
 from lab.emulation.costs import from_latencies
 from lab.emulation.jobs import DeviceSettings
+from lab.planners.registry import POLICIES
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
 
 
@@ -57,7 +57,7 @@ def _latency_s(seconds: float, quick: bool) -> float:
         name="katz",
         models=(SimulatedModel(from_latencies("sdxl", 50, {1: seconds}, variation=0.02)),),
         devices=(SimulatedDevices(1, "sdxl", max_batch=1),),
-        policy=SERVING_POLICIES["vanilla"](settings),
+        policy=POLICIES["vanilla"](settings),
         device_settings=DeviceSettings(steps=False, credit_batches=1),
         dataplane=DataplaneSettings(drop_late=False),
         default_model="sdxl",

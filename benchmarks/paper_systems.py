@@ -19,6 +19,8 @@ from benchmarks.paper_constants import (
 )
 from lab.emulation.costs import ModelCosts, from_latencies
 from lab.emulation.jobs import DeviceSettings
+from lab.planners.ablations import StaticCascade
+from lab.planners.registry import POLICIES
 from lab.runs import RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
@@ -29,8 +31,7 @@ from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving.cascade_problem import CascadeSolution
-from pentimento.policies.serving.cascades import StaticCascade
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
 # MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); this log has text to
@@ -142,7 +143,7 @@ def curve(cascade: Cascade) -> DeferralCurve:
 
 def cascade_policy(name: str, cascade: Cascade, settings: ServingSettings) -> ServingPolicy:
     """Return the policy; the static cascade has the artefact's allocation."""
-    policy = SERVING_POLICIES[name](settings)
+    policy = POLICIES[name](settings)
     if name != "static-cascade":
         return policy
     static = cascade.static
@@ -218,7 +219,7 @@ def mixture_scenario(
         step_count=50,
         qualities=qualities,
     )
-    policy = SERVING_POLICIES[name](settings)
+    policy = POLICIES[name](settings)
     # NIRVANA stores five latents per prompt
     items = capacity * 5 if name == "nirvana-only" else capacity
     rules = SelectionRules() if name == "nirvana-only" else IMAGE_RULES

@@ -17,8 +17,8 @@ from random import Random
 from benchmarks.paper_constants import ARTEFACT_OVERPROVISION, CASCADES
 from benchmarks.paper_systems import cascade_load, cascade_scenario, cascade_settings
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.planners.registry import POLICIES
 from lab.simulator import Simulation
-from pentimento.policies.serving.policy import SERVING_POLICIES
 
 DEVICES = (16, 300, 3_000)
 # Requests a second of a device: sixteen carry 16 of this cascade with a third deferred.
@@ -37,7 +37,7 @@ class Pass:
 def play(devices: int, count: int, seed: int) -> Pass:
     rate = RATE_OF_A_DEVICE * devices
     workload = cascade_load([rate], count / rate, 5.0, seed)
-    policy = SERVING_POLICIES["diffserve"](cascade_settings(CASCADES[0], rate, ARTEFACT_OVERPROVISION))
+    policy = POLICIES["diffserve"](cascade_settings(CASCADES[0], rate, ARTEFACT_OVERPROVISION))
     simulation = Simulation(cascade_scenario(CASCADES[0], policy, devices), workload, Random(seed))
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     records = simulation.run()

@@ -55,7 +55,7 @@ BASELINES = (
     "static-threshold",
     "diffserve",
     "nirvana-only",
-    "modm-only",
+    "modm",
 )
 # The papers drop late requests; this suite's frontdoor falls back by default. A control: a paper's allocator over this
 # suite's data path.
@@ -71,7 +71,7 @@ FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
 # These run on all traces; the others' are of one seed.
 COMPARED = (*FEWER, "diffserve", CONTROL, OURS_SERVES_AS)
 # the papers' allocators
-PAPERS = ("diffserve", "modm-only")
+PAPERS = ("diffserve", "modm")
 # zoo_quality: the light model's share of the heavy one's CLIPScore; the easiest image keeps all of it
 LIGHT_QUALITY = 0.84
 LIGHT_SPREAD = 2 * (1 - LIGHT_QUALITY)

@@ -1,18 +1,39 @@
 """Find what other distributions add: policies, suites, commands and services, by their entry points."""
 
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.settings.errors import SettingsError
 
-COMMANDS, SERVICES, SUITES = "pentimento.commands", "pentimento.services", "pentimento.suites"
+COMMANDS, POLICIES = "pentimento.commands", "pentimento.policies"
+SERVICES, SUITES = "pentimento.services", "pentimento.suites"
 LAB = "pip install 'pentimento[lab]'"
+LAB_POLICIES = (
+    "aimd",
+    "clipper-heavy",
+    "clipper-light",
+    "diffserve-milp",
+    "diffserve-relaxed",
+    "nirvana-only",
+    "no-queueing-model",
+    "proteus",
+    "retrieval-only",
+    "static-cascade",
+    "static-threshold",
+    "vanilla",
+)
 
 
 def load_plugin(group: str, name: str, asked: str) -> Any:
     """Import the object called `name` in a group of entry points. Raises SettingsError, one line that says what to
-    install for `asked`, where no distribution has it."""
-    return _entry_point(group, name, asked).load()
+    install for `asked`, where no distribution has it, or why it cannot be imported."""
+    found = _entry_point(group, name, asked)
+    try:
+        return found.load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"`{asked}`: {found.value} cannot be imported: {error}") from error
 
 
 def plugin_module(group: str, name: str, asked: str) -> str:
@@ -20,7 +41,23 @@ def plugin_module(group: str, name: str, asked: str) -> str:
     return _entry_point(group, name, asked).value
 
 
+def check_policy(name: str, flag: str) -> None:
+    """Raise SettingsError for a policy that is neither built in nor installed: what to install, or the names."""
+    known = {*POLICY_NAMES, *(found.name for found in entry_points(group=POLICIES))}
+    if name in known:
+        return
+    if name in LAB_POLICIES:
+        raise _missing(f"{flag} {name}")
+    close = get_close_matches(name, (*known, *LAB_POLICIES), n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise SettingsError(f"{flag} must be one of {', '.join(sorted(known))}, got {name!r}{hint}")
+
+
 def _entry_point(group: str, name: str, asked: str) -> EntryPoint:
     for found in entry_points(group=group, name=name):
         return found
-    raise SettingsError(f"`{asked}` needs `{LAB}`")
+    raise _missing(asked)
+
+
+def _missing(asked: str) -> SettingsError:
+    return SettingsError(f"`{asked}` needs `{LAB}`")

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from random import Random
 
+from lab.planners.registry import POLICIES
 from lab.runs import Report, Run, as_html, as_json, as_text, make_report, save_png, save_run
 from lab.simulator.scenario_file import ScenarioFile, read_scenario
 from lab.simulator.simulation import Simulation
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving.policy import SERVING_POLICIES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"in place of those the file names; again for several: {', '.join(SERVING_POLICIES)}",
+        help=f"in place of those the file names; again for several: {', '.join(POLICIES)}",
     )
     parser.add_argument("--eviction", choices=EVICTION_NAMES, help="the cache's rule in place of the policies' own")
     parser.add_argument("--seed", type=int, help="in place of the file's")

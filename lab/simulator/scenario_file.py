@@ -23,6 +23,7 @@ from lab.emulation.costs import costs_of
 from lab.emulation.fleet_file import EmulatedFleet, largest_batch, read_fleet
 from lab.emulation.fleet_settings import fleet_settings
 from lab.emulation.jobs import DeviceSettings
+from lab.planners.registry import POLICIES
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
 from lab.simulator.tenant_table import read_quotas
@@ -34,8 +35,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving.needs import check_needs
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 
 
@@ -71,12 +71,12 @@ def read_scenario(
         base = replace(base, cache=replace(base.cache, eviction=eviction))
     of_file = table.texts("policies", ())
     named = tuple(policies) or of_file
-    if strangers := [name for name in named if name not in SERVING_POLICIES]:
-        message = f"must be some of {', '.join(SERVING_POLICIES)}, got {', '.join(map(repr, strangers))}"
+    if strangers := [name for name in named if name not in POLICIES]:
+        message = f"must be some of {', '.join(POLICIES)}, got {', '.join(map(repr, strangers))}"
         raise InvalidArgument.of("--policy", message) if policies else table.error("policies", message)
     scenarios = tuple(replace(base, name=name, policy=_policy(table, name, settings)) for name in named)
     if not scenarios:
-        raise table.error("policies", f"must be at least one of {', '.join(SERVING_POLICIES)}")
+        raise table.error("policies", f"must be at least one of {', '.join(POLICIES)}")
     asked = table.table("workload")
     if asked is None:
         raise table.error("workload", "must be given: a table")
@@ -110,7 +110,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         name="",
         models=_models(fleet),
         devices=_devices(fleet),
-        policy=SERVING_POLICIES["resident"](ServingSettings(fleet.default_model)),
+        policy=POLICIES["resident"](ServingSettings(fleet.default_model)),
         device_settings=DeviceSettings(
             steps=fleet.step_batching,
             preempt=fleet.preempt,
@@ -161,12 +161,12 @@ def _devices(fleet: EmulatedFleet) -> tuple[SimulatedDevices, ...]:
 
 def _policy(table: TomlTable, name: str, settings: ServingSettings) -> ServingPolicy:
     try:
-        check_needs(name, settings)
+        POLICIES[name].check(settings)
     except InvalidArgument as error:
         needed = error.violations[0]
         field = {"small_models": "small"}.get(needed.field, needed.field)
         raise _policy_table(table).error(field, needed.description) from None
-    return SERVING_POLICIES[name](settings)
+    return POLICIES[name](settings)
 
 
 def _policy_table(table: TomlTable) -> TomlTable:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from pentimento.cli.json_output import json_option
 from pentimento.cli.listening import with_free_port
 from pentimento.cli.numbers import FiniteRange
 from pentimento.cli.suite_running import run_suite
-from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
-from pentimento.plugins import SUITES, load_plugin
+from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
 from pentimento.settings.loading import setting_of
 from pentimento.settings.sources import COMMON
@@ -200,7 +198,8 @@ def up(
     emulated = emulated_devices(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
     selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
-    check_policy(options["policy"])
+    if options["policy"]:
+        check_policy(options["policy"], "--policy")
     cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
     if cascade is not None and len(cascade.models) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
@@ -266,14 +265,6 @@ def token_file_of_all(config_file: Path | None) -> Path | None:
     them has, were it not the suite's. Raises SettingsError."""
     found: Path | None = setting_of(RpcServerSettings, "token_file", COMMON, config_file, os.environ)
     return found
-
-
-def check_policy(name: str) -> None:
-    """Raise click.UsageError for a policy that there is not, with the one that was meant, if it can be told."""
-    if name and name not in POLICY_NAMES:
-        close = get_close_matches(name, POLICY_NAMES, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise click.UsageError(f"--policy must be one of {', '.join(sorted(POLICY_NAMES))}, got {name!r}{hint}")
 
 
 def served_http(listen: str) -> str:

@@ -15,26 +15,8 @@ MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
 # Policies that a controller can plan by; `policies.serving` has what they decide.
-POLICY_NAMES = (
-    "resident",
-    "vanilla",
-    "clipper-light",
-    "clipper-heavy",
-    "proteus",
-    "static-cascade",
-    "static-threshold",
-    "aimd",
-    "no-queueing-model",
-    "diffserve",
-    "diffserve-relaxed",
-    "diffserve-milp",
-    "nirvana-only",
-    "modm-only",
-    "retrieval-only",
-    "modm",
-    "resident-mixture",
-    "joint",
-)
+# Policies of every installation.
+POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint")
 
 
 class ReplicaKind(Enum):

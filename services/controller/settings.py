@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
+from pentimento.plugins import POLICIES, check_policy, load_plugin
 from pentimento.policies.profiled_cascades import ReusePromise
 from pentimento.policies.selector_profiling import RuleChoice
-from pentimento.policies.serving.needs import check_needs
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import SERVING_POLICIES, PolicyBuilder, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
@@ -149,7 +149,9 @@ class ControllerSettings:
     retention_s: float = setting(60.0, help="time a silent replica stays visible in the fleet", minimum=0)
     max_replicas: int = setting(4096, help="registered replicas", minimum=1)
     max_watchers: int = setting(256, help="open plan streams", minimum=1)
-    allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}")
+    allocator: str = setting(
+        "resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}, or a plug-in's"
+    )
     cascade: str = setting(
         "",
         help="registered cascade (light>heavy or longer) to plan; --allocator plans until it is registered",
@@ -197,10 +199,6 @@ class ControllerSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.allocator not in SERVING_POLICIES:
-            raise ValueError(
-                f"--allocator must be one of {', '.join(sorted(SERVING_POLICIES))}, got {self.allocator!r}"
-            )
         if self.standby and not self.ledger_url:
             raise ValueError("--standby needs a --ledger-url that the leader has too")
         if self.cascade and not (self.ledger_url and math.isfinite(self.serving.serving().slo_s)):
@@ -218,9 +216,20 @@ class ControllerSettings:
         serving = self.serving.serving()
         if handover is not None:
             serving = serving.handing_over(handover)
+        build = builder_of(self.allocator)
         try:
-            check_needs(self.allocator, serving)
+            build.check(serving)
         except InvalidArgument as error:
             (lacking,) = error.violations
             raise ValueError(f"{_FLAGS[lacking.field]} {lacking.description}") from None
-        return SERVING_POLICIES[self.allocator](serving)
+        return build(serving)
+
+
+def builder_of(name: str) -> PolicyBuilder:
+    """Return what builds a policy: one of every installation, or a plug-in. Raises SettingsError."""
+    if (built_in := SERVING_POLICIES.get(name)) is not None:
+        return built_in
+    check_policy(name, "--allocator")
+    plugin = load_plugin(POLICIES, name, f"--allocator {name}")
+    assert isinstance(plugin, PolicyBuilder), f"{name} must be a PolicyBuilder"
+    return plugin

@@ -17,7 +17,7 @@ from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 
-NAME = "cascade-chain"
+NAME = "cascade"
 
 
 def cascade_chain(settings: ServingSettings, cascade: CascadeVariant) -> ServingPolicy:

@@ -4,16 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan
 from pentimento.policies.allocation import Allocator, hold_resident
-from pentimento.policies.serving.cascade_milp import solve_by_milp
-from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.cascades import CascadeAllocator
 from pentimento.policies.serving.entry import NOISE, STARTS
 from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, ResidentMixture
-from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
-from pentimento.policies.serving.uniform import OneModel
 
 
 class CacheUse(Enum):
@@ -63,81 +61,58 @@ class ServingPolicy:
         return replace(decided, admits=STARTS if self.cache_hits else (NOISE,), eviction=self.eviction)
 
 
+@dataclass(frozen=True)
+class PolicyBuilder:
+    """A policy under its name. `needs` are the fields of ServingSettings without which it cannot plan."""
+
+    name: str
+    needs: tuple[str, ...]
+    build: Callable[[ServingSettings], ServingPolicy]
+
+    def __call__(self, settings: ServingSettings) -> ServingPolicy:
+        return self.build(settings)
+
+    def check(self, settings: ServingSettings) -> None:
+        """Raise InvalidArgument that names a field which is missing."""
+        for field in self.needs:
+            value = getattr(settings, field)
+            if field in ("slo_s", "peak_per_s"):
+                if not 0.0 < value < float("inf"):
+                    raise InvalidArgument.of(field, f"must be above 0 and finite for {self.name}, got {value}")
+            elif not value:
+                raise InvalidArgument.of(field, f"must name a model for {self.name}")
+        if "light" in self.needs and settings.light == settings.heavy:
+            limit = f"must be another model than heavy for {self.name}, got {settings.light}"
+            raise InvalidArgument.of("light", limit)
+
+
+CASCADE = ("heavy", "light", "slo_s")
+
+
+def policy(*needs: str) -> Callable[[Callable[[ServingSettings], ServingPolicy]], PolicyBuilder]:
+    """Return the decorator that makes a function a builder under its own name."""
+    return lambda build: PolicyBuilder(build.__name__.replace("_", "-"), needs, build)
+
+
+@policy()
 def resident(settings: ServingSettings) -> ServingPolicy:
     """Build the policy without planning: every worker goes on with the model that it holds, in batches of its own."""
     return ServingPolicy("resident", hold_resident, plans_batches=False)
 
 
-def vanilla(settings: ServingSettings) -> ServingPolicy:
-    """Build the baseline without reuse: every request by the heavy model from noise, first come first served; late is
-    late."""
-    return ServingPolicy("vanilla", _heavy(settings), drops_late=False)
-
-
-def clipper_light(settings: ServingSettings) -> ServingPolicy:
-    """Build Clipper with the light model only: AIMD batches."""
-    allocator = OneModel(settings.light, settings.slo_s, settings.batch_sizes, aimd=True)
-    return ServingPolicy("clipper-light", allocator)
-
-
-def clipper_heavy(settings: ServingSettings) -> ServingPolicy:
-    """Build Clipper with the heavy model only: AIMD batches."""
-    allocator = OneModel(settings.heavy, settings.slo_s, settings.batch_sizes, aimd=True)
-    return ServingPolicy("clipper-heavy", allocator)
-
-
-def proteus(settings: ServingSettings) -> ServingPolicy:
-    """Build Proteus: light and heavy by load, requests to them at random."""
-    return ServingPolicy("proteus", Proteus(settings))
-
-
-def static_cascade(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe-Static: a cascade whose allocation is solved once, for the peak demand."""
-    return ServingPolicy("static-cascade", StaticCascade(settings))
-
-
-def static_threshold(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe with a threshold that never moves."""
-    return ServingPolicy("static-threshold", CascadeAllocator(settings, fixed_threshold=settings.fixed_threshold))
-
-
-def aimd(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe with AIMD batch sizes in place of the solver's."""
-    return ServingPolicy("aimd", CascadeAllocator(settings, aimd=True))
-
-
-def no_queueing_model(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe without Little's law: a wait of twice the execution is assumed."""
-    return ServingPolicy("no-queueing-model", CascadeAllocator(settings, queueing_model=False))
-
-
+@policy(*CASCADE)
 def diffserve(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe: a cascade whose allocation is solved anew for each period's demand."""
     return ServingPolicy("diffserve", CascadeAllocator(settings))
 
 
-def diffserve_relaxed(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe whose light model alone may go on where the heavy model's queue is too long."""
-    return ServingPolicy("diffserve-relaxed", CascadeAllocator(settings, relaxed=True))
-
-
-def diffserve_milp(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe whose problem is solved as the paper does it, by a MILP solver: the same thresholds, later."""
-    return ServingPolicy("diffserve-milp", CascadeAllocator(settings, solver=solve_by_milp))
-
-
-def nirvana_only(settings: ServingSettings) -> ServingPolicy:
-    """Build NIRVANA: latents of misses are reused, as the paper stores them, with LCBFU eviction."""
-    return ServingPolicy(
-        "nirvana-only", _heavy(settings), CacheUse.LATENTS, "lcbfu", cache_hits=False, drops_late=False
-    )
-
-
+@policy("heavy", "small_models")
 def modm(settings: ServingSettings) -> ServingPolicy:
     """Build MoDM: images are reused, hits are refined by the small model."""
     return ServingPolicy("modm", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
 
 
+@policy("heavy", "small_models")
 def resident_mixture(settings: ServingSettings) -> ServingPolicy:
     """Build MoDM's routes without its monitor, for devices that hold both models: latents and images are reused, and
     nothing is ever loaded."""
@@ -146,44 +121,14 @@ def resident_mixture(settings: ServingSettings) -> ServingPolicy:
     )
 
 
-def modm_only(settings: ServingSettings) -> ServingPolicy:
-    """Build MoDM under the name of a baseline."""
-    return ServingPolicy("modm-only", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
-
-
-def retrieval_only(settings: ServingSettings) -> ServingPolicy:
-    """Build pure retrieval: the nearest image as it is where one is near, else the heavy model (Pinecone in MoDM's
-    evaluation)."""
-    return ServingPolicy("retrieval-only", _heavy(settings), CacheUse.RETRIEVAL, cache_hits=False, drops_late=False)
-
-
+@policy("heavy", "small_models", "slo_s")
 def joint(settings: ServingSettings) -> ServingPolicy:
     """Build the policy that plans all ways to paint at once: cascades, hits of latents and images, every kind of
     device."""
     return ServingPolicy("joint", JointAllocator(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)
 
 
-def _heavy(settings: ServingSettings) -> OneModel:
-    return OneModel(settings.heavy, settings.slo_s, settings.batch_sizes)
-
-
-SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
-    "resident": resident,
-    "vanilla": vanilla,
-    "clipper-light": clipper_light,
-    "clipper-heavy": clipper_heavy,
-    "proteus": proteus,
-    "static-cascade": static_cascade,
-    "static-threshold": static_threshold,
-    "aimd": aimd,
-    "no-queueing-model": no_queueing_model,
-    "diffserve": diffserve,
-    "diffserve-relaxed": diffserve_relaxed,
-    "diffserve-milp": diffserve_milp,
-    "nirvana-only": nirvana_only,
-    "modm-only": modm_only,
-    "retrieval-only": retrieval_only,
-    "modm": modm,
-    "resident-mixture": resident_mixture,
-    "joint": joint,
+# In every installation; plug-ins of the group `pentimento.policies` add others.
+SERVING_POLICIES: Mapping[str, PolicyBuilder] = {
+    built.name: built for built in (resident, diffserve, modm, resident_mixture, joint)
 }

@@ -281,7 +281,7 @@ async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(fo
             await suite.controller.register(worker)
         seen = set()
         async with asyncio.timeout(120):
-            while "cascade-chain" not in seen:
+            while "cascade" not in seen:
                 for number in range(4):
                     await suite.controller.report(ReplicaReport(f"w{number}", 1))
                 plan = (await suite.controller.fleet()).plan

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, settings_of
+from lab.planners.registry import POLICIES
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.policies.allocation import AllocationDecision
-from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.stores.ledger import open_journal
 from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 
@@ -101,7 +101,7 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
         # The policy decides in a thread, a moment before it is in force.
         await fleet.wait_until(lambda: planned(fleet.plan) == planned(fleet.settings.asked[-1][1]))
         asked = tuple(fleet.settings.asked)
-        policy = SERVING_POLICIES["diffserve"](fleet.settings.serving.serving())
+        policy = POLICIES["diffserve"](fleet.settings.serving.serving())
 
     # From nothing remembered on, look after look.
     before = decided = AllocationDecision()

@@ -5,6 +5,7 @@ from random import Random
 
 from lab.emulation.costs import from_latencies
 from lab.emulation.jobs import DeviceSettings
+from lab.planners.registry import POLICIES
 from lab.runs import RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
@@ -12,7 +13,7 @@ from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import NOTHING, steady
 from pentimento.policies.allocation import hold_resident
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings
 
 TURBO = {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41}
@@ -55,7 +56,7 @@ def cascade(policy: str, devices: int = 16, rate: float = 10.0, load_s: float = 
         "name": policy,
         "models": models if load_s else MODELS,
         "devices": (SimulatedDevices(devices, "sd15"),),
-        "policy": SERVING_POLICIES[policy](settings),
+        "policy": POLICIES[policy](settings),
         "device_settings": REQUESTS,
         "default_model": "sd15",
         "dataplane": DataplaneSettings(queue_limit=1_000_000),

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from lab.emulation.fleet_file import read_fleet
+from lab.planners.registry import POLICIES
 from lab.simulator.__main__ import main
 from lab.simulator.scenario_file import read_scenario
 from lab.simulator.synthetic_log import synthetic_log
 from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.policies.serving.policy import SERVING_POLICIES
 from tests.lab.simulator.scenarios import arrivals, run
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -72,7 +72,7 @@ def test_the_page_of_scenarios_names_every_policy() -> None:
 
     (names,) = (line.split(" names: ")[1].removesuffix(" |") for line in lines if line.startswith("| `policies` |"))
 
-    assert sorted(names.split(", ")) == sorted(SERVING_POLICIES)
+    assert sorted(names.split(", ")) == sorted(POLICIES)
 
 
 def test_a_file_becomes_a_scenario_for_each_policy(scenario: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lab.emulation.costs import from_latencies
 from lab.emulation.jobs import DeviceSettings
+from lab.planners.registry import POLICIES
 from lab.runs import Outcome, StartKind
 from lab.simulator import Simulation
 from lab.simulator.cache import CacheSettings
@@ -22,7 +23,7 @@ from pentimento.devices.profile import steady
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 from tests.lab.simulator.scenarios import SD15, arrivals, cascade, one_model, poisson, run, share
@@ -42,7 +43,7 @@ def test_every_effect_is_performed() -> None:
     assert simulation._performers.keys() == set(get_args(effects.Effect))
 
 
-@pytest.mark.parametrize("policy", SERVING_POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_answers_a_light_load_in_time(policy: str) -> None:
     records = run(cascade(policy, rate=1.0), poisson(1.0, 100))
 
@@ -51,7 +52,7 @@ def test_every_policy_answers_a_light_load_in_time(policy: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    policy=st.sampled_from(sorted(SERVING_POLICIES)),
+    policy=st.sampled_from(sorted(POLICIES)),
     rate=st.floats(0.5, 60.0),
     devices=st.integers(1, 6),
     load_s=st.sampled_from([0.0, 3.0]),
@@ -247,7 +248,7 @@ def cached(policy: str, rows: list[int], capacity: int = 1_000, thinned_count: i
         {1: 1.0},
         count=4,
         steps=50,
-        policy=SERVING_POLICIES[policy](settings),
+        policy=POLICIES[policy](settings),
         dataplane=DataplaneSettings(thinning=ThinningMode.ALWAYS if options else ThinningMode.OFF),
         models=(
             SimulatedModel(from_latencies("m", 50, {1: 1.0}), thinning=options),

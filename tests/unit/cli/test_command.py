@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import SUBCOMMANDS, cli, describe, json_escape, status, up, zoo
+from pentimento.cli import SUBCOMMANDS, cli, describe, json_escape, status, zoo
 from pentimento.cli.connection import TLS_FILES
 from pentimento.cli.generate import parse_size
 from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
@@ -58,11 +58,11 @@ def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_there_is_not_is_refused_under_the_name_of_its_option(tmp_path: Path) -> None:
-    done = CliRunner().invoke(up.up, ["--policy", "jiont", "--model", "m", "--state-dir", str(tmp_path / "state")])
+    done = run("up", "--policy", "jiont", "--model", "m", "--state-dir", str(tmp_path / "state"))
 
-    assert done.exit_code == 2
-    assert "--policy must be one of aimd, clipper-heavy" in done.output
-    assert "'jiont' (did you mean joint?)" in done.output
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("pentimento: --policy must be one of ")
+    assert "diffserve, " in done.stderr and "'jiont' (did you mean joint?)" in done.stderr
     assert not (tmp_path / "state").exists()
 
 

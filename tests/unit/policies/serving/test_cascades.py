@@ -10,7 +10,7 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, grid, solve
-from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.cascades import CascadeAllocator
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.serving.fleets import context, counts, decide, profiles, repeat, worker
@@ -133,8 +133,6 @@ def test_a_long_queue_leaves_no_time_for_the_heavy_model() -> None:
 
     assert decide(CascadeAllocator(SETTINGS), calm).threshold("turbo") > 0
     assert decide(CascadeAllocator(SETTINGS), swamped).threshold("turbo") == 0
-    blind = CascadeAllocator(replace(SETTINGS, slo_s=6.0), queueing_model=False)
-    assert decide(blind, swamped).threshold("turbo") > 0
 
 
 def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:
@@ -180,74 +178,6 @@ def test_the_queue_that_counts_is_the_average_one() -> None:
     decision = decide(allocator, context(16, ModelDemand("turbo", 20.0), empty_now))
 
     assert decision.threshold("turbo") == 0
-
-
-def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> None:
-    allocator = CascadeAllocator(SETTINGS, aimd=True)
-    calm = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
-    grown, _ = repeat(allocator, calm, times=5, every_s=5.0)
-    bad = context(16, ModelDemand("turbo", 5.0, violation_count=3), ModelDemand("sd15", 1.0))
-
-    shrunk = decide(allocator, replace(bad, last=grown))
-
-    assert grown.memory[2:4] == (6.0, 6.0)
-    assert shrunk.memory[2:4] == (3.0, 7.0)
-
-
-def test_aimd_adds_none_beyond_what_was_measured() -> None:
-    """Batches of up to 32 may be chosen; the light model's costs are known up to 8, the heavy one's up to 4."""
-    known = profiles(turbo={1: 0.1, 8: 0.4}, sd15={1: 1.8, 4: 3.7})
-    asked = replace(context(16, ModelDemand("turbo", 8.0), ModelDemand("sd15", 1.0)), profiles=known)
-
-    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
-
-    assert {(one.model, one.max_batch_size) for one in last.assignments} == {("turbo", 8), ("sd15", 4)}
-    assert last.memory[2:4] == (8.0, 4.0)
-
-
-def test_aimd_learns_nothing_from_a_pool_that_nobody_asks() -> None:
-    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
-
-    assert last.memory[2:4] == (6.0, 1.0)
-
-
-def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() -> None:
-    asked = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
-
-    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
-
-    heavy = [assignment for assignment in last.assignments if assignment.model == "sd15"]
-    assert heavy[0].max_batch_size == 21
-    assert last.threshold("turbo") > 0
-
-
-def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
-    allocator = CascadeAllocator(SETTINGS, fixed_threshold=0.3)
-
-    low = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
-    high = decide(allocator, context(16, ModelDemand("turbo", 25.0)))
-
-    assert low.threshold("turbo") == high.threshold("turbo") == 0.3
-    assert counts(low)["turbo"] < counts(high)["turbo"]
-
-
-def test_the_static_cascade_heeds_the_peak_alone() -> None:
-    allocator = StaticCascade(replace(SETTINGS, peak_per_s=20.0))
-
-    low = decide(allocator, context(16, ModelDemand("turbo", 1.0)))
-    high = decide(allocator, context(16, ModelDemand("turbo", 500.0)))
-
-    assert low == high
-    assert low.threshold("turbo") > 0
-
-
-def test_a_static_cascade_holds_what_it_was_given() -> None:
-    held = CascadeSolution(4, 12, 16, 4, 0.02, 0.0)
-
-    decision = decide(StaticCascade(SETTINGS, held), context(16, ModelDemand("turbo", 500.0)))
-
-    assert counts(decision) == {"sd15": 12, "turbo": 4}
-    assert decision.threshold("turbo") == 0.02
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e4])
@@ -304,18 +234,9 @@ def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, expon
     assert curve.share(curve.confidence(quantile)) == pytest.approx(quantile, abs=1e-6)
 
 
-@pytest.mark.parametrize("allocator", [CascadeAllocator, StaticCascade])
-def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_model(
-    allocator: type[CascadeAllocator] | type[StaticCascade],
-) -> None:
+def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_model() -> None:
     slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s)
     asked = context(16, ModelDemand("turbo", 4.0))
 
-    assert decide(allocator(SETTINGS), asked).threshold("turbo") > 0
-    assert decide(allocator(slow), asked).threshold("turbo") == 0
-
-
-def test_batches_are_remembered_by_aimd_alone() -> None:
-    for aimd, batches in ((True, (2.0, 2.0)), (False, (1.0, 1.0))):
-        asked = context(8, ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0))
-        assert decide(CascadeAllocator(SETTINGS, aimd=aimd), asked).memory[2:4] == batches
+    assert decide(CascadeAllocator(SETTINGS), asked).threshold("turbo") > 0
+    assert decide(CascadeAllocator(slow), asked).threshold("turbo") == 0

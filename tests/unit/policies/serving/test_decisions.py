@@ -24,7 +24,7 @@ from pentimento.policies.allocation import (
     ReplicaView,
 )
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, solve
-from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.cascades import CascadeAllocator, as_decision
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, settled_weight, share_weight, smoothed
 from pentimento.policies.serving.entry import (
@@ -43,8 +43,8 @@ from pentimento.policies.serving.mixture import (
     ResidentMixture,
     large_count,
 )
-from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.policy import diffserve
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.serving.fleets import TURBO, context, counts, decide, profiles, worker
 from tests.unit.policies.serving.test_mixture import asked
@@ -61,7 +61,7 @@ def names(count: int, first: int = 0) -> tuple[str, ...]:
 def test_a_cascade_s_solution_becomes_a_plan() -> None:
     held = CascadeSolution(1, 2, 8, 4, 0.6, 3.0, admission_rate=0.5)
 
-    decision = decide(StaticCascade(SETTINGS, held), context(3))
+    decision = as_decision(context(3), SETTINGS, held, ())
 
     # All hold the heavy model: the first two keep it.
     assert decision.assignments == (
@@ -76,13 +76,13 @@ def test_a_cascade_s_solution_becomes_a_plan() -> None:
     thresholds = tuple(StartThreshold(start, 0.6) for start in ("noise", "latent", "image"))
     stages = (StagePlan("turbo", thresholds), StagePlan("sd15"))
     assert decision.cascades == (CascadePlan("turbo>sd15", stages),)
-    assert (decision.admission_rate, decision.memory) == (1.0, ())
+    assert (decision.admission_rate, decision.memory) == (0.5, ())
 
 
 def test_without_a_heavy_worker_nothing_is_sent_on() -> None:
     held = CascadeSolution(3, 0, 8, 4, 0.6, 3.0)
 
-    assert decide(StaticCascade(SETTINGS, held), context(3)).threshold("turbo") == 0.0
+    assert as_decision(context(3), SETTINGS, held, ()).threshold("turbo") == 0.0
 
 
 def test_modm_gives_the_large_model_what_the_hits_leave() -> None:
@@ -219,18 +219,16 @@ def test_a_solution_tells_how_long_both_models_take_with_their_queues_and_the_sc
 
 
 def test_an_slo_of_less_than_a_second_is_one() -> None:
-    check_needs("static-cascade", replace(SETTINGS, slo_s=0.5, peak_per_s=0.5))
+    diffserve.check(replace(SETTINGS, slo_s=0.5))
 
 
 def test_a_cascade_carries_its_memory_from_the_first_decision_on() -> None:
-    """Demand, bend of the curve, both batches of AIMD, time, and of which curve the bend is."""
+    """Demand, bend of the curve, time, and of which curve the bend is."""
     expecting = replace(SETTINGS, expected_per_s=8.0)
 
     plain = decide(CascadeAllocator(expecting), context(16, now_s=7.0))
-    grown = decide(CascadeAllocator(expecting, aimd=True), context(16, ModelDemand("turbo", 8.0), now_s=7.0))
 
-    assert plain.memory == (8.0, 1.0, 1.0, 1.0, 7.0, SETTINGS.deferral.mark)
-    assert grown.memory == (8.0, 1.0, 2.0, 1.0, 7.0, SETTINGS.deferral.mark)
+    assert plain.memory == (8.0, 1.0, 7.0, SETTINGS.deferral.mark)
 
 
 def test_modm_s_models_are_planned_with_a_tenth_to_spare() -> None:
@@ -327,7 +325,7 @@ def test_of_equal_thresholds_the_most_spare_light_pool_counts_then_latency_then_
 def test_the_curve_follows_what_is_observed_by_a_fifth_within_bounds(observed: float, exponent: float) -> None:
     """A fifth of what an observation at t = 0.5 tells, which is 0.742."""
     cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
-    last = AllocationDecision(memory=(4.0, 1.0, 1.0, 1.0, 0.0), cascades=(cascade,))
+    last = AllocationDecision(memory=(4.0, 1.0, 0.0), cascades=(cascade,))
     seen = replace(context(16, ModelDemand("turbo", 4.0, deferred_share=observed)), last=last)
 
     bend = decide(CascadeAllocator(SETTINGS), seen).memory[1]

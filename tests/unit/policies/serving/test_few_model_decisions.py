@@ -1,11 +1,4 @@
-"""Decisions of policies of one model and of Proteus: batches that fit the time, and shares of the light model."""
-
-import itertools
-from dataclasses import replace
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+"""Decisions of policies of one model: batches that fit the time."""
 
 from pentimento.domain.fleet import (
     PoolPlan,
@@ -13,17 +6,13 @@ from pentimento.domain.fleet import (
 )
 from pentimento.policies.allocation import (
     AllocationDecision,
-    AllocationProfile,
-    ModelDemand,
 )
-from pentimento.policies.serving.cascades import CascadeAllocator
 from pentimento.policies.serving.entry import (
     EVERY_START,
 )
-from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
-from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide
+from tests.unit.policies.serving.fleets import context, decide
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 
@@ -43,103 +32,8 @@ def test_one_model_that_is_never_in_time_runs_the_smallest_batch() -> None:
     assert decide(OneModel("sd15", 0.5, (2, 4)), context(1)).assignments[0].max_batch_size == 2
 
 
-@pytest.mark.parametrize(("violations", "before", "after"), [(0, 2, 3), (0, 4, 4), (1, 4, 2), (5, 3, 1), (1, 1, 1)])
-def test_clipper_adds_one_and_halves(violations: int, before: int, after: int) -> None:
-    asked_for = context(1, ModelDemand("sd15", 1.0, violation_count=violations))
-    last = AllocationDecision(memory=(float(before),))
-
-    decision = decide(OneModel("sd15", 5.0, (1, 2, 4, 8), aimd=True), replace(asked_for, last=last))
-
-    assert (decision.assignments[0].max_batch_size, decision.memory) == (after, (float(after),))
-
-
-@settings(deadline=None, max_examples=40)
-@given(rate=st.floats(0.5, 60.0), devices=st.integers(1, 12))
-def test_proteus_finds_the_largest_share_that_is_carried_in_time(rate: float, devices: int) -> None:
-    decision = decide(Proteus(replace(SETTINGS, overprovision=1.0)), context(devices, ModelDemand("turbo", rate)))
-
-    best = 0.0
-    lights = [size / seconds for size, seconds in TURBO.items() if 2 * seconds <= 5.0]
-    heavies = [size / seconds for size, seconds in SD15.items() if 2 * seconds <= 5.0]
-    for light, heavy, count in itertools.product(lights, heavies, range(1, devices + 1)):
-        share = min(count * heavy / rate, 1.0)
-        if (devices - count) * light >= (1.0 - share) * rate * (1 - 1e-9):
-            best = max(best, share)
-    light_routes, heavy_routes = (pool.routes for pool in decision.pools)
-    assert [route.route for route in heavy_routes] == ["noise", "latent", "image"]
-    assert [route.share for route in heavy_routes] == pytest.approx([best] * 3)
-    assert [route.share for route in light_routes] == pytest.approx([1.0 - best] * 3)
-
-
-def test_proteus_averages_and_over_provisions_what_is_asked_of_both_models() -> None:
-    both = context(16, ModelDemand("turbo", 6.0), ModelDemand("sd15", 4.0))
-    first = decide(Proteus(SETTINGS), replace(both, now_s=7.0))
-    burst = replace(context(16, ModelDemand("turbo", 41.0), now_s=8.0), last=first)
-
-    assert first.memory == (10.0, 7.0)
-    assert decide(Proteus(SETTINGS), burst).memory == (pytest.approx(10.0 + 31.0 / 3.1), 8.0)
-
-
-def test_proteus_without_time_for_anything_runs_the_quickest_batch_of_the_light_model() -> None:
-    decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
-
-    assert {(each.model, each.max_batch_size) for each in decision.assignments} == {("turbo", 1)}
-
-
-def test_proteus_takes_the_smallest_batches_among_equal_shares() -> None:
-    """Two heavy devices of 2 / 2.16 carry 46 % of 4 a second; any batch of the light model carries the rest on one.
-    One a second is carried by the heavy model alone, in batches of one."""
-    settings = replace(SETTINGS, overprovision=1.0)
-
-    shared = decide(Proteus(settings), context(3, ModelDemand("turbo", 4.0)))
-    alone = decide(Proteus(settings), context(16, ModelDemand("turbo", 1.0)))
-
-    assert [(each.model, each.max_batch_size) for each in shared.assignments] == [
-        ("sd15", 2),
-        ("sd15", 2),
-        ("turbo", 1),
-    ]
-    assert [(each.model, each.max_batch_size) for each in alone.assignments] == [("sd15", 1)] * 16
-    assert [pool.worker_ids for pool in shared.pools] == [("w002",), ("w000", "w001")]
-
-
-def test_proteus_without_time_for_anything_sends_all_to_the_light_model() -> None:
-    decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
-
-    assert [[route.share for route in pool.routes] for pool in decision.pools] == [[1.0] * 3, [0.0] * 3]
-    assert [pool.worker_ids for pool in decision.pools] == [("w000", "w001"), ()]
-
-
-def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
-    """Two seconds of waiting and two of running."""
-    quick = AllocationProfile("turbo", "", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 2.0, 0)
-    asked_for = replace(context(4, ModelDemand("turbo", 1.0)), profiles=quick)
-
-    decision = decide(Proteus(replace(SETTINGS, slo_s=4.0)), asked_for)
-
-    assert "sd15" in counts(decision)
-
-
-@pytest.mark.parametrize(("violations", "before", "after"), [(1, 7.0, 3.0), (2, 1.0, 1.0), (0, 32.0, 32.0)])
-def test_aimd_halves_after_the_first_violation_and_stays_within_its_sizes(
-    violations: int, before: float, after: float
-) -> None:
-    demand = ModelDemand("turbo", 4.0, violation_count=violations)
-    last = AllocationDecision(memory=(4.0, 1.0, before, 1.0, 0.0))
-
-    decision = decide(CascadeAllocator(SETTINGS, aimd=True), replace(context(16, demand), last=last))
-
-    assert decision.memory[2] == after
-
-
 def test_one_model_is_planned_in_batches_of_one_that_do_not_grow_where_nobody_says_more() -> None:
-    assert OneModel("sd15", 5.0) == OneModel("sd15", 5.0, (1,), aimd=False)
-
-
-def test_clipper_begins_with_a_batch_of_one() -> None:
-    first = decide(OneModel("sd15", 5.0, (1, 2, 4), aimd=True), context(1, ModelDemand("sd15", 1.0)))
-
-    assert first.assignments[0].max_batch_size == 1
+    assert OneModel("sd15", 5.0) == OneModel("sd15", 5.0, (1,))
 
 
 def test_a_batch_of_one_model_that_takes_just_the_slo_is_in_time() -> None:

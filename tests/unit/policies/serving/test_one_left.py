@@ -12,8 +12,7 @@ from pentimento.policies.serving.settings import ServingSettings
 from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=4.0)
-CASCADES = ("diffserve", "diffserve-milp", "static-cascade", "static-threshold", "aimd")
-POLICIES = (*CASCADES, "proteus", "modm", "modm-only")
+POLICIES = ("diffserve", "modm")
 
 
 def left_over(model: str, count: int = 4) -> AllocationContext:
@@ -74,6 +73,6 @@ def test_registered_costs_of_a_model_that_nobody_can_hold_leave_no_device_withou
 
 def test_what_was_known_of_the_demand_is_known_when_the_other_model_is_back() -> None:
     allocator = SERVING_POLICIES["diffserve"](SETTINGS).allocator
-    before = AllocationDecision(memory=(3.0, 1.0, 1.0, 1.0, 0.0))
+    before = AllocationDecision(memory=(3.0, 1.0, 0.0))
 
     assert decide(allocator, replace(left_over("turbo"), last=before)).memory == before.memory

@@ -6,7 +6,6 @@ import pytest
 
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.entry import EVERY_START
-from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 from tests.unit.policies.serving.fleets import counts, decide, profiles, worker
@@ -53,83 +52,7 @@ def test_without_a_choice_batches_are_of_one() -> None:
     assert sizes(decide(OneModel("sd15", 9.0), asked())) == {1}
 
 
-@pytest.mark.parametrize(
-    ("memory", "violations", "size"),
-    [
-        ((), 0, 1),
-        ((1.0,), 0, 2),
-        ((7.0,), 0, 8),
-        ((8.0,), 0, 8),
-        ((8.0,), 1, 4),
-        ((5.0,), 3, 2),
-        ((1.0,), 1, 1),
-        ((), 1, 1),
-    ],
-)
-def test_clipper_adds_one_after_a_period_without_violations_and_halves_after_one_with(
-    memory: tuple[float, ...], violations: int, size: int
-) -> None:
-    demand = ModelDemand("sd15", 1.0, violation_count=violations)
-
-    assert sizes(decide(OneModel("sd15", 4.0, (1, 3, 8), aimd=True), asked(demand, memory=memory))) == {size}
-
-
 SETTINGS = ServingSettings("sd15", "turbo", slo_s=6.0, overprovision=1.0, batch_sizes=(1, 3), expected_per_s=0.0)
-
-
-def shares(decision: AllocationDecision) -> dict[str, float]:
-    return {pool.pool: round(pool.routes[0].share, 6) for pool in decision.pools}
-
-
-@pytest.mark.parametrize(
-    ("rate", "heavy_share", "devices"),
-    [
-        # Three heavy devices in batches of three carry four and a half; turbo carries four a second.
-        (0.0, 1.0, {"sd15": 3}),
-        (4.5, 1.0, {"sd15": 3}),
-        (5.0, 0.6, {"sd15": 2, "turbo": 1}),
-        (7.0, 3.0 / 7.0, {"sd15": 2, "turbo": 1}),
-        (9.0, 1.5 / 9.0, {"sd15": 1, "turbo": 2}),
-        (100.0, 0.0, {"turbo": 3}),
-    ],
-)
-def test_proteus_sends_the_heavy_model_as_much_as_the_rest_of_the_devices_allows(
-    rate: float, heavy_share: float, devices: dict[str, int]
-) -> None:
-    decision = decide(Proteus(SETTINGS), asked(ModelDemand("turbo", rate / 2), ModelDemand("sd15", rate / 2)))
-
-    assert shares(decision) == pytest.approx({"turbo": 1 - heavy_share, "sd15": heavy_share}, abs=1e-6)
-    assert counts(decision) == devices
-    assert {(route.route, route.cascade) for pool in decision.pools for route in pool.routes} == {
-        ("noise", ""),
-        ("latent", ""),
-        ("image", ""),
-    }
-
-
-def test_proteus_waits_for_a_batch_before_its_own() -> None:
-    """In four seconds a batch of three is just in time; in less one of one is."""
-    for slo_s, rate in ((4.0, 4.5), (3.9, 3.0)):
-        policy = Proteus(replace(SETTINGS, slo_s=slo_s))
-        assert shares(decide(policy, asked(ModelDemand("turbo", rate))))["sd15"] == 1.0
-        assert shares(decide(policy, asked(ModelDemand("turbo", rate + 0.1))))["sd15"] < 1.0
-
-
-def test_where_nothing_is_in_time_proteus_has_the_quickest_light_batches() -> None:
-    decision = decide(Proteus(replace(SETTINGS, slo_s=0.1)), asked(ModelDemand("turbo", 1.0)))
-
-    assert (shares(decision), counts(decision), sizes(decision)) == ({"turbo": 1.0, "sd15": 0.0}, {"turbo": 3}, {1})
-
-
-def test_proteus_plans_for_demand_as_it_was_on_average() -> None:
-    settings = replace(SETTINGS, demand_weight=0.5, overprovision=1.2)
-
-    first = decide(Proteus(replace(settings, expected_per_s=2.0)), asked(ModelDemand("turbo", 8.0)))
-    later = decide(Proteus(settings), asked(ModelDemand("turbo", 8.0), memory=(2.0, 5.0), now_s=7.0))
-
-    assert first.memory == (2.0, 0.0)
-    assert later.memory == (pytest.approx(2.0 + 0.75 * 6.0), 7.0)
-    assert shares(later)["sd15"] == pytest.approx(1.5 / (6.5 * 1.2), abs=1e-6)
 
 
 def test_a_model_that_nobody_judged_is_as_good_as_its_place() -> None:

@@ -7,10 +7,8 @@ from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, entry_of, start_lanes
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.policy import SERVING_POLICIES
-from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
-from pentimento.policies.serving.uniform import OneModel
-from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
+from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 HALVES = (
@@ -99,22 +97,3 @@ def test_nobody_is_assigned_twice_and_nobody_idles_while_more_are_wanted(light: 
 
     workers = [assignment.worker_id for assignment in assigned]
     assert len(set(workers)) == len(workers) == min(light + heavy, fleet)
-
-
-@pytest.mark.parametrize("rate", [2.0, 10.0, 25.0])
-def test_proteus_carries_the_demand_with_the_share_it_chose(rate: float) -> None:
-    decision = decide(Proteus(SETTINGS), context(16, ModelDemand("turbo", rate)))
-
-    share = next(route.share for route in decision.pools[1].routes if route.route == NOISE)
-    heavy = [assignment for assignment in decision.assignments if assignment.model == "sd15"]
-    throughput = {1: 1 / 1.78, 2: 2 / 2.16, 4: 4 / 3.68}[heavy[0].max_batch_size] * len(heavy)
-    assert 0 < share <= 1
-    assert throughput >= share * rate * 0.999
-
-
-def test_clipper_grows_its_batch_to_what_the_slo_allows() -> None:
-    allocator = OneModel("sd15", 5.0, (1, 2, 4, 8), aimd=True)
-
-    last, _ = repeat(allocator, context(2, ModelDemand("sd15", 1.0)), times=10, every_s=5.0)
-
-    assert last.assignments[0].max_batch_size == 4

@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.policies.allocation import Allocator, hold_resident
-from pentimento.policies.serving.cascade_milp import solve_by_milp
-from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.cascades import CascadeAllocator
 from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode, ResidentMixture
-from pentimento.policies.serving.needs import NEEDS, check_needs
 from pentimento.policies.serving.pid import PidGains
 from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
-from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
-from pentimento.policies.serving.uniform import OneModel
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
 FULL = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
@@ -27,47 +23,16 @@ SIZES = (1, 2, 4, 8, 16, 32)
 CASCADE = {"heavy", "light", "slo_s"}
 WHAT_THEY_NEED = {
     "resident": set[str](),
-    "vanilla": {"heavy"},
-    "clipper-light": {"light", "slo_s"},
-    "clipper-heavy": {"heavy", "slo_s"},
-    "proteus": CASCADE,
-    "static-cascade": {*CASCADE, "peak_per_s"},
-    "static-threshold": CASCADE,
-    "aimd": CASCADE,
-    "no-queueing-model": CASCADE,
     "diffserve": CASCADE,
-    "diffserve-relaxed": CASCADE,
-    "diffserve-milp": CASCADE,
-    "nirvana-only": {"heavy"},
-    "retrieval-only": {"heavy"},
     "modm": {"heavy", "small_models"},
-    "modm-only": {"heavy", "small_models"},
     "resident-mixture": {"heavy", "small_models"},
     "joint": {"heavy", "small_models", "slo_s"},
 }
 # Cache, its rule, whether hits are cached, late ones dropped, batches planned.
 WHAT_THEY_ARE = {
     "resident": (CacheUse.NONE, "fifo", True, True, False),
-    "vanilla": (CacheUse.NONE, "fifo", True, False, True),
-    **{
-        name: (CacheUse.NONE, "fifo", True, True, True)
-        for name in (
-            "clipper-light",
-            "clipper-heavy",
-            "proteus",
-            "static-cascade",
-            "static-threshold",
-            "aimd",
-            "no-queueing-model",
-            "diffserve",
-            "diffserve-relaxed",
-            "diffserve-milp",
-        )
-    },
-    "nirvana-only": (CacheUse.LATENTS, "lcbfu", False, False, True),
+    "diffserve": (CacheUse.NONE, "fifo", True, True, True),
     "modm": (CacheUse.IMAGES, "fifo", True, False, True),
-    "modm-only": (CacheUse.IMAGES, "fifo", True, False, True),
-    "retrieval-only": (CacheUse.RETRIEVAL, "fifo", False, False, True),
     "resident-mixture": (CacheUse.BOTH, "fifo", True, False, False),
     "joint": (CacheUse.BOTH, "lcbfu", False, True, True),
 }
@@ -143,7 +108,7 @@ def test_how_much_an_observed_share_tells_is_its_information(share: float, told:
 
 
 def test_every_policy_has_a_row_here() -> None:
-    assert SERVING_POLICIES.keys() == WHAT_THEY_NEED.keys() == WHAT_THEY_ARE.keys() == NEEDS.keys()
+    assert SERVING_POLICIES.keys() == WHAT_THEY_NEED.keys() == WHAT_THEY_ARE.keys()
     assert tuple(SERVING_POLICIES) == POLICY_NAMES
 
 
@@ -159,7 +124,7 @@ def test_every_policy_is_the_system_that_it_is_named_after(name: str) -> None:
 def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
     """Each field is taken away alone; the light model is the only small one where no others are named."""
     full = replace(FULL, small=("tiny",))
-    check_needs(name, full)
+    SERVING_POLICIES[name].check(full)
 
     named = set()
     for field in ("heavy", "light", "slo_s", "peak_per_s", "small_models"):
@@ -168,7 +133,7 @@ def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
         changes = {"small": (), "light": ""} if field == "small_models" and needs_small else {field: absent}
         if field != "small_models" or needs_small:
             try:
-                check_needs(name, replace(full, **changes))  # type: ignore[arg-type]
+                SERVING_POLICIES[name].check(replace(full, **changes))  # type: ignore[arg-type]
             except InvalidArgument as error:
                 named.add(error.message.partition(":")[0])
 
@@ -177,7 +142,7 @@ def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
 
 def test_a_cascade_of_one_model_is_none() -> None:
     with pytest.raises(InvalidArgument, match="light: must be another model"):
-        check_needs("diffserve", replace(FULL, light="sd15"))
+        SERVING_POLICIES["diffserve"].check(replace(FULL, light="sd15"))
 
 
 def test_what_nobody_sets_is_as_in_the_papers() -> None:
@@ -195,21 +160,8 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
     ("name", "allocator"),
     [
         ("resident", hold_resident),
-        ("vanilla", OneModel("sd15", 5.0, SIZES)),
-        ("clipper-light", OneModel("turbo", 5.0, SIZES, aimd=True)),
-        ("clipper-heavy", OneModel("sd15", 5.0, SIZES, aimd=True)),
-        ("proteus", Proteus(FULL)),
-        ("static-cascade", StaticCascade(FULL)),
-        ("static-threshold", CascadeAllocator(FULL, fixed_threshold=0.5)),
-        ("aimd", CascadeAllocator(FULL, aimd=True)),
-        ("no-queueing-model", CascadeAllocator(FULL, queueing_model=False)),
-        ("diffserve", CascadeAllocator(FULL, fixed_threshold=None, queueing_model=True, aimd=False, relaxed=False)),
-        ("diffserve-relaxed", CascadeAllocator(FULL, relaxed=True)),
-        ("diffserve-milp", CascadeAllocator(FULL, solver=solve_by_milp)),
-        ("nirvana-only", OneModel("sd15", 5.0, SIZES)),
-        ("retrieval-only", OneModel("sd15", 5.0, SIZES)),
+        ("diffserve", CascadeAllocator(FULL)),
         ("modm", MixtureAllocator(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
-        ("modm-only", MixtureAllocator(FULL)),
         ("resident-mixture", ResidentMixture(FULL)),
         ("joint", JointAllocator(FULL)),
     ],

@@ -72,7 +72,7 @@ def test_a_small_model_that_loses_its_profile_is_left_at_once() -> None:
     assert (set(counts(before)), set(counts(after))) == ({"sd15", "better"}, {"sd15", "turbo"})
 
 
-@pytest.mark.parametrize("name", ["vanilla", "clipper-heavy", "proteus", "diffserve", "static-cascade", "modm"])
+@pytest.mark.parametrize("name", ["diffserve", "modm"])
 def test_without_the_profile_of_a_model_that_it_cannot_do_without_a_policy_says_which(name: str) -> None:
     asked = replace(context(4, ModelDemand("turbo", 3.0)), profiles=profiles(turbo=TURBO))
 

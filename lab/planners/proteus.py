@@ -4,9 +4,9 @@ whatever they ask for."""
 import math
 from dataclasses import dataclass
 
+from lab.planners.ablations import same_again
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
-from pentimento.policies.serving.cascades import same_again
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE

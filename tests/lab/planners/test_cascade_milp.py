@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.serving.cascade_milp import solve_by_milp
+from lab.planners.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, grid, solve
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.settings import DeferralCurve

@@ -1,0 +1,1 @@
+"""Baselines, ablations and relatives of the systems that the suite plans by."""

@@ -1,0 +1,177 @@
+"""Policies of the lab: what each is, needs and decides by, and what holds of every policy."""
+
+import math
+from dataclasses import replace
+from importlib.metadata import entry_points
+
+import pytest
+
+from lab.planners.ablations import AblatedCascade, StaticCascade
+from lab.planners.cascade_milp import solve_by_milp
+from lab.planners.clipper import ClipperModel
+from lab.planners.proteus import Proteus
+from lab.planners.registry import LAB_POLICIES, POLICIES
+from pentimento import plugins
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.policies.allocation import AllocationContext, Allocator, ModelDemand, ReplicaView
+from pentimento.policies.serving.entry import LATENT, NOISE, entry_of
+from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
+from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.serving.uniform import OneModel
+from pentimento.settings import load_settings
+from services.controller.planner import Planner
+from services.controller.settings import ControllerSettings
+from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
+
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+SIZES = (1, 2, 4, 8, 16, 32)
+CASCADE = {"heavy", "light", "slo_s"}
+CASCADES = {
+    "static-cascade": StaticCascade(SETTINGS),
+    "static-threshold": AblatedCascade(SETTINGS, fixed_threshold=0.5),
+    "aimd": AblatedCascade(SETTINGS, aimd=True),
+    "no-queueing-model": AblatedCascade(SETTINGS, queueing_model=False),
+    "diffserve-relaxed": AblatedCascade(SETTINGS, relaxed=True),
+    "diffserve-milp": AblatedCascade(SETTINGS, solver=solve_by_milp),
+}
+ALLOCATORS = {
+    **CASCADES,
+    "vanilla": OneModel("sd15", 5.0, SIZES),
+    "clipper-light": ClipperModel("turbo", 5.0, SIZES),
+    "clipper-heavy": ClipperModel("sd15", 5.0, SIZES),
+    "proteus": Proteus(SETTINGS),
+    "nirvana-only": OneModel("sd15", 5.0, SIZES),
+    "retrieval-only": OneModel("sd15", 5.0, SIZES),
+}
+NEEDS = {
+    **dict.fromkeys((*CASCADES, "proteus"), CASCADE),
+    "static-cascade": {*CASCADE, "peak_per_s"},
+    "clipper-light": {"light", "slo_s"},
+    "clipper-heavy": {"heavy", "slo_s"},
+    **{name: {"heavy"} for name in ("vanilla", "nirvana-only", "retrieval-only")},
+}
+# Cache, its rule, whether hits are cached, late ones dropped.
+KINDS = {
+    **dict.fromkeys(ALLOCATORS, (CacheUse.NONE, "fifo", True, True)),
+    "vanilla": (CacheUse.NONE, "fifo", True, False),
+    "nirvana-only": (CacheUse.LATENTS, "lcbfu", False, False),
+    "retrieval-only": (CacheUse.RETRIEVAL, "fifo", False, False),
+}
+
+
+def test_lab_policies_are_those_that_the_product_names_and_installs() -> None:
+    installed = {found.name: found.load() for found in entry_points(group=plugins.POLICIES)}
+
+    assert installed == LAB_POLICIES
+    assert set(plugins.LAB_POLICIES) == LAB_POLICIES.keys() == ALLOCATORS.keys()
+    assert not LAB_POLICIES.keys() & SERVING_POLICIES.keys()
+
+
+@pytest.mark.parametrize("name", LAB_POLICIES)
+def test_policy_of_a_name_is_the_system_of_that_name(name: str) -> None:
+    policy = LAB_POLICIES[name](SETTINGS)
+
+    assert (policy.name, policy.allocator) == (name, ALLOCATORS[name])
+    assert (policy.cache, policy.eviction, policy.cache_hits, policy.drops_late) == KINDS[name]
+    assert policy.plans_batches
+
+
+@pytest.mark.parametrize("name", LAB_POLICIES)
+def test_policy_without_a_needed_field_names_it(name: str) -> None:
+    """Each field is taken away alone."""
+    builder = LAB_POLICIES[name]
+    builder.check(SETTINGS)
+
+    named = set()
+    for field, absent in (("heavy", ""), ("light", ""), ("slo_s", math.inf), ("peak_per_s", 0.0)):
+        try:
+            builder.check(replace(SETTINGS, **{field: absent}))  # type: ignore[arg-type]
+        except InvalidArgument as error:
+            named.add(error.message.partition(":")[0])
+
+    assert named == NEEDS[name]
+
+
+@pytest.mark.parametrize("name", LAB_POLICIES)
+@pytest.mark.parametrize("rate", [0.0, 3.0, 3000.0])
+def test_policy_of_any_demand_plans_every_device(name: str, rate: float) -> None:
+    asked = context(16, ModelDemand("turbo", rate), ModelDemand("sd15", rate))
+
+    decision, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, asked, 5, 5.0)
+
+    assert sum(counts(decision).values()) == 16
+    assert entry_of(decision.pools, NOISE, 0.5)
+
+
+@pytest.mark.parametrize("name", LAB_POLICIES)
+def test_policy_of_an_empty_fleet_assigns_nothing(name: str) -> None:
+    last, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, context(0, ModelDemand("turbo", 3.0)), 3, 5.0)
+
+    assert last.assignments == ()
+
+
+@pytest.mark.parametrize("name", [*CASCADES, "proteus"])
+@pytest.mark.parametrize("model", ["turbo", "sd15"])
+def test_policy_with_workers_of_one_model_gives_it_everything(name: str, model: str) -> None:
+    known = profiles(turbo=TURBO) if model == "turbo" else profiles(sd15=SD15)
+    views = tuple(worker(number, model, (model,)) for number in range(4))
+    asked = AllocationContext(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
+
+    decision = decide(LAB_POLICIES[name](SETTINGS).allocator, asked)
+
+    assert (counts(decision), decision.cascades) == ({model: 4}, ())
+    for start in (NOISE, LATENT):
+        entry = entry_of(decision.pools, start, 0.5)
+        assert entry is not None and (entry.pool.model, entry.cascade) == (model, "")
+
+
+@pytest.mark.parametrize("name", ["diffserve-milp", "static-cascade", "proteus"])
+def test_workers_of_other_models_are_no_devices(name: str) -> None:
+    allocator: Allocator = LAB_POLICIES[name](SETTINGS).allocator
+    own = tuple(worker(number) for number in range(8))
+    strangers = tuple(worker(20 + number, "other", ("other",)) for number in range(8))
+    costs = profiles(turbo=TURBO, sd15=SD15)
+
+    alone, beside = (
+        decide(allocator, AllocationContext(0.0, fleet, (ModelDemand("turbo", 8.0),), costs))
+        for fleet in (own, own + strangers)
+    )
+
+    assert (counts(beside), beside.pools, beside.cascades) == (counts(alone), alone.pools, alone.cascades)
+    assert beside.memory == alone.memory
+
+
+@pytest.mark.parametrize("name", ["vanilla", "clipper-heavy", "proteus", "static-cascade"])
+def test_policy_without_the_profile_of_its_model_names_it(name: str) -> None:
+    asked = replace(context(4, ModelDemand("turbo", 3.0)), profiles=profiles(turbo=TURBO))
+
+    with pytest.raises(FailedPrecondition, match="model sd15 has no profile"):
+        LAB_POLICIES[name](SETTINGS).allocator(asked)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
+    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--peak-per-s", "9"]
+
+    policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
+
+    assert policy.name == name
+
+
+@pytest.mark.parametrize("name", sorted(LAB_POLICIES))
+async def test_planner_without_profiles_serves_the_resident_plan(name: str) -> None:
+    planner = Planner(LAB_POLICIES[name](SETTINGS), 5, allocator_limit_s=60.0)
+    pair = tuple(
+        ReplicaView(Replica(f"{model}-0", ReplicaKind.UNET_WORKER, f"unix:/{model}", 1, resident_models=(model,)))
+        for model in ("sd15", "turbo")
+    )
+    await planner.look(AllocationContext(0.0, ()))
+    planner.begin()
+
+    await planner.look(AllocationContext(0.0, pair))
+
+    assert [(one.worker_id, one.model) for one in planner.plan.assignments] == [
+        ("sd15-0", "sd15"),
+        ("turbo-0", "turbo"),
+    ]
