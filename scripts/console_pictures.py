@@ -35,7 +35,7 @@ COLOURS = 96
 MOST_TRIES = 4
 STEPS = 25
 # The request whose picture is shown.
-SHOWN_REQUEST = "() => document.querySelector('article.picture .facts code')?.textContent ?? null"
+SHOWN_REQUEST = "() => document.querySelector('article.image .facts code')?.textContent ?? null"
 PROMPT = "a red circle left of a blue square"
 SHAPES = ("circle", "square", "triangle", "star")
 COLOUR_NAMES = ("red", "blue", "green", "yellow")
@@ -55,11 +55,11 @@ class Tab:
 
     async def paint(self, prompt: str, count: int = 1) -> None:
         """Return once all pictures are there."""
-        await self.page.get_by_label("Prompt").fill(prompt)
+        await self.page.get_by_label("Prompt", exact=True).fill(prompt)
         await self.page.get_by_label("Model").select_option("tiny-heavy")
         await self.page.get_by_label("Steps").fill(str(STEPS))
-        await self.page.get_by_label("Pictures").fill(str(count))
-        await self.press("Paint")
+        await self.page.get_by_label("Images").fill(str(count))
+        await self.press("Generate")
 
     async def press(self, name: str) -> None:
         """Press a button that paints, and return once nothing is under way."""
@@ -72,8 +72,8 @@ class Tab:
 
     async def mark(self) -> None:
         """Start from the picture that is shown, and mark a part of it."""
-        await self.page.get_by_role("button", name="Paint over").click()
-        canvas = self.page.get_by_label("Where to paint anew")
+        await self.page.get_by_role("button", name="Edit").click()
+        canvas = self.page.get_by_label("Region to change")
         await canvas.scroll_into_view_if_needed()
         box = await canvas.bounding_box()
         places = [(box["x"] + box["width"] * x, box["y"] + box["height"] * y) for x, y in ((0.62, 0.4), (0.8, 0.6))]
@@ -116,9 +116,9 @@ async def mask(tab: Tab) -> None:
 
 async def cache(tab: Tab) -> None:
     await tab.open("cache")
-    await tab.page.get_by_label("Prompt").fill(PROMPT)
+    await tab.page.get_by_label("Prompt", exact=True).fill(PROMPT)
     await tab.page.get_by_label("Steps").fill(str(STEPS))
-    await tab.page.get_by_role("button", name="Look").click()
+    await tab.page.get_by_role("button", name="Look up").click()
     await tab.page.locator(".tile img").first.wait_for()
 
 

@@ -14,7 +14,7 @@ from pentimento.domain.image_request import ImageRequest
 GUARD_MS = 60_000
 PROMPT, STEPS = "a red circle left of a blue square", "12"
 SHOWN_REQUEST = """(before) => {
-    const shown = document.querySelector("article.picture .facts code")?.textContent;
+    const shown = document.querySelector("article.image .facts code")?.textContent;
     return shown && shown !== before ? shown : null;
 }"""
 MARKED_SHARE = """([least, most]) => {
@@ -84,9 +84,9 @@ class Tab:
         await self.page.wait_for_selector(f"main[data-ready={name}]")
 
     async def ask(self, steps: str = STEPS) -> None:
-        await self.page.get_by_label("Prompt").fill(PROMPT)
+        await self.page.get_by_label("Prompt", exact=True).fill(PROMPT)
         await self.page.get_by_label("Steps").fill(steps)
-        await self.page.get_by_role("button", name="Paint", exact=True).click()
+        await self.page.get_by_role("button", name="Generate", exact=True).click()
 
     async def finished(self, before: str = "") -> str:
         """Return the request of the picture that is shown, once that is another one than `before`."""

@@ -61,7 +61,7 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
         first = await tab.finished()
         assert await tab.page.evaluate("window.previewCount") >= 1
 
-        picture = tab.page.locator("article.picture")
+        picture = tab.page.locator("article.image")
         shown = picture.locator(".frame img").first
         assert await shown.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
         assert await picture.locator(".waterfall li").count() >= 2
@@ -80,9 +80,9 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
         assert "the same bytes" in await tab.page.locator(".facts").inner_text()
 
         await tab.open("cache")
-        await tab.page.get_by_label("Prompt").fill(PROMPT)
+        await tab.page.get_by_label("Prompt", exact=True).fill(PROMPT)
         await tab.page.get_by_label("Steps").fill(STEPS)
-        await tab.page.get_by_role("button", name="Look").click()
+        await tab.page.get_by_role("button", name="Look up").click()
         await tab.page.locator(".tile img").first.wait_for()
         assert (await tab.page.locator(".verdict .chip").inner_text()).startswith("Hit")
         assert await tab.violations() == []
@@ -100,7 +100,7 @@ async def test_every_page_opens_and_can_be_used_by_all(console: Console, theme: 
 
 async def test_several_pictures_are_a_grid_and_each_is_explained(console: Console) -> None:
     async with console.tab(width_px=390) as tab:
-        await tab.page.get_by_label("Pictures").fill("3")
+        await tab.page.get_by_label("Images").fill("3")
         await tab.ask("4")
         picks = tab.page.locator(".several button.pick")
         await picks.nth(2).wait_for()
@@ -121,7 +121,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
         await page.get_by_text("More").click()
         await page.get_by_label("Start from an image").set_input_files(turned_jpeg())
-        canvas = page.get_by_label("Where to paint anew")
+        canvas = page.get_by_label("Region to change")
         await canvas.scroll_into_view_if_needed()
 
         # A line by the pointer, undone; then the brush from the middle to the right by keys, and the rest instead.
@@ -157,7 +157,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
             if not wanted:
                 await page.get_by_role("button", name="Clear").click()
             before = await page.locator(".facts code").inner_text()
-            await page.get_by_role("button", name="Paint", exact=True).click()
+            await page.get_by_role("button", name="Generate", exact=True).click()
             await tab.finished(before)
             assert ("mask" in sent[-1]) is wanted
         assert "image" in sent[-1]
@@ -189,7 +189,7 @@ async def test_adapters_and_the_cache_are_asked_for_as_they_are_chosen(console: 
         assert await tab.violations() == []
 
         # A ControlNet goes by an image: without it nothing is asked.
-        image = page.get_by_label("Its image")
+        image = page.get_by_label("Conditioning image")
         await tab.ask("4")
         assert (await image.evaluate("input => input.validity.valueMissing"), sent) == (True, [])
 
@@ -228,7 +228,7 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         page, sent = tab.page, list[dict[str, Any]]()
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
         await tab.open("gallery")
-        await page.locator(f'a.tile[href="#/picture/{painted.request_id}"]').click()
+        await page.locator(f'a.tile[href="#/image/{painted.request_id}"]').click()
         await page.wait_for_selector("main[data-ready=picture]")
         assert "18446744073709551615" in await page.locator(".facts").inner_text()
         async with page.expect_download() as download:
@@ -236,9 +236,9 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         saved = Path(await (await download.value).path()).read_text()
         assert json.loads(saved)["spec"]["seed"] == 2**64 - 1
 
-        await page.get_by_role("button", name="Paint another").click()
+        await page.get_by_role("button", name="Generate another").click()
         await page.wait_for_selector("main[data-ready=playground]")
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
         await tab.finished(painted.request_id)
         (body,) = sent
         again = {name: body[name] for name in ("prompt", "seed", "scheduler", "loras")}
@@ -300,7 +300,7 @@ async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console
 
         await page.keyboard.press("Tab")
         assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
-        await page.get_by_label("Prompt").fill(PROMPT)
+        await page.get_by_label("Prompt", exact=True).fill(PROMPT)
         await page.get_by_label("Steps").fill("4")
         await page.keyboard.press("Control+Enter")
         finished = await tab.finished()
@@ -308,7 +308,7 @@ async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console
         # What was typed and painted is there after a look at other pages.
         await tab.open("charts")
         await tab.open("playground")
-        assert await page.get_by_label("Prompt").input_value() == PROMPT
+        assert await page.get_by_label("Prompt", exact=True).input_value() == PROMPT
         assert await tab.finished() == finished
 
 

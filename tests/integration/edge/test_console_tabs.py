@@ -93,11 +93,11 @@ async def test_earlier_pictures_that_do_not_come_are_told_of_and_asked_for_again
 
     await page.route("**/data/requests?*", answer)
     await page.goto("/#/gallery")
-    more = page.get_by_role("button", name="Earlier ones")
+    more = page.get_by_role("button", name="Earlier images")
     await more.click()
     await page.get_by_text("this deployment cannot be reached").wait_for()
     await more.click()
-    await page.wait_for_selector("a[href='#/picture/r-2']")
+    await page.wait_for_selector("a[href='#/image/r-2']")
 
     assert await page.get_by_text("this deployment cannot be reached").count() == 0
 
@@ -107,10 +107,10 @@ async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: A
     await page.goto("/")
     held = []
     for count in (1, 3, 1):
-        await page.get_by_label("Prompt").fill(f"{count} circles")
-        await page.get_by_role("spinbutton", name="Pictures").fill(str(count))
-        await page.get_by_role("button", name="Paint", exact=True).click()
-        told = "The picture is finished." if count == 1 else f"{count} of {count} pictures are finished."
+        await page.get_by_label("Prompt", exact=True).fill(f"{count} circles")
+        await page.get_by_role("spinbutton", name="Images").fill(str(count))
+        await page.get_by_role("button", name="Generate", exact=True).click()
+        told = "The image is finished." if count == 1 else f"{count} of {count} images are finished."
         await page.wait_for_function("told => document.getElementById('told').textContent === told", arg=told)
         held.append(await page.evaluate("window.held.size"))
 
@@ -123,19 +123,19 @@ async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any,
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
     await page.goto("/")
-    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
     await page.get_by_text("More").click()
     await page.get_by_label("Start from an image").set_input_files(file)
-    await page.get_by_label("Where to paint anew").wait_for()
+    await page.get_by_label("Region to change").wait_for()
 
     Image.new("RGB", (64, 64), "blue").save(file)
     os.utime(file, (1, 1))
-    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_role("button", name="Generate", exact=True).click()
     await page.get_by_text("choose it again").wait_for()
     told_and_sent = await page.get_by_role("alert").count(), list(sent)
     await page.get_by_label("Start from an image").set_input_files(file)
     async with page.expect_request("**/generate"):
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert told_and_sent == (1, [])
     assert await page.get_by_text("choose it again").count() == 0
@@ -143,10 +143,10 @@ async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any,
 
 async def test_a_number_between_the_steps_of_its_field_is_asked_for(page: Any) -> None:
     await page.goto("/")
-    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
     await page.get_by_label("Guidance").fill("1.55")
     async with page.expect_request("**/generate") as asked:
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert (await asked.value).post_data_json["guidance_scale"] == 1.55
 
@@ -155,16 +155,16 @@ async def test_what_the_form_refuses_is_shown_wherever_it_is(page: Any) -> None:
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
     await page.goto("/")
-    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
     await page.get_by_label("Steps").fill("1.5")
-    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_role("button", name="Generate", exact=True).click()
     halves = await page.evaluate("document.activeElement.value")
     await page.get_by_label("Steps").fill("1")
 
     await page.get_by_text("More").click()
     await page.get_by_label("Width in pixels").fill("3")
     await page.get_by_text("More").click()
-    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_role("button", name="Generate", exact=True).click()
     await page.get_by_label("Width in pixels").wait_for()
 
     assert (halves, await page.evaluate("document.activeElement.value"), sent) == ("1.5", "3", [])
@@ -195,16 +195,16 @@ async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_
     await page.goto("/")
     await page.get_by_text("More").click()
     await page.get_by_label("Start from an image").set_input_files(file)
-    await page.get_by_label("Where to paint anew").wait_for()
+    await page.get_by_label("Region to change").wait_for()
 
     await page.goto("/#/gallery")
     await page.wait_for_selector("main[data-ready=gallery]")
     again = "spec => import('/console/static/playground.js').then((playground) => playground.askAgain(spec))"
     await page.evaluate(again, {**SPEC, "init_image": init_image})
     await page.wait_for_selector("main[data-ready=playground]")
-    told = await page.get_by_text("was painted from an image").count()
+    told = await page.get_by_text("was generated from another one").count()
     async with page.expect_request("**/generate") as asked:
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert "image" not in (await asked.value).post_data_json
     # It is kept nowhere: only whoever painted it can choose it again.
@@ -215,10 +215,10 @@ async def test_a_prompt_is_asked_for_as_it_was_pasted_however_long(page: Any) ->
     """Whether it is too long is the deployment's to say: a browser that cuts it off says nothing."""
     pasted = "a red circle " * 1000
     await page.goto("/")
-    await page.get_by_label("Prompt").focus()
+    await page.get_by_label("Prompt", exact=True).focus()
     await page.keyboard.insert_text(pasted)
     async with page.expect_request("**/generate") as asked:
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert (await asked.value).post_data_json["prompt"] == pasted
     await page.get_by_role("alert").get_by_text("must have at most 8192 bytes of UTF-8").wait_for()
@@ -226,13 +226,13 @@ async def test_a_prompt_is_asked_for_as_it_was_pasted_however_long(page: Any) ->
 
 async def test_a_prompt_is_written_and_shown_in_the_direction_of_its_script(page: Any) -> None:
     await page.goto("/")
-    await page.get_by_label("Prompt").fill("دائرة حمراء")
-    await page.get_by_role("button", name="Paint", exact=True).click()
-    shown = page.locator("article.picture p.prompt")
+    await page.get_by_label("Prompt", exact=True).fill("دائرة حمراء")
+    await page.get_by_role("button", name="Generate", exact=True).click()
+    shown = page.locator("article.image p.prompt")
     await shown.wait_for()
 
     direction = "element => getComputedStyle(element).direction"
-    assert await page.get_by_label("Prompt").evaluate(direction) == "rtl"
+    assert await page.get_by_label("Prompt", exact=True).evaluate(direction) == "rtl"
     assert await shown.evaluate(direction) == "rtl"
 
 
@@ -243,10 +243,10 @@ async def test_a_browser_that_is_told_to_keep_nothing_shows_the_console_all_the_
     errors: list[Any] = []
     page.on("pageerror", lambda error: errors.append(error))
     await page.goto("/")
-    await page.get_by_label("Prompt").fill("a red circle")
+    await page.get_by_label("Prompt", exact=True).fill("a red circle")
     await page.get_by_label("Theme").select_option("dark")
-    await page.get_by_role("button", name="Paint", exact=True).click()
-    await page.locator("article.picture").wait_for()
+    await page.get_by_role("button", name="Generate", exact=True).click()
+    await page.locator("article.image").wait_for()
 
     assert errors == []
 
@@ -257,10 +257,10 @@ async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_othe
     await page.route("**/requests/*/image", lambda route: route.fulfill(body=picture.getvalue()))
     await page.goto("/")
     again = """async () => {
-        const { pictureOf } = await import("/console/static/api.js");
-        for (let index = 0; index < 200; index += 1) await pictureOf(`r-${index}`);
-        const shown = await pictureOf("r-0");
-        await pictureOf("its-ancestor");
+        const { imageOf } = await import("/console/static/api.js");
+        for (let index = 0; index < 200; index += 1) await imageOf(`r-${index}`);
+        const shown = await imageOf("r-0");
+        await imageOf("its-ancestor");
         const image = new Image();
         image.src = shown;
         return image.decode().then(() => image.naturalWidth, String);
@@ -310,9 +310,9 @@ async def test_the_suites_choice_is_offered_as_the_model(page: Any, models: tupl
     """It is chosen where there are several models, of which a cascade may take one after the other."""
     await opened_with(page, *models)
     offered = await page.get_by_label("Model").locator("option").evaluate_all("all => all.map((one) => one.value)")
-    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
     async with page.expect_request("**/data/generate") as asked:
-        await page.get_by_role("button", name="Paint", exact=True).click()
+        await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert offered == ["", *models]
     assert (await asked.value).post_data_json.get("model", "") == chosen
@@ -327,10 +327,10 @@ async def test_an_error_stands_beside_the_button_as_it_is(page: Any) -> None:
     }
     await page.route("**/data/generate", lambda route: route.fulfill(status=404, json={"error": error}))
     await opened_with(page)
-    await page.get_by_label("Prompt").fill("a circle")
-    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
+    await page.get_by_role("button", name="Generate", exact=True).click()
 
-    said = page.locator("form.paint .actions").get_by_role("alert")
+    said = page.locator("form.generate .actions").get_by_role("alert")
     await said.wait_for()
 
     assert await said.inner_text() == "model: there is no such model\nUNKNOWN_MODEL"
@@ -340,12 +340,12 @@ async def test_image_button_and_progress_are_in_view_beside_an_open_form(page: A
     await page.set_viewport_size({"width": 1440, "height": 900})
     await opened_with(page, "tiny", "light")
     await page.locator("summary", has_text="More").click()
-    await page.get_by_label("Prompt").fill("a circle")
-    await page.get_by_role("button", name="Paint", exact=True).click()
-    await page.locator("form.paint .news", has_text="Finished").wait_for()
+    await page.get_by_label("Prompt", exact=True).fill("a circle")
+    await page.get_by_role("button", name="Generate", exact=True).click()
+    await page.locator("form.generate .news", has_text="Finished").wait_for()
 
     for top_px in ("0", "document.body.scrollHeight"):
         await page.evaluate(f"scrollTo(0, {top_px})")
-        for place in (".stage .frame", "form.paint .news", "form.paint button.main"):
+        for place in (".stage .frame", "form.generate .news", "form.generate button.main"):
             box = await page.locator(place).first.bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (top_px, place, box)

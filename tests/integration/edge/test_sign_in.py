@@ -67,7 +67,7 @@ async def open_page(context: Any) -> Any:
 
 async def sign_in(page: Any, secret: str) -> None:
     await page.get_by_label("Token").fill(secret)
-    await page.get_by_role("button", name="Use it").click()
+    await page.get_by_role("button", name="Use token").click()
 
 
 async def violations(page: Any) -> list[str]:
@@ -78,7 +78,7 @@ async def violations(page: Any) -> list[str]:
 
 async def test_a_wrong_token_is_said_and_a_right_one_opens_the_console(context: Any) -> None:
     page = await open_page(context)
-    await page.get_by_text("This deployment asks for a token.").wait_for()
+    await page.get_by_text("This deployment requires a token.").wait_for()
     assert await violations(page) == []
 
     await sign_in(page, "some-token")
@@ -86,11 +86,11 @@ async def test_a_wrong_token_is_said_and_a_right_one_opens_the_console(context: 
     assert await page.get_by_label("Token").input_value() == ""
 
     await sign_in(page, USER)
-    await page.get_by_label("Prompt").wait_for()
+    await page.get_by_label("Prompt", exact=True).wait_for()
     assert await page.locator("dialog").count() == 0
-    await page.get_by_label("Prompt").fill("a red circle")
-    await page.get_by_role("button", name="Paint", exact=True).click()
-    await page.locator("article.picture").wait_for()
+    await page.get_by_label("Prompt", exact=True).fill("a red circle")
+    await page.get_by_role("button", name="Generate", exact=True).click()
+    await page.locator("article.image").wait_for()
 
 
 async def test_a_token_that_no_header_carries_may_be_given_anew(context: Any) -> None:
@@ -100,33 +100,33 @@ async def test_a_token_that_no_header_carries_may_be_given_anew(context: Any) ->
     await page.get_by_text("does not know the token").wait_for()
 
     await sign_in(page, USER)
-    await page.get_by_label("Prompt").wait_for()
+    await page.get_by_label("Prompt", exact=True).wait_for()
 
 
 async def test_the_token_stays_in_the_tab_and_goes_with_signing_out(context: Any) -> None:
     page = await open_page(context)
     await sign_in(page, USER)
-    await page.get_by_label("Prompt").wait_for()
+    await page.get_by_label("Prompt", exact=True).wait_for()
     kept = await page.evaluate(KEPT)
     await page.reload()
-    await page.get_by_label("Prompt").wait_for()
+    await page.get_by_label("Prompt", exact=True).wait_for()
 
     assert kept == {"tab": [USER], "disk": [], "cookie": ""}
     assert await context.cookies() == []
     other = await open_page(context)
-    await other.get_by_text("This deployment asks for a token.").wait_for()
+    await other.get_by_text("This deployment requires a token.").wait_for()
     assert await other.evaluate(KEPT) == {"tab": [], "disk": [], "cookie": ""}
 
     await page.get_by_role("button", name="Signed in").click()
     await page.get_by_role("button", name="Sign out").click()
-    await page.get_by_text("This deployment asks for a token.").wait_for()
+    await page.get_by_text("This deployment requires a token.").wait_for()
     assert await page.evaluate(KEPT) == {"tab": [], "disk": [], "cookie": ""}
 
 
 async def test_charts_are_an_operators(context: Any) -> None:
     page = await open_page(context)
     await sign_in(page, USER)
-    await page.get_by_label("Prompt").wait_for()
+    await page.get_by_label("Prompt", exact=True).wait_for()
     await page.goto("/#/charts")
     await page.get_by_text("This page needs an operator's token.").wait_for()
 

@@ -20,7 +20,7 @@ export function keepToken(value) {
   else ofTab.removeItem(TOKEN);
 }
 
-/** Throws what an answer says is wrong; who is not known is asked for another token. */
+/** Throw the error of an answer; an unknown token opens the sign-in dialog. */
 function refuse(status, error) {
   if (status === 401) window.dispatchEvent(new Event("pentimento:sign-in"));
   throw new ApiError(status, error);
@@ -28,8 +28,8 @@ function refuse(status, error) {
 
 async function call(path, body, signal) {
   const headers = {};
-  // A browser sends no header of other characters, and says of it what it says of a deployment that is away.
-  if (/[^ -~]/.test(token())) refuse(401, { message: "a token has printable characters of ASCII alone", code: "MALFORMED_TOKEN" });
+  // A browser rejects other characters in a header, with the same error as for an unreachable deployment.
+  if (/[^ -~]/.test(token())) refuse(401, { message: "a token has only printable ASCII characters", code: "MALFORMED_TOKEN" });
   if (token()) headers.Authorization = `Bearer ${token()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const method = body === undefined ? "GET" : "POST";
@@ -48,33 +48,33 @@ async function call(path, body, signal) {
 export const get = async (path, signal) => (await call(path, undefined, signal)).json();
 export const post = async (path, body, signal) => (await call(path, body, signal)).json();
 
-const pictures = new Map();
-const MOST_PICTURES = 200;
+const images = new Map();
+const MAX_IMAGES = 200;
 
-/** The address of a picture's bytes inside this page; asked for once. Those that were looked at longest ago are let go. */
-export function pictureOf(requestId) {
-  const known = pictures.get(requestId);
+/** Return the address of an image's bytes inside this page, loaded once. The least recently used ones are freed. */
+export function imageOf(requestId) {
+  const known = images.get(requestId);
   if (known) {
-    pictures.delete(requestId);
-    pictures.set(requestId, known);
+    images.delete(requestId);
+    images.set(requestId, known);
   } else {
     const loading = call(`requests/${encodeURIComponent(requestId)}/image`).then(async (answer) => URL.createObjectURL(await answer.blob()));
-    loading.catch(() => pictures.delete(requestId));
-    pictures.set(requestId, loading);
-    if (pictures.size > MOST_PICTURES) {
-      const [oldest, address] = pictures.entries().next().value;
-      pictures.delete(oldest);
+    loading.catch(() => images.delete(requestId));
+    images.set(requestId, loading);
+    if (images.size > MAX_IMAGES) {
+      const [oldest, address] = images.entries().next().value;
+      images.delete(oldest);
       address.then(URL.revokeObjectURL, () => {});
     }
   }
-  return pictures.get(requestId);
+  return images.get(requestId);
 }
 
-/** The events of a stream: {event, data}. Aborting the signal ends the request behind it. */
+/** Yield the events of a stream: {event, data}. Aborting the signal ends the request. */
 export async function* events(path, body, signal) {
   const answer = await call(path, body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  // A large picture comes in hundreds of pieces: what was looked through is not looked through again.
+  // A large image arrives in hundreds of pieces: each is scanned once.
   let line = [];
   let block = [];
   try {

@@ -6,7 +6,8 @@ import { field, h, notice } from "./dom.js";
 import { ofAll } from "./kept.js";
 import { Playground } from "./playground.js";
 
-// What only some look at is loaded when they do. `role` is what a token must be for, `needs` a part of the deployment.
+// Pages other than the playground load on demand. `role`: the access that a token must have; `needs`: a part of the
+// deployment.
 let playground = null;
 const PAGES = [
   { path: "", title: "Playground", page: async () => (playground ??= new Playground()), role: "pictures" },
@@ -15,7 +16,7 @@ const PAGES = [
   { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), role: "suite" },
   { path: "charts", title: "Charts", page: async () => new (await import("./charts.js")).Charts(), role: "suite" },
 ];
-const PICTURE = { path: "picture", title: "Picture", page: async (id) => new (await import("./gallery.js")).PicturePage(id) };
+const IMAGE = { path: "image", title: "Image", page: async (id) => new (await import("./gallery.js")).ImagePage(id) };
 
 const main = document.getElementById("main");
 let current = null;
@@ -23,7 +24,7 @@ let shown = 0;
 
 function place() {
   const [path, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const found = path === PICTURE.path ? PICTURE : PAGES.find((page) => page.path === path) ?? PAGES[0];
+  const found = path === IMAGE.path ? IMAGE : PAGES.find((page) => page.path === path) ?? PAGES[0];
   return [found, rest.join("/")];
 }
 
@@ -42,14 +43,14 @@ async function show() {
   try {
     const page = await found.page(argument);
     if (number !== shown) return;
-    // Only now: what another call has opened meanwhile is what the next one closes.
+    // Set only now: a page that another call opened in between must be the one that the next call closes.
     current = page;
     await page.open(inside);
   } catch (error) {
     if (number !== shown) return;
     inside.append(h("h1", null, found.title), notice("bad", error.message));
   }
-  // Tests, and nobody else, wait for it.
+  // Only tests wait for this attribute.
   if (number === shown) main.dataset.ready = found.path || "playground";
 }
 
@@ -62,7 +63,7 @@ function navigate() {
 async function listPages(access) {
   let features = {};
   if (access.pictures) {
-    try { ({ features } = await deployment()); } catch { /* The page itself says what is wrong. */ }
+    try { ({ features } = await deployment()); } catch { /* The page itself shows the error. */ }
   }
   const offered = PAGES.filter((page) => access[page.role] && (!page.needs || features[page.needs]));
   const here = place()[0].path;
@@ -84,7 +85,7 @@ function followTheme() {
   });
 }
 
-/** A dialog for the token; it stays in this tab and is gone with it. */
+/** Open a dialog for the token, which is stored only for this tab. */
 function signIn(why) {
   if (document.querySelector("dialog[open]")) return;
   const input = h("input", { type: "password", autocomplete: "off", required: true });
@@ -99,9 +100,9 @@ function signIn(why) {
   };
   dialog.append(h("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); used(input.value.trim()); } },
     h("h2", { id: "sign-in-title" }, "Sign in"), why ? h("p", null, why) : null,
-    field("Token", input, "It stays in this tab, and is sent to this deployment alone. Fleet and charts need an operator's."),
+    field("Token", input, "It is stored only for this tab and sent only to this deployment. Fleet and charts need an operator's token."),
     h("div", { class: "row actions" },
-      h("button", { type: "submit", class: "main" }, "Use it"),
+      h("button", { type: "submit", class: "main" }, "Use token"),
       token() ? h("button", { type: "button", onclick: () => used("") }, "Sign out") : null,
       h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"))));
   dialog.addEventListener("close", () => dialog.remove());
@@ -119,7 +120,7 @@ async function start() {
 
 document.getElementById("sign-in").addEventListener("click", () => signIn(""));
 window.addEventListener("pentimento:sign-in", () =>
-  signIn(token() ? "This deployment does not know the token that was given." : "This deployment asks for a token."));
+  signIn(token() ? "This deployment does not know the token." : "This deployment requires a token."));
 window.addEventListener("hashchange", navigate);
 followTheme();
 start();

@@ -1,26 +1,26 @@
-// What the cache has near a prompt, and what would be decided now.
+// The cache's entries near a prompt, and the route that a request with it would get now.
 
-import { pictureOf, post } from "./api.js";
+import { imageOf, post } from "./api.js";
 import { deployment } from "./deployment.js";
 import { duration, facts, field, h, notice, percent, table, tell } from "./dom.js";
-import { image, savedSteps, verdict, why } from "./picture.js";
+import { image, savedSteps, verdict, why } from "./image.js";
 
 const NEIGHBOURS = 12;
 
 function neighbour(found) {
   const frame = h("div", { class: "frame small" });
   const body = [frame, h("span", { class: "similarity" }, h("meter", { min: "0", max: "1", value: String(Math.max(found.similarity, 0)), "aria-label": "similarity" }), found.similarity.toFixed(3))];
-  const steps = found.resume_steps.length ? `latents after ${found.resume_steps.join(", ")}` : "its picture";
+  const steps = found.resume_steps.length ? `latents after ${found.resume_steps.join(", ")}` : "its image";
   body.push(h("span", { class: "hint" }, steps), found.ancestor_depth ? h("span", { class: "hint" }, found.ancestor_depth === 1 ? "1 ancestor" : `${found.ancestor_depth} ancestors`) : null);
   if (!found.request_id) {
     frame.append(h("span", { class: "hint" }, "another tenant's"));
     return h("li", null, h("div", { class: "tile" }, body));
   }
-  pictureOf(found.request_id).then(
+  imageOf(found.request_id).then(
     (address) => frame.replaceChildren(image(address, `Neighbour at similarity ${found.similarity.toFixed(3)}`)),
-    (error) => frame.replaceChildren(h("span", { class: "hint" }, error.status === 404 ? "not kept any more" : error.message)),
+    (error) => frame.replaceChildren(h("span", { class: "hint" }, error.status === 404 ? "no longer stored" : error.message)),
   );
-  return h("li", null, h("a", { class: "tile", href: `#/picture/${found.request_id}` }, body));
+  return h("li", null, h("a", { class: "tile", href: `#/image/${found.request_id}` }, body));
 }
 
 function neighbours(title, found) {
@@ -29,7 +29,7 @@ function neighbours(title, found) {
 
 function decision(explained) {
   const { route } = explained;
-  return h("section", { class: "card" }, h("h2", null, "What would be decided"),
+  return h("section", { class: "card" }, h("h2", null, "Route of a request now"),
     h("div", { class: "row verdict" }, verdict(route.start), h("span", { class: "hint" }, why(route.reason))),
     facts([
       ["Model", route.model],
@@ -37,7 +37,7 @@ function decision(explained) {
       ["Similarity", route.start.donor?.similarity.toFixed(3)],
       ["Pool", explained.pool],
       ["Expected wait", duration(explained.predicted_wait_ms)],
-      ["Plan", `${explained.plan_version.leader_epoch}.${explained.plan_version.sequence} by ${explained.allocator || "nobody"}`],
+      ["Plan", `${explained.plan_version.leader_epoch}.${explained.plan_version.sequence} by ${explained.allocator || "no allocator"}`],
     ]),
     h("ul", { class: "notes" }, explained.reasons.map((reason) => h("li", null, reason))),
     explained.reuse_quality.length ? thresholds(explained.reuse_quality) : null);
@@ -48,7 +48,7 @@ function thresholds(rows) {
     one.from_image ? "image" : "latent", percent(one.saved_share), one.similarity.toFixed(3), one.profiled_similarity.toFixed(3),
     one.achieved ? `${percent(one.achieved.kept_share)} of ${one.achieved.sample_count}` : "–",
   ]);
-  return table("From which similarity on the cache is used", ["start", "#saves", "#from", "#profiled", "#kept the quality"], shown);
+  return table("Similarity thresholds of the cache", ["start", "#steps saved", "#from similarity", "#profiled", "#quality kept"], shown);
 }
 
 export class CacheBrowser {
@@ -56,12 +56,12 @@ export class CacheBrowser {
     const known = await deployment();
     this.prompt = h("input", { type: "search", required: true, dir: "auto", placeholder: "a red circle left of a blue square" });
     this.model = h("select", null, known.models.map((model) => h("option", { value: model.name }, model.name)));
-    this.steps = h("input", { type: "number", min: "1", placeholder: "as usual" });
+    this.steps = h("input", { type: "number", min: "1", placeholder: "default" });
     this.shared = h("input", { type: "checkbox", id: "shared-pool" });
     this.place = h("div", { class: "stack", "aria-live": "polite" });
-    const form = h("form", { class: "search", "aria-label": "Look around", onsubmit: (event) => { event.preventDefault(); this.look(); } },
+    const form = h("form", { class: "search", "aria-label": "Lookup", onsubmit: (event) => { event.preventDefault(); this.look(); } },
       field("Prompt", this.prompt), field("Model", this.model), field("Steps", this.steps),
-      h("div", { class: "row actions" }, h("button", { type: "submit", class: "main" }, "Look"), h("span", { class: "row" }, this.shared, h("label", { for: "shared-pool" }, "shared pool too"))));
+      h("div", { class: "row actions" }, h("button", { type: "submit", class: "main" }, "Look up"), h("span", { class: "row" }, this.shared, h("label", { for: "shared-pool" }, "shared pool too"))));
     main.append(h("h1", null, "Cache"), form, this.place);
   }
 
@@ -70,9 +70,9 @@ export class CacheBrowser {
     if (this.steps.value) body.num_inference_steps = Number(this.steps.value);
     try {
       const explained = await post("explain", body);
-      const [byPrompt, byPicture] = [false, true].map((wanted) => explained.neighbours.filter((one) => one.by_picture === wanted));
-      this.place.replaceChildren(decision(explained), neighbours("Nearest by the prompt", byPrompt), ...(byPicture.length ? [neighbours("Nearest by the picture", byPicture)] : []));
-      tell(`${byPrompt.length + byPicture.length} neighbours`);
+      const [byPrompt, byImage] = [false, true].map((wanted) => explained.neighbours.filter((one) => one.by_picture === wanted));
+      this.place.replaceChildren(decision(explained), neighbours("Nearest by prompt", byPrompt), ...(byImage.length ? [neighbours("Nearest by image", byImage)] : []));
+      tell(`${byPrompt.length + byImage.length} neighbours`);
     } catch (error) {
       this.place.replaceChildren(notice("bad", error.message));
     }

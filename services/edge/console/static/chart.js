@@ -1,30 +1,30 @@
-// Lines over time, as SVG: drawn anew at every look, read with pointer or arrow keys.
+// Line charts as SVG: redrawn with every sample, read with the pointer or the arrow keys.
 
 import { h, s } from "./dom.js";
 
 const HEIGHT = 150;
 const LEFT = 54;
-// Of a character of a tick, and what lies between the axis and its text.
+// Pixels of a tick's character, and between the axis and its text.
 const TICK_CHAR = 6.4;
 const TICK_GAP = 10;
 const BOTTOM = 20;
 const COLOURS = 6;
 
-/** A number at a chart's axis, as short as it can be. */
+/** Format a number at an axis, as short as possible. */
 export function short(value) {
   if (Number.isInteger(value) && Math.abs(value) < 1000) return String(value);
   const size = Math.abs(value);
   return size >= 1000 ? `${(value / 1000).toFixed(1)}k` : size >= 10 ? value.toFixed(0) : size >= 1 ? value.toFixed(1) : value.toFixed(2);
 }
 
-/** The next of 1, 2, 5 × 10ⁿ above. */
+/** Round up to 1, 2 or 5 × 10ⁿ. */
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
 export class LineChart {
-  /** `format` writes a value; `top` is a fixed end of the axis; of `whole` numbers the axis has no halves. */
+  /** `format` writes a value; `top` is a fixed end of the axis; an axis of `whole` numbers has no halves. */
   constructor(title, { format = short, top = null, whole = false, hint = "" } = {}) {
     Object.assign(this, { title, format, top, whole, series: [], cursor: null, left: LEFT });
     this.svg = s("svg", { class: "plot", height: HEIGHT, role: "img", tabindex: "0" });
@@ -37,7 +37,7 @@ export class LineChart {
     new ResizeObserver(() => this.draw()).observe(this.svg);
   }
 
-  /** `series`: [{name, points: [[ms, value or NaN], …]}], of the same times. */
+  /** `series`: [{name, points: [[ms, value or NaN], …]}], all at the same times. */
   update(series) {
     this.series = series.filter((one) => one.points.some(([, value]) => !Number.isNaN(value)));
     this.draw();
@@ -83,7 +83,7 @@ export class LineChart {
     this.tellValues();
   }
 
-  /** Where the axis ends that shows `most`. */
+  /** Return the end of an axis that shows `most`. */
   end(most) {
     if (this.top !== null) return this.top;
     if (this.whole) return Math.max(2 * Math.ceil(most / 2), 2);
@@ -98,7 +98,7 @@ export class LineChart {
     return [s("text", { class: "tick", x: x(this.from), y: HEIGHT - 4 }, ago), s("text", { class: "tick", x: this.width - 4, y: HEIGHT - 4, "text-anchor": "end" }, "now")];
   }
 
-  /** The time that is pointed at. */
+  /** Return the label of the time at the cursor. */
   clock(x) {
     const at = this.times[Math.min(this.cursor, this.times.length - 1)];
     const words = new Date(at).toLocaleTimeString();
@@ -139,7 +139,7 @@ function path(points, x, y) {
   return drawn;
 }
 
-/** Counts by name, as bars: {name, value, words}. */
+/** Return counts by name as bars. `rows`: {name, value, words}. */
 export function bars(title, hint, rows) {
   const most = Math.max(...rows.map((row) => row.value), 1);
   const drawn = rows.map((row) => {

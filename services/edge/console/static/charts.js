@@ -1,4 +1,4 @@
-// What the deployment does, and did before anybody looked: the edge remembers.
+// Charts of the deployment over time, also before the page was opened: the edge stores samples.
 
 import { bars, LineChart } from "./chart.js";
 import { duration, h, notice, percent, plainName } from "./dom.js";
@@ -13,16 +13,16 @@ const CHARTS = [
   [() => new LineChart("Latency", { format: (seconds) => duration(seconds * 1000), hint: `of completed requests, ${AVERAGED}` }), (all) =>
     [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, wanted]) => ({ name, points: latency(all, wanted) }))],
   [() => new LineChart("Hit rate and compute saved", { ...SHARE, hint: AVERAGED }), (all) => [
-    { name: "pictures from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
-  [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of pictures, by steps saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
-  [() => new LineChart("Deadlines kept", { ...SHARE, hint: `of each request's own, ${AVERAGED}` }), (all) => [{ name: "kept", points: deadlinesKept(all) }]],
+    { name: "images from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
+  [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of images, by steps saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
+  [() => new LineChart("Deadlines kept", { ...SHARE, hint: `of all requests, ${AVERAGED}` }), (all) => [{ name: "kept", points: deadlinesKept(all) }]],
   [() => new LineChart("Allocation", { whole: true, hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
   [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
 ];
-// Of cascades and SLOs, and only where there is something to show of them.
+// Shown only with cascades or an SLO.
 const OPTIONAL = [
   [() => new LineChart("SLO attainment", { ...SHARE, hint: `within the plan's ${samples.at(-1).slo_s} s, ${AVERAGED}` }), (all) => [{ name: "attained", points: sloAttainment(all) }], (sample) => sample.slo_s > 0],
-  [() => new LineChart("Deferral rate", { ...SHARE, hint: `judged pictures that went on, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }], (sample) => sample.scored > 0],
+  [() => new LineChart("Deferral rate", { ...SHARE, hint: `scored images that were deferred, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }], (sample) => sample.scored > 0],
   [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN).map((one) => ({ ...one, name: plainName(one.name, Object.keys(all.at(-1).workers)) })), (sample) => Object.keys(sample.thresholds).length > 0],
 ];
 
@@ -56,7 +56,7 @@ export class Charts {
     this.waiting = this.waiting.filter((one) => !shown.includes(one));
     this.add(shown);
     for (const [chart, series] of this.charts) chart.update(series(samples));
-    this.starts.replaceChildren(...bars("Where pictures started", "by steps saved, since the frontdoor's start", startRows(samples.at(-1))));
+    this.starts.replaceChildren(...bars("Starts of images", "by steps saved, since the frontdoor's start", startRows(samples.at(-1))));
   }
 }
 

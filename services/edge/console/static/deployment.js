@@ -1,4 +1,4 @@
-// What this deployment can do: its models, LoRAs and ControlNets, and which parts it has. What it lacks is not shown.
+// The deployment's models, LoRAs, ControlNets and parts. The console does not show the parts that it lacks.
 
 import { get } from "./api.js";
 
@@ -6,7 +6,7 @@ const FRESH_MS = 10_000;
 let loading = null;
 let askedAt = 0;
 
-/** {models, adapters, features: {cache, controller, listing}}, not older than some seconds: workers come and go. */
+/** Return {models, adapters, features: {cache, controller, listing}}, at most 10 s old: workers come and go. */
 export function deployment() {
   const now = performance.now();
   if (loading === null || now - askedAt > FRESH_MS) {
@@ -16,12 +16,12 @@ export function deployment() {
   return loading;
 }
 
-/** After another token was given. */
+/** Forget the deployment, after the token changed. */
 export function forgetDeployment() {
   loading = null;
 }
 
-/** LoRAs or ControlNets that are made for the model. */
+/** Return the LoRAs or ControlNets that fit a model. */
 export function adaptersFor(known, model, kind) {
   return known.adapters.filter((adapter) =>
     adapter.kind === kind && adapter.family === model.family && (!adapter.base_digest || adapter.base_digest === model.digest));

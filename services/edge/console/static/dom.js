@@ -13,17 +13,17 @@ function put(element, attributes, children) {
   return element;
 }
 
-/** An HTML element; attributes that are undefined, null or false are left out, `on…` are listeners. */
+/** Return an HTML element; attributes that are undefined, null or false are skipped, `on…` are listeners. */
 export function h(tag, attributes, ...children) {
   return put(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** Return an SVG element, as `h` returns an HTML element. */
 export function s(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Tells readers of screens. */
+/** Announce a sentence to screen readers. */
 export function tell(sentence) {
   document.getElementById("told").textContent = sentence;
 }
@@ -34,13 +34,13 @@ export function notice(kind, ...children) {
 
 let lastId = 0;
 
-/** An id that no other element has. */
+/** Return an id that no other element has. */
 export function freshId(name) {
   lastId += 1;
   return `${name}-${lastId}`;
 }
 
-/** A labelled control; `hint` is tied to it for readers of screens. */
+/** Return a labelled control; screen readers read `hint` with it. */
 export function field(label, control, hint) {
   control.id ||= freshId("field");
   const parts = [h("label", { for: control.id }, label), control];
@@ -52,7 +52,7 @@ export function field(label, control, hint) {
   return h("div", { class: "field" }, parts);
 }
 
-/** A table inside its own scrolling place. */
+/** Return a table inside a scrolling region. */
 export function table(caption, headings, rows) {
   const head = headings.map((heading) => {
     const numeric = heading.startsWith("#");
@@ -69,7 +69,7 @@ export function table(caption, headings, rows) {
     h("table", null, h("caption", { id: name }, caption), h("thead", null, h("tr", null, head)), h("tbody", null, body)));
 }
 
-/** Pairs of a definition list; pairs without a value are left out. */
+/** Return a definition list; pairs without a value are skipped. */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return h("dl", { class: "facts" }, shown.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
@@ -90,8 +90,8 @@ export function bytes(count) {
   return `${unit && count < 10 ? count.toFixed(1) : Math.round(count)} ${units[unit]}`;
 }
 
-/** A pool or cascade of a plan in words. "tiny-heavy.1" is a further pool of one of the `models`; "image:light~heavy" and
- *  "noise:light>heavy#0" are cascades of requests that start so. */
+/** Name a pool or cascade of a plan for people. "tiny-heavy.1" is a further pool of one of the `models`;
+ *  "image:light~heavy" and "noise:light>heavy#0" are cascades of requests with that start. */
 export function plainName(name, models = []) {
   const [, start, path] = /^(?:(noise|latent|image):)?(.*)$/s.exec(name);
   const pool = (one) => {

@@ -1,10 +1,10 @@
-// From looks to what charts show. Pure: totals in, points out; NaN where nobody came.
+// The points of charts from samples. Pure functions: totals in, points out; NaN if no request arrived.
 
 export const WINDOW_MS = 30_000;
 
 const share = (part, whole) => (whole > 0 ? part / whole : NaN);
 
-/** The look from which a window that ends at `index` begins; totals of another frontdoor's life are not compared. */
+/** Return the first sample of the window that ends at `index`; totals of two frontdoor processes are not compared. */
 function windowStart(samples, index) {
   const { at, epoch } = samples[index];
   let start = index;
@@ -17,10 +17,10 @@ const windowed = (samples, value) => samples.slice(1).map((now, index) => {
   return [now.at, before === now ? NaN : value(before, now)];
 });
 
-/** A total's growth a second. */
+/** Return a total's growth per second. */
 export const rate = (samples, name) => windowed(samples, (before, now) => ((now[name] - before[name]) / (now.at - before.at)) * 1000);
 
-/** The latency in seconds that a share of the requests of a window kept; linear within a bucket. */
+/** Return a quantile of a window's latencies in seconds; linear within a bucket. */
 export function quantile(before, now, wanted) {
   const counts = now.latencies.map(([bound, count], index) => [bound === "Infinity" ? Infinity : bound, count - (before.latencies[index]?.[1] ?? 0)]);
   const all = counts.reduce((total, [, count]) => total + count, 0);
@@ -35,7 +35,7 @@ export function quantile(before, now, wanted) {
   return low;
 }
 
-/** How many requests of a window were completed within so many seconds; linear within a bucket. */
+/** Return the number of a window's requests that completed within `seconds`; linear within a bucket. */
 export function completedWithin(before, now, seconds) {
   let low = 0;
   return now.latencies.reduce((within, [end, count], index) => {
@@ -47,7 +47,7 @@ export function completedWithin(before, now, seconds) {
   }, 0);
 }
 
-/** The share of a window's requests that were completed within the SLO of the plan, of all that ended. */
+/** Return the share of a window's ended requests that completed within the plan's SLO. */
 export function sloAttainment(samples) {
   const ended = (sample) => sample.completed + sample.failed + sample.rejected;
   return windowed(samples, (before, now) => (now.slo_s > 0 ? share(completedWithin(before, now, now.slo_s), ended(now) - ended(before)) : NaN));
@@ -56,20 +56,20 @@ export function sloAttainment(samples) {
 export const latency = (samples, wanted) => windowed(samples, (before, now) => quantile(before, now, wanted));
 
 const hits = (sample) => sample.starts.reduce((total, [kind, , count]) => total + (kind === "noise" ? 0 : count), 0);
-const pictures = (sample) => sample.starts.reduce((total, [, , count]) => total + count, 0);
+const images = (sample) => sample.starts.reduce((total, [, , count]) => total + count, 0);
 
-export const hitRate = (samples) => windowed(samples, (before, now) => share(hits(now) - hits(before), pictures(now) - pictures(before)));
+export const hitRate = (samples) => windowed(samples, (before, now) => share(hits(now) - hits(before), images(now) - images(before)));
 
 const startName = ([kind, saved]) => `${kind}, K = ${saved}`;
 const countOf = (sample, name) => sample.starts.reduce((total, start) => total + (startName(start) === name ? start[2] : 0), 0);
 
-/** The share of a window's pictures that each K has, by kind of start: the most frequent ones, the smallest K first. */
+/** Return the share of a window's images by kind of start and K: the most frequent ones, the smallest K first. */
 export function hitRateByK(samples, most = 6) {
   const found = (samples.at(-1)?.starts ?? []).filter(([kind]) => kind !== "noise");
   const shown = [...found].sort((one, other) => other[2] - one[2]).slice(0, most).sort((one, other) => one[1] - other[1]);
   return shown.map((start) => {
     const name = startName(start);
-    return { name, points: windowed(samples, (before, now) => share(countOf(now, name) - countOf(before, name), pictures(now) - pictures(before))) };
+    return { name, points: windowed(samples, (before, now) => share(countOf(now, name) - countOf(before, name), images(now) - images(before))) };
   });
 }
 
@@ -79,7 +79,7 @@ export const computeSaved = (samples) =>
 export const deferrals = (samples) =>
   windowed(samples, (before, now) => share(now.deferred - before.deferred, now.scored - before.scored));
 
-/** The share of arrivals of a window that were neither refused, nor failed, nor later than their own deadlines. */
+/** Return the share of a window's arrivals that were neither rejected, failed nor late. */
 export function deadlinesKept(samples) {
   return windowed(samples, (before, now) => {
     const arrived = now.accepted + now.rejected - before.accepted - before.rejected;
@@ -88,7 +88,7 @@ export function deadlinesKept(samples) {
   });
 }
 
-/** A series for each name of a field that holds numbers by name. */
+/** Return a series per name of a field that holds numbers by name. */
 export function byName(samples, name, absent) {
   const names = [...new Set(samples.flatMap((sample) => Object.keys(sample[name])))].sort();
   return names.map((each) => ({ name: each, points: samples.map((sample) => [sample.at, sample[name][each] ?? absent]) }));

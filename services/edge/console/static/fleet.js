@@ -1,4 +1,4 @@
-// Who is up, what they hold, what waits, and the plan in force: what `pentimento status` shows.
+// Processes, pools, queues and the plan in force, as `pentimento status` shows them.
 
 import { bytes, duration, facts, h, notice, percent, plainName, table } from "./dom.js";
 import { watch, wrongToken } from "./looks.js";
@@ -70,7 +70,7 @@ function plan({ fleet }) {
       ["Thresholds", thresholds.join("; ")],
       ["LoRAs and ControlNets", inForce.placements.map((one) => `${one.adapter.name} (${one.instance_ids.length})`).join(", ")],
       ["Components", inForce.components.map((one) => `${one.component} (${one.instance_ids.length})`).join(", ")],
-      ["Cache admits", inForce.cache.admits.join(", ") + (inForce.cache.admits_light ? "" : ", no light pictures")],
+      ["Cache admits", inForce.cache.admits.join(", ") + (inForce.cache.admits_light ? "" : ", no light images")],
       ["Cache eviction", inForce.cache.eviction],
       ["Notes", inForce.notes.join("; ")],
     ]),
@@ -90,7 +90,7 @@ export class Fleet {
 
   show(status) {
     const failed = Object.entries(status.unanswered).map(([name, reason]) => notice("bad", `${name} does not answer: ${reason}`));
-    // Whoever reads a table by keyboard keeps it: only what is not focused is drawn anew.
+    // A redraw would take the focus from a table that is read by keyboard.
     if (this.place.contains(document.activeElement)) return;
     this.place.replaceChildren(...[...failed, tiles(status), pools(status), replicas(status), plan(status)].filter(Boolean));
   }

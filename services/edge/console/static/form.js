@@ -1,4 +1,4 @@
-// What to paint: the fields that this deployment's models take, and the request that they make.
+// The playground's form: the fields that the deployment's models take, and the request made from them.
 
 import { base64Of } from "./api.js";
 import { adaptersFor } from "./deployment.js";
@@ -6,22 +6,22 @@ import { field, freshId, h, notice } from "./dom.js";
 import { MaskEditor } from "./mask.js";
 
 const CACHE_CHOICES = [
-  ["", "Use it, and add to it"],
-  ["read", "Use it, add nothing"],
-  ["off", "Leave it alone"],
-  ["shared", "Use and add to the shared pool too"],
+  ["", "Read and write"],
+  ["read", "Read only"],
+  ["off", "Off"],
+  ["shared", "Read and write, with the shared pool"],
 ];
 
 const number = (attributes) => h("input", { type: "number", inputmode: "decimal", ...attributes });
-const MOST_PICTURES = 10;
+const MAX_IMAGES = 10;
 const FAULTS = ["badInput", "customError", "patternMismatch", "rangeOverflow", "rangeUnderflow", "tooLong", "tooShort", "typeMismatch", "valueMissing"];
 
-/** Whether a control's value cannot be asked for. Fractions may lie between the steps that its arrows take. */
+/** Return whether a control's value is invalid. Fractions may lie between the steps of its arrows. */
 const isWrong = ({ step, validity }) => FAULTS.some((fault) => validity[fault]) || (validity.stepMismatch && !String(step).includes("."));
 
 const option = ([value, label]) => h("option", { value }, label);
 
-/** A file of an image with its thumbnail. */
+/** A field for an image file, with a thumbnail. */
 class ImageField {
   constructor(label, hint) {
     this.input = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", onchange: () => this.show() });
@@ -47,7 +47,8 @@ class ImageField {
   }
 }
 
-/** Limits that some model keeps, for the suite to choose by; samplers and adapters are a model's own. Null without a model. */
+/** Return the widest limits of several models, for a request without a model; null without models. Schedulers and
+ *  adapters need a chosen model. */
 function anyOf(models) {
   if (models.length < 2) return models[0] ?? null;
   const of = (name) => models.map((model) => model[name]);
@@ -58,16 +59,16 @@ function anyOf(models) {
   };
 }
 
-export class PaintForm {
-  /** `known`: the deployment; `onpaint` is called with the form's request. */
-  constructor(known, onpaint, onstop) {
+export class GenerateForm {
+  /** `known`: the deployment; `ongenerate` is called with the form's request. */
+  constructor(known, ongenerate, onstop) {
     this.known = known;
-    this.onpaint = onpaint;
+    this.ongenerate = ongenerate;
     this.prompt = h("textarea", { rows: "3", required: true, dir: "auto", spellcheck: "true", placeholder: "a red circle left of a blue square" });
     this.negative = h("input", { type: "text", dir: "auto" });
     this.model = h("select", { onchange: () => this.follow() }, this.models());
-    this.count = number({ min: "1", max: String(MOST_PICTURES), step: "1", value: "1" });
-    this.seed = number({ min: "0", step: "1", placeholder: "drawn" });
+    this.count = number({ min: "1", max: String(MAX_IMAGES), step: "1", value: "1" });
+    this.seed = number({ min: "0", step: "1", placeholder: "random" });
     this.steps = number({ min: "1", step: "1" });
     this.guidance = number({ min: "0", step: "0.1" });
     this.scheduler = h("select");
@@ -75,9 +76,9 @@ export class PaintForm {
     this.height = number({ "aria-label": "Height in pixels" });
     this.cache = h("select", null, CACHE_CHOICES.map(option));
     this.previews = h("select", null, [["", "a few"], ["1", "every step"], ["0", "none"]].map(option));
-    this.image = new ImageField("Start from an image", "PNG, JPEG or WebP; the picture keeps its composition.");
+    this.image = new ImageField("Start from an image", "PNG, JPEG or WebP; the new image keeps its composition.");
     this.strength = number({ min: "0", max: "1", step: "0.05", value: "0.8" });
-    this.strengthField = field("Strength of the change", this.strength, "0 keeps the image, 1 paints anew.");
+    this.strengthField = field("Strength", this.strength, "0 keeps the image, 1 generates an unrelated one.");
     this.strengthField.hidden = true;
     this.mask = new MaskEditor();
     this.image.onchange = () => {
@@ -87,14 +88,14 @@ export class PaintForm {
     this.adapters = h("div");
     this.problem = h("div");
     this.news = h("span", { class: "hint news" }, "Ctrl + Enter");
-    this.go = h("button", { type: "submit", class: "main" }, "Paint");
+    this.go = h("button", { type: "submit", class: "main" }, "Generate");
     this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: onstop }, "Stop");
     this.element = this.build();
     this.model.value = this.usual();
     this.follow();
   }
 
-  /** Goes by the deployment as it is now: workers come and go. */
+  /** Update the choices to the deployment's present models: workers come and go. */
   know(known) {
     if (known === this.known) return;
     const before = this.model.value;
@@ -102,7 +103,7 @@ export class PaintForm {
     this.known = known;
     this.model.replaceChildren(...this.models());
     this.model.value = known.models.some((model) => model.name === before) ? before : this.usual();
-    // What is chosen stays where nothing else is offered.
+    // The choices stay if the offer did not change.
     if (this.model.value !== before || !this.followed || JSON.stringify(known.adapters) !== offered) this.follow();
   }
 
@@ -111,7 +112,7 @@ export class PaintForm {
     return [option(["", "Suite's choice"]), ...models.map((model) => h("option", { value: model.name, disabled: !model.ready_worker_count }, model.name + (model.ready_worker_count ? "" : " (no worker holds it)")))];
   }
 
-  /** What is chosen before anybody chooses: where there are several models the suite may defer from one to another. */
+  /** Return the initially chosen model: the only one. With several models none, so that the suite may defer. */
   usual() {
     const { models } = this.known;
     return models.length === 1 ? models[0].name : "";
@@ -121,13 +122,13 @@ export class PaintForm {
     const size = h("fieldset", { class: "field" }, h("legend", null, "Size"), h("div", { class: "row" }, this.width, h("span", { "aria-hidden": "true" }, "×"), this.height));
     this.more = h("details", null, h("summary", null, "More"),
       h("div", { class: "more" },
-        field("Keep out", this.negative, "A negative prompt."), size,
+        field("Negative prompt", this.negative), size,
         h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
         this.image.element, this.strengthField, this.mask.element));
-    const form = h("form", { class: "paint", "aria-label": "What to paint", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.submit(); } },
+    const form = h("form", { class: "generate", "aria-label": "Request", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.submit(); } },
       field("Prompt", this.prompt),
-      h("div", { class: "pair" }, field("Model", this.model), field("Pictures", this.count)),
-      h("div", { class: "triple" }, field("Seed", this.seed), field("Steps", this.steps), field("Guidance", this.guidance)),
+      h("div", { class: "pair" }, field("Model", this.model), field("Images", this.count)),
+      h("div", { class: "triple" }, field("Seed", this.seed), field("Steps", this.steps), field("Guidance scale", this.guidance)),
       this.known.features.cache && field("Cache", this.cache),
       this.adapters,
       this.more,
@@ -142,7 +143,7 @@ export class PaintForm {
     return this.known.models.find((model) => model.name === this.model.value) ?? anyOf(this.known.models);
   }
 
-  /** Defaults and limits of the chosen model. */
+  /** Show the defaults and limits of the chosen model. */
   follow() {
     const model = this.chosen;
     this.followed = Boolean(model);
@@ -152,7 +153,7 @@ export class PaintForm {
     for (const [side, usual] of [[this.width, model.default_width_px], [this.height, model.default_height_px]]) {
       Object.assign(side, { placeholder: usual, min: model.size_multiple_px, max: model.max_size_px, step: model.size_multiple_px });
     }
-    this.scheduler.replaceChildren(option(["", "the model's own"]), ...model.schedulers.map((name) => option([name, name])));
+    this.scheduler.replaceChildren(option(["", "the model's default"]), ...model.schedulers.map((name) => option([name, name])));
     this.offerAdapters(model);
   }
 
@@ -164,12 +165,12 @@ export class PaintForm {
     });
     const nets = adaptersFor(this.known, model, "controlnet");
     this.net = h("select", null, option(["", "none"]), nets.map((adapter) => option([adapter.name, adapter.name])));
-    this.netImage = new ImageField("Its image", "Of the picture's size.");
+    this.netImage = new ImageField("Conditioning image", "It has the size of the generated image.");
     this.netScale = number({ value: "1", step: "0.1", min: "0.1" });
-    const netMore = h("div", { hidden: true }, this.netImage.element, field("Its weight", this.netScale));
+    const netMore = h("div", { hidden: true }, this.netImage.element, field("Conditioning scale", this.netScale));
     this.net.addEventListener("change", () => {
       netMore.hidden = !this.net.value;
-      // Without it there is nothing to go by: the picture would be painted as if no ControlNet had been chosen.
+      // Without a conditioning image the request would run as if no ControlNet had been chosen.
       this.netImage.input.required = Boolean(this.net.value);
     });
     this.adapters.replaceChildren(...[
@@ -186,7 +187,7 @@ export class PaintForm {
   async submit() {
     const wrong = [...this.element.elements].find((control) => control.willValidate && isWrong(control));
     if (wrong) {
-      // A browser shows nothing of a field that is folded away.
+      // A browser shows no message at a field inside closed details.
       this.more.open ||= this.more.contains(wrong);
       wrong.reportValidity();
       return;
@@ -196,21 +197,21 @@ export class PaintForm {
     try {
       body = await this.request();
     } catch (error) {
-      // Browsers do not read a file that was written since it was chosen.
+      // Browsers refuse to read a file that changed after it was chosen.
       const unread = error instanceof DOMException && ["NotReadableError", "NotFoundError"].includes(error.name);
-      this.fail(unread ? "An image was changed, or is gone, since it was chosen: choose it again." : error.message);
+      this.fail(unread ? "An image file changed or was removed after it was chosen: choose it again." : error.message);
       return;
     }
-    this.onpaint(body);
+    this.ongenerate(body);
   }
 
-  /** Says beside the button what is wrong. */
+  /** Show an error next to the button. */
   fail(words, code = "") {
     this.problem.replaceChildren(notice("bad", words, code ? h("span", { class: "hint" }, code) : null));
     this.news.textContent = "";
   }
 
-  /** Says beside the button how far it is. */
+  /** Show the progress next to the button. */
   tell(words) { this.news.textContent = words; }
 
   async request() {
@@ -241,7 +242,7 @@ export class PaintForm {
     }
   }
 
-  /** Shows what a finished picture was painted with. */
+  /** Fill the fields with the request of a finished image. */
   fill(spec) {
     this.prompt.value = spec.prompt;
     this.negative.value = spec.negative_prompt;
@@ -252,7 +253,7 @@ export class PaintForm {
     Object.assign(this.width, { value: spec.width_px });
     Object.assign(this.height, { value: spec.height_px });
     Object.assign(this.seed, { value: spec.seed });
-    // What is not offered any more is left out.
+    // A scheduler that the model no longer has is skipped.
     this.scheduler.value = this.chosen?.schedulers.includes(spec.scheduler) ? spec.scheduler : "";
     for (const { name, on, weight } of this.loras ?? []) {
       const used = spec.loras.find((lora) => lora.name === name);
@@ -263,16 +264,16 @@ export class PaintForm {
     this.fillImage(spec.init_image);
   }
 
-  /** As that of a ControlNet; one that was chosen for another picture does not stay. */
+  /** Remove the chosen start image. The request's own one is not stored: the user chooses it again. */
   fillImage(used) {
     this.image.drop();
-    this.problem.replaceChildren(...(used ? [notice("", "This picture was painted from an image, which is kept nowhere: choose it again.")] : []));
+    this.problem.replaceChildren(...(used ? [notice("", "This image was generated from another one, which is not stored: choose it again.")] : []));
     if (!used) return;
     this.strength.value = used.strength;
     this.more.open = true;
   }
 
-  /** Its image is kept nowhere: it is asked for anew. */
+  /** Choose the request's ControlNet. Its conditioning image is not stored: the user chooses it again. */
   fillNet(used) {
     if (!this.net) return;
     const offered = used && [...this.net.options].some((one) => one.value === used.name);
@@ -281,7 +282,7 @@ export class PaintForm {
     this.net.dispatchEvent(new Event("change"));
   }
 
-  /** Takes a picture to start from. */
+  /** Use a file as the image to start from. */
   startFrom(file) {
     const taken = new DataTransfer();
     taken.items.add(file);

@@ -1,5 +1,5 @@
-// What a browser keeps for us: of this tab, and of all. One that is told to keep nothing refuses even to be asked; then it
-// is forgotten with the page.
+// The browser's storage: for this tab, and for all. A browser that blocks storage throws on access; then values last as
+// long as the page.
 
 function storage(name) {
   try {

@@ -1,16 +1,16 @@
-// The deployment's status and its past, asked for again and again while somebody watches.
+// The deployment's status and history, polled while a page shows them.
 
 import { get } from "./api.js";
 
 const EVERY_MS = 2000;
 const MOST = 2000;
 
-/** What charts are made of, oldest first; services/edge/history/samples.py says what each holds. */
+/** The samples of the charts, oldest first; services/edge/history/samples.py documents their fields. */
 export const samples = [];
 
 const number = (bound) => (bound === "Infinity" ? Infinity : bound);
 
-/** Nothing is told twice: samples of earlier than the last one are of a clock that went back, and take the place of what was later. */
+/** Append new samples. After the server's clock went back, they replace the later ones. */
 function keep(found) {
   for (const sample of found) {
     while (samples.length && samples.at(-1).at >= sample.at) samples.pop();
@@ -19,7 +19,7 @@ function keep(found) {
   if (samples.length > MOST) samples.splice(0, samples.length - MOST);
 }
 
-/** Calls `ask`, and again as many milliseconds after its answer as it resolves to, until stopped; errors go to `onerror`. */
+/** Call `ask` until stopped; it resolves to the milliseconds before its next call. Errors go to `onerror`. */
 function again(ask, onerror) {
   const controller = new AbortController();
   let timer = 0;
@@ -37,7 +37,7 @@ function again(ask, onerror) {
   return { first: once(), stop: () => { controller.abort(); clearTimeout(timer); } };
 }
 
-/** Calls `onstatus` with the status of now and every two seconds. */
+/** Call `onstatus` with the present status, now and every two seconds. */
 export function watch(onstatus, onerror) {
   return again(async (signal) => {
     onstatus(await get("status", signal));
@@ -45,7 +45,7 @@ export function watch(onstatus, onerror) {
   }, onerror);
 }
 
-/** Calls `onsamples` whenever `samples` may have grown. The edge looks for all pages; each asks for what it has not. */
+/** Call `onsamples` whenever `samples` may have grown. The edge samples for all pages; each requests the ones it lacks. */
 export function watchHistory(onsamples, onerror) {
   return again(async (signal) => {
     const { samples: found, interval_ms: wait } = await get(`history?after=${samples.at(-1)?.at ?? 0}`, signal);

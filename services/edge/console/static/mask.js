@@ -1,18 +1,18 @@
-// Where an image may be painted anew, drawn on it by pointer or by keys. What was drawn is kept as a list of strokes:
-// undoing is drawing again without the last one.
+// The region of an image to generate again, drawn on it by pointer or keys. It is stored as a list of strokes: undo draws
+// them again without the last one.
 
 import { base64Of } from "./api.js";
 import { field, freshId, h, notice, percent, s, tell } from "./dom.js";
 
-// Squares of two colours, so that they are seen on every image.
+// Squares of two colours, which are visible on every image.
 const COLOURS = ["#e8542b", "#ffffff"];
 const SQUARES = 24;
 const SAMPLE_PX = 64;
 const MOST_STROKES = 500;
-const KEYS = "Arrow keys move the brush, Space paints (hold it for a line), E erases, [ and ] change the size, Ctrl + Z undoes.";
+const KEYS = "Arrow keys move the brush, Space draws (hold it for a line), E erases, [ and ] change the size, Ctrl + Z undoes.";
 
-/** Alpha where a mask's file says that is painted: what is transparent where anything is, else what is light. */
-function paintedOf(pixels) {
+/** Set the alpha of a mask's file: 255 at transparent pixels if it has any, else at light ones. */
+function regionOf(pixels) {
   const { data } = pixels;
   let byAlpha = false;
   for (let at = 3; at < data.length && !byAlpha; at += 4) byAlpha = data[at] < 255;
@@ -74,8 +74,8 @@ export class MaskEditor {
     this.strokes = [];
     this.line = null;
     this.at = null;
-    this.picture = h("img", { alt: "" });
-    this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Where to paint anew" });
+    this.image = h("img", { alt: "" });
+    this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Region to change" });
     this.pen = this.canvas.getContext("2d");
     this.ring = s("g", { class: "ring" }, s("circle", { class: "under" }), s("circle", { class: "over" }));
     this.overlay = s("svg", { "aria-hidden": "true" }, this.ring);
@@ -93,11 +93,11 @@ export class MaskEditor {
     const keys = h("p", { class: "hint", id: freshId("mask-keys") }, KEYS);
     this.canvas.setAttribute("aria-describedby", keys.id);
     const act = (name, kind) => h("button", { type: "button", onclick: () => this.add({ kind }) }, name);
-    return h("fieldset", { class: "field mask", hidden: true }, h("legend", null, "Where to paint anew"),
-      h("div", { class: "easel" }, this.picture, this.canvas, this.overlay), this.words,
+    return h("fieldset", { class: "field mask", hidden: true }, h("legend", null, "Region to change"),
+      h("div", { class: "easel" }, this.image, this.canvas, this.overlay), this.words,
       field("Brush", this.size),
       h("div", { class: "row" }, this.eraser, this.undoing, act("Clear", "clear"), act("Invert", "invert")),
-      keys, field("Or a mask from a file", this.file, "PNG: white or transparent is painted anew."), this.problem);
+      keys, field("Or a mask from a file", this.file, "PNG: white or transparent pixels change."), this.problem);
   }
 
   listen() {
@@ -124,25 +124,25 @@ export class MaskEditor {
     canvas.addEventListener("keyup", (event) => { if (event.key === " ") this.finish(); });
   }
 
-  /** Shows an image without a mask on it; none hides the editor. */
+  /** Show an image without a mask; hide the editor if there is none. */
   async show(file) {
-    URL.revokeObjectURL(this.picture.src);
+    URL.revokeObjectURL(this.image.src);
     this.element.hidden = true;
     this.strokes = [];
     this.file.value = "";
     this.problem.replaceChildren();
     if (!file) return;
     try {
-      this.picture.src = URL.createObjectURL(file);
-      await this.picture.decode();
+      this.image.src = URL.createObjectURL(file);
+      await this.image.decode();
     } catch {
       return;
     }
     this.element.hidden = false;
-    const [width, height] = [this.picture.naturalWidth, this.picture.naturalHeight];
+    const [width, height] = [this.image.naturalWidth, this.image.naturalHeight];
     Object.assign(this.canvas, { width, height });
     this.overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.picture.classList.toggle("tiny", width < 200);
+    this.image.classList.toggle("tiny", width < 200);
     this.colour = chequered(this.pen);
     this.at = null;
     this.ring.classList.add("away");
@@ -199,12 +199,12 @@ export class MaskEditor {
     for (const stroke of this.strokes) STROKES[stroke.kind](this.pen, stroke, this.colour);
     this.undoing.disabled = !this.strokes.length;
     const share = this.share();
-    this.words.textContent = share ? `${percent(share)} is painted anew, the rest stays.` : "Nothing is marked: all of it is painted over.";
+    this.words.textContent = share ? `${percent(share)} changes, the rest stays.` : "Nothing is marked: the whole image changes.";
     tell(this.words.textContent);
     this.moveRing();
   }
 
-  /** About how much of it is marked. */
+  /** Return the marked share of the image, by a sample. */
   share() {
     const [, pen] = canvasOf(SAMPLE_PX, SAMPLE_PX);
     pen.drawImage(this.canvas, 0, 0, SAMPLE_PX, SAMPLE_PX);
@@ -252,15 +252,15 @@ export class MaskEditor {
       const bitmap = await createImageBitmap(file);
       const [drawn, pen] = canvasOf(bitmap.width, bitmap.height);
       pen.drawImage(bitmap, 0, 0);
-      pen.putImageData(paintedOf(pen.getImageData(0, 0, drawn.width, drawn.height)), 0, 0);
+      pen.putImageData(regionOf(pen.getImageData(0, 0, drawn.width, drawn.height)), 0, 0);
       this.problem.replaceChildren();
       this.add({ kind: "file", drawn });
     } catch {
-      this.problem.replaceChildren(notice("bad", "This file is no picture."));
+      this.problem.replaceChildren(notice("bad", "This file is not an image."));
     }
   }
 
-  /** The mask as PNG in base64, white where it is painted anew; "" where all of it is, or nothing is marked. */
+  /** Return the mask as PNG in base64, white in the region to change; "" if everything or nothing is marked. */
   async base64() {
     if (this.element.hidden || !this.strokes.length) return "";
     const { width, height } = this.canvas;

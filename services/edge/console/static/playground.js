@@ -1,15 +1,15 @@
-// The playground: ask, watch, see where it came from.
+// The playground: send a request, watch its steps, see the image's provenance.
 
 import { deployment } from "./deployment.js";
 import { h, notice } from "./dom.js";
-import { PaintForm } from "./form.js";
-import { download, provenanceLink } from "./picture.js";
+import { GenerateForm } from "./form.js";
+import { download, provenanceLink } from "./image.js";
 import { Stage } from "./stage.js";
 
 const LARGEST_SEED = 2 ** 32;
 
-/** It stays while other pages are looked at, with what was typed, what is painted and what was: only closing the tab ends
- *  what runs. */
+/** The form and the images of its requests. They stay while other pages are open: only closing the tab ends a running
+ *  request. */
 export class Playground {
   constructor() {
     this.stage = new Stage((done) => this.actions(done), (words) => this.form.tell(words), (error) => this.form.fail(error.message, error.code));
@@ -20,7 +20,7 @@ export class Playground {
   async open(main) {
     const known = await deployment();
     if (this.form) this.form.know(known);
-    else this.form = new PaintForm(known, (body) => this.paint(body), () => this.stage.stop());
+    else this.form = new GenerateForm(known, (body) => this.generate(body), () => this.stage.stop());
     this.lacking ??= notice("bad", "No worker holds a model yet.");
     this.lacking.hidden = known.models.length > 0;
     main.append(h("h1", null, "Playground"), this.lacking, h("div", { class: "split" }, this.form.element, this.stage.element));
@@ -28,10 +28,10 @@ export class Playground {
     if (spec) this.form.fill(spec);
   }
 
-  /** For good: somebody else may sign in. */
+  /** Stop the running request: another user may sign in. */
   end() { this.stage.stop(); }
 
-  async paint(body) {
+  async generate(body) {
     if (this.stage.busy) return;
     this.last = body;
     await this.run("generate", body);
@@ -41,7 +41,7 @@ export class Playground {
     if (this.stage.busy) return;
     this.form.busy = true;
     if (matchMedia("(max-width: 800px)").matches) this.stage.element.scrollIntoView({ block: "start" });
-    await this.stage.paint(path, body);
+    await this.stage.run(path, body);
     this.form.busy = false;
   }
 
@@ -50,20 +50,20 @@ export class Playground {
     return [
       h("button", { type: "button", onclick: () => this.vary() }, "Vary"),
       h("button", { type: "button", onclick: () => this.replay(provenance) }, "Replay"),
-      h("button", { type: "button", onclick: () => this.form.startFrom(new File([blob], name, { type: blob.type })) }, "Paint over"),
+      h("button", { type: "button", onclick: () => this.form.startFrom(new File([blob], name, { type: blob.type })) }, "Edit"),
       download("Download", address, name),
       provenanceLink(provenance),
     ];
   }
 
-  /** The same once more from another seed. */
+  /** Generate again with another seed. */
   vary() {
     const seed = Math.floor(Math.random() * LARGEST_SEED);
     this.form.seed.value = seed;
-    return this.paint({ ...this.last, seed });
+    return this.generate({ ...this.last, seed });
   }
 
-  /** The same bytes from the same start; what the request came with is sent again. */
+  /** Run the request again from the same start, for the same bytes. Its input images are sent again. */
   replay(provenance) {
     const inputs = [];
     if (this.last?.image) inputs.push({ field: "init_image.image", data: this.last.image });
@@ -75,7 +75,7 @@ export class Playground {
 
 let asked = null;
 
-/** Opens the playground with what a picture was painted with. */
+/** Open the playground with an image's request. */
 export function askAgain(spec) {
   asked = spec;
   location.hash = "#/";

@@ -1,11 +1,11 @@
-// What was painted in this tab: ids alone, the pictures stay where they are.
+// Ids of the requests of this tab; the images stay on the server.
 
 import { ofTab } from "./kept.js";
 
-const KEY = "pentimento.painted";
+const KEY = "pentimento.generated";
 const MOST = 100;
 
-export function painted() {
+export function generated() {
   try {
     return JSON.parse(ofTab.getItem(KEY) ?? "[]");
   } catch {
@@ -13,7 +13,7 @@ export function painted() {
   }
 }
 
-export function notePainted(requestId) {
-  const ids = [requestId, ...painted().filter((id) => id !== requestId)].slice(0, MOST);
+export function noteGenerated(requestId) {
+  const ids = [requestId, ...generated().filter((id) => id !== requestId)].slice(0, MOST);
   ofTab.setItem(KEY, JSON.stringify(ids));
 }

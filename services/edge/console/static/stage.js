@@ -1,20 +1,20 @@
-// Where pictures appear: what is under way, then what each became.
+// The images of a call: first their progress, then their results.
 
 import { blobOf, events } from "./api.js";
 import { h, notice, tell } from "./dom.js";
-import { image, pictureView, savedSteps, StepTrack, verdict, why } from "./picture.js";
-import { notePainted } from "./session.js";
+import { image, imageView, savedSteps, StepTrack, verdict, why } from "./image.js";
+import { noteGenerated } from "./session.js";
 
 const TYPES = { png: "image/png", jpeg: "image/jpeg", webp: "image/webp" };
 
-// The form says it to readers of screens, beside its button.
+// Without the role of an alert: the form announces the same error to screen readers.
 const problem = (words, code) => notice("bad told", words, code ? h("span", { class: "hint" }, code) : null);
 
-/** One picture while it is painted. */
+/** One image while it is generated. */
 class Watch {
   constructor(name) {
     this.track = new StepTrack(name);
-    this.words = h("span", { class: "hint" }, "Asking …");
+    this.words = h("span", { class: "hint" }, "Sending …");
     this.verdict = h("span");
     this.frame = h("div", { class: "frame blank" }, h("p", { class: "hint" }, "Waiting for a worker"));
     this.element = h("div", { class: "watch" }, this.frame, this.track.element, h("div", { class: "row" }, this.verdict, this.words));
@@ -48,9 +48,9 @@ class Watch {
   }
 }
 
-/** The pictures of one call: one of them large, several as a grid in which one is chosen. */
+/** The images of one call: a single one large, several as a grid with one selected. */
 class Shown {
-  /** `actionsOf` a finished picture are its buttons. */
+  /** `actionsOf` returns the buttons of a finished image. */
   constructor(actionsOf) {
     this.actionsOf = actionsOf;
     this.element = h("div", { class: "stack" });
@@ -60,13 +60,13 @@ class Shown {
   spread(count) {
     this.count = count;
     this.done = new Map();
-    this.open = new Map(Array.from({ length: count }, (_, index) => [index, new Watch(count > 1 ? `Picture ${index + 1}` : "")]));
+    this.open = new Map(Array.from({ length: count }, (_, index) => [index, new Watch(count > 1 ? `Image ${index + 1}` : "")]));
     this.places = [...this.open.values()].map((watch) => h(count > 1 ? "li" : "div", null, watch.element));
     this.detail = h("div");
-    this.element.replaceChildren(...(count > 1 ? [h("ol", { class: "several", "aria-label": "Pictures" }, this.places), this.detail] : this.places));
+    this.element.replaceChildren(...(count > 1 ? [h("ol", { class: "several", "aria-label": "Images" }, this.places), this.detail] : this.places));
   }
 
-  hear(event, data) {
+  handle(event, data) {
     if (event === "accepted" && data.image_request_ids.length > 1) this.spread(data.image_request_ids.length);
     const watch = this.open.get(data.image_index ?? 0);
     if (event === "accepted") for (const one of this.open.values()) one.words.textContent = "Accepted";
@@ -77,7 +77,7 @@ class Shown {
   }
 
   finish({ request_id: requestId, image_index: index, format, image: bytes, provenance }) {
-    notePainted(requestId);
+    noteGenerated(requestId);
     const blob = blobOf(bytes, TYPES[format]);
     const done = { provenance, blob, address: URL.createObjectURL(blob), format };
     this.done.set(index, done);
@@ -85,14 +85,14 @@ class Shown {
     if (this.count === 1) this.element.replaceChildren(this.view(done));
     else {
       done.button = h("button", { type: "button", class: "pick", "aria-pressed": "false", onclick: () => this.choose(index) },
-        h("span", { class: "frame small" }, image(done.address, `Picture ${index + 1}`)), verdict(provenance.route.start, true), h("span", { class: "hint" }, `seed ${provenance.spec.seed}`));
+        h("span", { class: "frame small" }, image(done.address, `Image ${index + 1}`)), verdict(provenance.route.start, true), h("span", { class: "hint" }, `seed ${provenance.spec.seed}`));
       this.places[index].replaceChildren(done.button);
       if (this.done.size === 1) this.choose(index);
     }
-    tell(this.count === 1 ? "The picture is finished." : `${this.done.size} of ${this.count} pictures are finished.`);
+    tell(this.count === 1 ? "The image is finished." : `${this.done.size} of ${this.count} images are finished.`);
   }
 
-  view(done) { return pictureView(done.provenance, done.address, this.actionsOf(done)); }
+  view(done) { return imageView(done.provenance, done.address, this.actionsOf(done)); }
 
   choose(index) {
     for (const [each, done] of this.done) done.button.setAttribute("aria-pressed", String(each === index));
@@ -109,13 +109,13 @@ class Shown {
     this.open.delete(index);
   }
 
-  /** Lets go of the bytes of all: something else is shown in their place. */
+  /** Free the bytes of all images, before others take their place. */
   close() {
     for (const watch of this.open.values()) watch.close();
     for (const { address } of this.done.values()) URL.revokeObjectURL(address);
   }
 
-  /** What is not there by now does not come. */
+  /** End the images that are not finished: they stopped or failed. */
   end(error) {
     const stopped = error.name === "AbortError";
     tell(stopped ? "Stopped." : `It failed: ${error.message}`);
@@ -126,7 +126,7 @@ class Shown {
   }
 }
 
-/** An event of a call in few words. */
+/** Describe an event of a call in a few words. */
 function newsOf(event, data, shown) {
   const of = shown.count > 1 ? `${shown.done.size} of ${shown.count} finished` : "";
   if (event === "accepted") return "Waiting for a worker";
@@ -136,13 +136,13 @@ function newsOf(event, data, shown) {
 }
 
 export class Stage {
-  /** `onnews` is called with what happens in few words, `onfail` with an error that ends all or one of the pictures. */
+  /** `onnews` receives short status texts, `onfail` the error of the call or of one of its images. */
   constructor(actionsOf, onnews, onfail) {
     this.actionsOf = actionsOf;
     this.onnews = onnews;
     this.onfail = onfail;
-    this.element = h("section", { class: "stage", "aria-label": "Picture" },
-      h("div", { class: "frame blank" }, h("p", { class: "hint" }, "What you ask for appears here while it is painted.")));
+    this.element = h("section", { class: "stage", "aria-label": "Image" },
+      h("div", { class: "frame blank" }, h("p", { class: "hint" }, "The image appears here while it is generated.")));
     this.controller = null;
     this.shown = null;
   }
@@ -151,20 +151,20 @@ export class Stage {
 
   stop() { this.controller?.abort(); }
 
-  /** Resolves when all that was asked for is there, or does not come. */
-  async paint(path, body) {
+  /** Send a request; resolve once each of its images is finished or failed. */
+  async run(path, body) {
     this.controller = new AbortController();
     this.shown?.close();
     const shown = (this.shown = new Shown(this.actionsOf));
     this.element.replaceChildren(shown.element);
     try {
-      this.onnews("Asking …");
+      this.onnews("Sending …");
       for await (const { event, data } of events(path, body, this.controller.signal)) {
-        shown.hear(event, data);
+        shown.handle(event, data);
         if (event === "failed") this.onfail(data.error);
         else this.onnews(newsOf(event, data, shown));
       }
-      if (shown.open.size) throw new Error("the stream ended without a picture");
+      if (shown.open.size) throw new Error("the stream ended before every image was finished");
     } catch (error) {
       shown.end(error);
       if (error.name === "AbortError") this.onnews("Stopped");

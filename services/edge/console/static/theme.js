@@ -1,4 +1,4 @@
-// Before anything is painted: the theme that was chosen here, or the system's.
+// Before the page is drawn: the theme chosen in this browser, or the system's.
 "use strict";
 (() => {
   let chosen = null;
