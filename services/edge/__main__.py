@@ -7,7 +7,7 @@ from services.edge.wiring import wire
 
 
 async def main(argv: list[str]) -> None:
-    """Serve until the process is told to stop."""
+    """Serve until a signal stops the process."""
     await wire(load_settings(EdgeSettings, "edge", argv)).run()
 
 

@@ -1,15 +1,15 @@
-"""`/openapi.json`: the API document (OpenAPI 3.1), made of the same table of fields that requests are judged by."""
+"""`/openapi.json`: the API document (OpenAPI 3.1), generated from the table of fields that validates requests."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from services.edge.api_operations import JSON, STATUS, get_call, path_parameter, picture_call
+from services.edge.api_operations import JSON, STATUS, get_call, image_operation, path_parameter
 from services.edge.api_schemas import (
     ERROR,
+    IMAGES,
     MODEL_LIST,
     MODEL_SCHEMA,
-    PICTURES,
     Schema,
     edit_schema,
     json_edit_schema,
@@ -30,7 +30,7 @@ def document_routes(serves_files: bool) -> list[BaseRoute]:
     document = api_document(serves_files)
 
     async def openapi(request: Request) -> Response:
-        """Tell the document."""
+        """Return the document."""
         return JSONResponse(document)
 
     return [Route("/openapi.json", openapi)]
@@ -43,17 +43,15 @@ def api_document(serves_files: bool = True) -> Schema:
         "info": {
             "title": TITLE,
             "version": VERSION,
-            "description": "Images from prompts, through OpenAI's images API. Errors have OpenAI's shape.",
+            "description": "Images from prompts, compatible with OpenAI's images API. Errors have OpenAI's format.",
         },
         "security": [{}, {"token": []}],
         "paths": {
-            **picture_paths(),
+            **image_paths(),
             **job_paths(),
             **(file_paths() if serves_files else {}),
-            "/health": {"get": get_call("Return that this process answers.", STATUS, suite=False)},
-            "/ready": {
-                "get": get_call("Return whether requests are accepted.", STATUS, suite=False, more={"503": STATUS})
-            },
+            "/health": {"get": get_call("Liveness: this process answers.", STATUS, suite=False)},
+            "/ready": {"get": get_call("Readiness: requests are accepted.", STATUS, suite=False, more={"503": STATUS})},
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -61,7 +59,7 @@ def api_document(serves_files: bool = True) -> Schema:
                 "GenerationRequest": object_schema(GENERATION_FIELDS),
                 "EditRequest": edit_schema(),
                 "JsonEditRequest": json_edit_schema(),
-                "Pictures": PICTURES,
+                "Images": IMAGES,
                 "Model": MODEL_SCHEMA,
                 "ModelList": MODEL_LIST,
                 "Error": ERROR,
@@ -71,14 +69,14 @@ def api_document(serves_files: bool = True) -> Schema:
     }
 
 
-def picture_paths() -> dict[str, Schema]:
-    """Return the paths of pictures and of their models."""
+def image_paths() -> dict[str, Schema]:
+    """Return the paths of images and models."""
     generation = {JSON: reference("GenerationRequest")}
     edit = {FORM: reference("EditRequest"), JSON: reference("JsonEditRequest")}
     model = get_call("Return a model.", reference("Model"))
     return {
-        "/v1/images/generations": {"post": picture_call("Generate images from a prompt.", generation)},
-        "/v1/images/edits": {"post": picture_call("Generate images from an image.", edit)},
+        "/v1/images/generations": {"post": image_operation("Generate images from a prompt.", generation)},
+        "/v1/images/edits": {"post": image_operation("Generate images from an image.", edit)},
         "/v1/models": {"get": get_call("List the models.", reference("ModelList"))},
         "/v1/models/{model}": {"get": {**model, "parameters": [path_parameter("model")]}},
     }

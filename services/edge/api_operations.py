@@ -1,4 +1,4 @@
-"""Operations of the API document: what a call takes, and all that it may be answered with."""
+"""Operations of the API document: parameters, bodies and all possible answers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,16 +11,16 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 WORDS_OF_STATUS = {
     400: "a field is outside its limits",
-    401: "no token, or an unknown one",
-    403: "the token's role may not, or a page of another origin asks",
-    404: "there is no such thing, or it is another tenant's",
-    409: "the state forbids it, such as a key that came with another body",
+    401: "the token is missing or unknown",
+    403: "the token's role does not allow it, or a page of another origin called",
+    404: "it does not exist, or belongs to another tenant",
+    409: "the state does not allow it, such as a key used before with another body",
     413: "the body is too large",
-    429: "a queue or a quota is full; Retry-After says when to come back",
+    429: "a queue or quota is full; Retry-After has the time to wait",
     499: "the request was cancelled",
-    500: "a defect of this suite",
-    503: "a part is down; Retry-After says when to come back",
-    504: "the deadline passed, or surely will",
+    500: "an internal error",
+    503: "a service is unavailable; Retry-After has the time to wait",
+    504: "the deadline passed or cannot be met",
 }
 
 
@@ -32,16 +32,16 @@ def error_responses(statuses: Iterable[int]) -> dict[str, Schema]:
     return {str(status): content(reference("Error"), WORDS_OF_STATUS[status]) for status in sorted(statuses)}
 
 
-# Of what is only asked there is no body, and nobody cancels it.
+# Reads have no body, and are not cancelled.
 ALL_ERRORS = {status for status, _ in (*STATUS_OF.values(), TOO_LARGE)}
 ASKING_ERRORS = ALL_ERRORS - {413, 499}
 KEY_PARAMETER = {
     "name": KEY_HEADER,
     "in": "header",
-    "description": "A retry with the same key and body finds the first request; another body is refused.",
+    "description": "A retry with the same key and body returns the first request; another body is an error.",
     "schema": {"type": "string", "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]([ -~]*[!-~])?$"},
 }
-# Of a stream each event; `data` is JSON.
+# An event of a stream; `data` is JSON.
 EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
@@ -50,9 +50,9 @@ EVENT = {
 STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 
 
-def picture_call(summary: str, bodies: dict[str, Schema]) -> Schema:
-    """Return an operation that generates images; `bodies` are its forms by their Content-Type."""
-    done = content(reference("Pictures"), "the images; with `stream`, events during the steps")
+def image_operation(summary: str, bodies: dict[str, Schema]) -> Schema:
+    """Return an operation that generates images; `bodies`: schemas by Content-Type."""
+    done = content(reference("Images"), "the images; with `stream`, events while they are generated")
     done["content"][EVENTS] = {"schema": EVENT}
     return {
         "summary": summary,
@@ -63,20 +63,20 @@ def picture_call(summary: str, bodies: dict[str, Schema]) -> Schema:
 
 
 def get_call(summary: str, schema: Schema, suite: bool = True, more: dict[str, Schema] | None = None) -> Schema:
-    """Return an operation that only tells; `suite`: it asks the frontdoor."""
+    """Return an operation that reads; `suite`: it calls the frontdoor."""
     statuses = ASKING_ERRORS if suite else {403}
-    told = {status: content(answer, "not now") for status, answer in (more or {}).items()}
+    further = {status: content(answer, "not ready") for status, answer in (more or {}).items()}
     return {
         "summary": summary,
-        "responses": {"200": content(schema, "what it is"), **error_responses(statuses), **told},
+        "responses": {"200": content(schema, "the present state"), **error_responses(statuses), **further},
     }
 
 
 def path_parameter(name: str, **schema: Any) -> Schema:
-    """Return a parameter that stands in the path."""
+    """Return a required parameter of the path."""
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1, **schema}}
 
 
 def query_parameter(name: str, description: str, **schema: Any) -> Schema:
-    """Return a parameter that may stand in the query."""
+    """Return an optional parameter of the query."""
     return {"name": name, "in": "query", "description": description, "schema": schema}

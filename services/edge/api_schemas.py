@@ -1,17 +1,17 @@
-"""Schemas of the API document: of requests by the table of fields that they are judged by, and of answers."""
+"""Schemas of the API document: requests, from the table of fields that validates them, and answers."""
 
 from typing import Any
 
 from services.edge.images.fields import EDIT_FIELDS, INT64, JSON_EDIT_FIELDS, SIZE_PATTERN, FieldKind, RequestField
 
 Schema = dict[str, Any]
-# Of either alphabet, in one line or several, or a data URL; a text whose length is none of base64 is refused besides.
+# Either alphabet, on one or several lines, or a data URL. The length is validated only when it is decoded.
 BASE64_PATTERN = "^(data:[^,]*;base64,)?[A-Za-z0-9+/_= \\t\\r\\n-]*$"
 BASE64 = {"type": "string", "contentEncoding": "base64", "pattern": BASE64_PATTERN}
 
 
 def reference(name: str) -> Schema:
-    """Return where a schema of the document stands."""
+    """Return a reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -26,11 +26,14 @@ def object_schema(fields: tuple[RequestField, ...]) -> Schema:
 
 
 def edit_schema() -> Schema:
-    """Return the schema of an edit's form: of its files the names alone."""
+    """Return the schema of an edit's form, with its files."""
     schema = object_schema(EDIT_FIELDS)
     file = {"type": "string", "contentMediaType": "application/octet-stream"}
     schema["properties"]["image"] = {**file, "description": "PNG, JPEG or WebP; `image[]` is the same"}
-    schema["properties"]["mask"] = {**file, "description": "PNG of the image's size: where it may change"}
+    schema["properties"]["mask"] = {
+        **file,
+        "description": "PNG of the image's size, white or transparent where the image may change",
+    }
     schema["required"].append("image")
     return schema
 
@@ -47,7 +50,7 @@ def image_schema() -> Schema:
 
 
 def field_schema(field: RequestField) -> Schema:
-    """Return the schema of one field's values; null is absent, where the field need not be there."""
+    """Return the schema of a field's values; null means absent for optional fields."""
     schema = {**kind_schema(field), "description": field.help}
     if field.default is not None:
         schema["default"] = field.default
@@ -75,7 +78,7 @@ def kind_schema(field: RequestField) -> Schema:
 
 
 def wide_schema(field: RequestField) -> Schema:
-    """Return the schema of a value that has parts, or more than one form."""
+    """Return the schema of a value with parts or with several forms."""
     if field.kind is FieldKind.QUALITY:
         share = {"type": "number", **bounds(field, "minimum", "maximum")}
         return {"anyOf": [{"type": "string", "enum": with_empty(field)}, share]}
@@ -89,12 +92,12 @@ def wide_schema(field: RequestField) -> Schema:
 
 
 def with_empty(field: RequestField) -> list[str]:
-    """Return the words of a field, with the empty one, which is absent, where it need not be there."""
+    """Return the words of a field; for an optional field also the empty one, which means absent."""
     return [*field.words, *(() if field.required else ("",))]
 
 
 def bounds(field: RequestField, least: str, most: str) -> Schema:
-    """Return the two bounds under their names in a schema, as far as there are any."""
+    """Return the bounds that the field has, under their names in a schema."""
     found = {}
     if field.least is not None:
         found[least] = field.least
@@ -108,7 +111,7 @@ USAGE = {
     "properties": {name: {"type": "integer"} for name in ("input_tokens", "output_tokens", "total_tokens")},
     "required": ["input_tokens", "output_tokens", "total_tokens"],
 }
-PICTURE = {
+IMAGE = {
     "type": "object",
     "properties": {
         "b64_json": {"type": "string", "contentEncoding": "base64"},
@@ -120,12 +123,12 @@ PICTURE = {
     },
     "required": ["request_id", "seed"],
 }
-PICTURES = {
+IMAGES = {
     "type": "object",
     "properties": {
         "created": {"type": "integer"},
         "background": {"const": "opaque"},
-        "data": {"type": "array", "items": PICTURE},
+        "data": {"type": "array", "items": IMAGE},
         "failed": {"type": "array", "items": {"type": "object"}},
         "output_format": {"enum": ["png", "jpeg", "webp"]},
         "quality": {"enum": ["medium", "high"]},

@@ -1,4 +1,4 @@
-"""The routes of the edge, and what is done for every request: origins, errors, counting."""
+"""The edge's ASGI application: routes, and for every request the check of its origin, errors and metrics."""
 
 import asyncio
 import time
@@ -20,9 +20,9 @@ from services.edge.health import health_routes
 from services.edge.http.errors import as_known, error_response
 from services.edge.http.origins import OriginRule, origin_rule
 from services.edge.images import image_routes
-from services.edge.images.asking import API_NAMES
 from services.edge.images.events import error_event
-from services.edge.images.painting import REQUEST_ID, STREAM_HEADERS
+from services.edge.images.image_call import API_NAMES
+from services.edge.images.streaming import REQUEST_ID, STREAM_HEADERS
 from services.edge.jobs import job_routes
 from services.edge.metrics import CLIENTS_LEFT, HTTP_REQUESTS, HTTP_SECONDS
 from services.edge.model_list import model_routes
@@ -35,21 +35,21 @@ Send = Callable[[Message], Awaitable[None]]
 UNKNOWN_ROUTE = "unknown"
 API_PATH = "/v1/"
 CLIENT_CLOSED = 499
-# Answers are the caller's own, and say themselves what they are.
+# Browsers must not guess an answer's type, nor show it in pages of other origins.
 SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
-# OpenAI's clients send headers of their own (X-Stainless-…), others for each version; `*` does not stand for the token.
+# OpenAI's clients send further headers (X-Stainless-…) that change with their version. `*` excludes Authorization.
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, *",
     "Access-Control-Max-Age": "600",
 }
 VARIES = (b"vary", b"Origin")
-# What scripts of an allowed page may read besides what browsers always show them.
+# Headers that scripts of an allowed page may read, in addition to the ones that browsers always show.
 EXPOSED_HEADERS = b"Location, Retry-After, X-Request-Id, X-Should-Retry"
 
 
 def edge_app(parts: EdgeParts) -> "EdgeApp":
-    """Return the ASGI application: API first, then the console's pages and data."""
+    """Return the ASGI application: the API first, then the console."""
     http = parts.settings.http
     routes = [*api_routes(parts), *console_routes(parts)]
     return EdgeApp(routes, origin_rule(http.http_listen, http.allowed_hosts, http.allowed_origins))
@@ -63,7 +63,7 @@ def api_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 class EdgeApp:
-    """An ASGI application over routes whose handlers raise the errors of the catalogue."""
+    """Serve routes as an ASGI application; handlers raise the errors of the catalogue."""
 
     def __init__(self, routes: list[BaseRoute], origins: OriginRule) -> None:
         self._router = Router(routes, redirect_slashes=False, default=unknown_route)
@@ -74,7 +74,7 @@ class EdgeApp:
             return
         started = time.monotonic()
         without_slash(scope)
-        # Starlette's routes then raise what is wrong with a request instead of answering it in a shape of their own.
+        # With an app in the scope, Starlette's routes raise HTTPException instead of answering in their own format.
         scope["app"] = self
         answer = EdgeAnswer(send, scope)
         try:
@@ -84,10 +84,10 @@ class EdgeApp:
             if not answer.status:
                 await response(scope, receive, answer)
             elif response.status_code != CLIENT_CLOSED:
-                # Half an answer is out: that the connection ends here is all that can still be told.
+                # The answer has begun: closing the connection is the only way left to report the error.
                 raise
         except asyncio.CancelledError:
-            # The time of the drain is over: another process, or the next, has what has not begun.
+            # The drain's time is over; the client sends requests without an answer to another process.
             if answer.is_of_events:
                 await answer({"type": "http.response.body", "body": error_event(shutting_down()), "more_body": False})
             elif answer.status:
@@ -99,12 +99,12 @@ class EdgeApp:
 
     async def _route(self, scope: Scope, receive: Receive, answer: "EdgeAnswer") -> None:
         request = Request(scope)
-        # Who has a signed address may read by it wherever it stands; nothing else of a request counts there.
+        # A signed URL may be used in any page; the signature alone decides.
         if not scope["path"].startswith(FILES_PATH):
             self._origins.check(request)
         if self._origins.origins:
-            # Of every answer: a browser keeps the one that it got for an element, which says nothing of origins, and
-            # would take it for what a script of an allowed page may read.
+            # On every answer: a browser caches an image loaded without Origin, and would otherwise use it for a
+            # script's request, which needs the headers below.
             answer.headers.append(VARIES)
         origin = request.headers.get("origin")
         if origin is not None and self._origins.allows(origin):
@@ -117,15 +117,16 @@ class EdgeApp:
 
 
 def without_slash(scope: Scope) -> None:
-    """Take `/v1/models/` for `/v1/models`, as clients may write it; changes the scope. Keys of files may end so."""
+    """Remove the trailing slash of an API path, which some clients send; keys of files may end with one."""
     path: str = scope["path"]
     if path.startswith(API_PATH) and path.endswith("/") and not path.startswith(FILES_PATH):
         scope["path"] = path[:-1]
 
 
 class EdgeAnswer:
-    """A `send` that adds the headers of every answer and notes its status, 0 before it begins, and whether it is a
-    stream of events that has begun."""
+    """A `send` that adds the headers of every answer.
+
+    It records the answer's status (0 before it begins), and whether the answer is a stream of events."""
 
     def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
@@ -147,7 +148,7 @@ class EdgeAnswer:
 
 
 def failure(error: Exception) -> Response:
-    """Return the answer to a request that failed."""
+    """Return the answer for an error."""
     if isinstance(error, HTTPException):
         document = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": "WRONG_METHOD"}
         return JSONResponse({"error": document}, error.status_code, error.headers)
@@ -158,13 +159,13 @@ def failure(error: Exception) -> Response:
 
 
 async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a path that is none of ours."""
+    """Answer an unknown path with 404."""
     document = {"message": "there is nothing at this path", "type": "not_found_error", "param": None}
     await JSONResponse({"error": {**document, "code": "UNKNOWN_PATH"}}, 404)(scope, receive, send)
 
 
 def count(scope: Scope, status: int, seconds: float) -> None:
-    """Count a request by its route, never by its path: what a client asks for is no label."""
+    """Count a request by its route; its path, which the client chooses, must not become a label."""
     route = scope.get("route")
     name = route.path if isinstance(route, Route) else UNKNOWN_ROUTE
     HTTP_REQUESTS.labels(name, str(status)).inc()

@@ -1,8 +1,8 @@
-"""Connections to another service on behalf of callers: each caller's own, with its own token, bounded.
+"""Bounded connections to another service on behalf of callers, each caller with its own connections and token.
 
-A server bounds the calls of one connection, so that callers who shared one would wait for each other. Nothing here
-decides about a token: the service that is called does. It delays the rejections of unknown tokens, so a token gets a
-caller's place only after that service has accepted it once; until then it waits among the strangers.
+A server bounds the calls of one connection, so callers on a shared connection would wait for each other. The called
+service decides about tokens, and delays the rejection of unknown ones. A token is therefore a stranger until that
+service has accepted it once.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ import grpc.aio
 
 from pentimento.domain.errors import FailedPrecondition, PermissionDenied, ResourceExhausted, Unauthenticated
 
-# Of the 100 that a server with tenants takes on a connection; some room is left for calls that are just ending.
+# A server with tenants accepts 100 calls per connection; 4 are left for calls that are just ending.
 CALLS_PER_CONNECTION = 96
-# Tokens whose first call is not answered yet. A known token is answered in milliseconds, so the oldest is unknown.
+# Tokens without an answer to their first call. A known token gets one in milliseconds, so the oldest is unknown.
 MAX_STRANGERS = 256
 RETRY_AFTER_MS = 1000
 
 Opener = Callable[[str | None], grpc.aio.Channel]
-# Makes one short call with the token on the channel. Raises Unauthenticated where the token is unknown.
+# Makes one short call with the token on the channel. Raises Unauthenticated if the token is unknown.
 Introduction = Callable[[str | None, grpc.aio.Channel], Awaitable[object]]
 
 
 @dataclass
 class CallerConnection:
-    """A connection, and how many calls are open on it."""
+    """A connection and the number of its open calls."""
 
     channel: grpc.aio.Channel
     call_count: int = 0
@@ -46,7 +46,9 @@ class CallerLane:
 
 
 class CallerChannels:
-    """`open_for` opens a channel that shows the token given to it, or none; `introduce` asks whether it is accepted."""
+    """Open channels with a caller's token.
+
+    `open_for` opens a channel that sends the given token, or none; `introduce` tests whether the token is accepted."""
 
     def __init__(
         self, open_for: Opener, introduce: Introduction, max_callers: int, connections_per_caller: int
@@ -61,8 +63,8 @@ class CallerChannels:
 
     @asynccontextmanager
     async def channel(self, token: str | None) -> AsyncIterator[grpc.aio.Channel]:
-        """Give a channel for one call. Unauthenticated for an unknown token. ResourceExhausted TOO_MANY_CALLS where the
-        caller has as many calls open as it may, TOO_MANY_CALLERS where no idle connections can be closed."""
+        """Yield a channel for one call. Unauthenticated for an unknown token. ResourceExhausted TOO_MANY_CALLS at the
+        limit of the caller's open calls, TOO_MANY_CALLERS if no idle connections can be closed."""
         while token not in self._lanes:
             await self._introduced(token)
         connection = self._take(token)
@@ -95,7 +97,7 @@ class CallerChannels:
     async def _open_lane(self, token: str | None) -> None:
         channel = self._open_for(token)
         try:
-            # Neither refusal is about the token: it is known, but not for this call.
+            # Both errors mean that the token is known, only not allowed this call.
             with suppress(PermissionDenied, FailedPrecondition):
                 await self._introduce(token, channel)
             self._make_room()
@@ -108,7 +110,7 @@ class CallerChannels:
         if self._strangers.get(token) is done:
             del self._strangers[token]
         if not done.cancelled():
-            # asyncio logs an exception that no caller has taken: all of them may have left.
+            # Retrieve the exception: asyncio logs it otherwise if all callers have disconnected.
             done.exception()
 
     def _make_room_for_stranger(self) -> None:
@@ -125,7 +127,7 @@ class CallerChannels:
         if len(lane.connections) >= self._connections_per_caller:
             limit = CALLS_PER_CONNECTION * self._connections_per_caller
             raise ResourceExhausted(
-                "TOO_MANY_CALLS", f"a caller may have {limit} requests under way", retry_after_ms=RETRY_AFTER_MS
+                "TOO_MANY_CALLS", f"a caller may have {limit} running requests", retry_after_ms=RETRY_AFTER_MS
             )
         lane.connections.append(CallerConnection(self._open_for(token)))
         return lane.connections[-1]
@@ -135,11 +137,11 @@ class CallerChannels:
             return
         token = next((token for token, lane in self._lanes.items() if lane.idle), ...)
         if token is ...:
-            raise too_many_callers(f"{self._max_callers} callers have requests under way")
+            raise too_many_callers(f"{self._max_callers} callers have running requests")
         self._drop(token)
 
     def _forget(self, token: str | None) -> None:
-        """Take away the place of a token that is no longer accepted, once nothing runs there."""
+        """Drop the lane of a token that is no longer accepted, if it is idle."""
         lane = self._lanes.get(token)
         if lane is not None and lane.idle:
             self._drop(token)

@@ -1,4 +1,4 @@
-"""`/v1/files/…`: pictures of a store of files, to anybody who has a signed address of one."""
+"""`/v1/files/…`: images of an object store, readable by signed URL."""
 
 import asyncio
 import time
@@ -16,20 +16,20 @@ from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
 from services.edge.http.bounded import CUT_OFF_EXTENSION
-from services.edge.http.known_answers import asker_has, asks_for_new_alone
+from services.edge.http.known_answers import client_has, matches_any
 from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.parts import EdgeParts
 
-# Pictures that are held in memory for readers at once; who comes later waits.
+# Images in memory at the same time; further readers wait.
 AT_ONCE = 32
 CHUNK_BYTES = 64 * 1024
-# While somebody waits: what a reader must take of its picture each second, and what it has before.
+# While readers wait: the rate at which a reader must read its image, and the time before that is enforced.
 LEAST_READ_BYTES_PER_S = 16 * 1024
 GRACE_S = 5.0
 
 
 def file_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the route of files; none where this process has no store or no key. Raises what is wrong with them."""
+    """Return the route of files; none without a store and a key. Raises if either cannot be opened."""
     settings = parts.settings
     if not settings.files_url or settings.signing_key_file is None:
         return []
@@ -39,7 +39,7 @@ def file_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 class SignedFiles:
-    """An ASGI application over a store; `signer` gives what verifies now."""
+    """Serve a store as an ASGI application; `signer` returns the present verifier."""
 
     def __init__(self, store: ObjectStore, signer: Callable[[], PathSigner]) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class SignedFiles:
         file = self._signer().verify(request.path_params["key"], query, now)
         headers = headers_of(file, now)
         unchanged = Response(status_code=304, headers=headers)
-        if asker_has(request, headers["ETag"]):
+        if client_has(request, headers["ETag"]):
             await unchanged(scope, receive, send)
             return
         headers["Content-Length"] = str(file.reference.size_bytes)
@@ -62,7 +62,7 @@ class SignedFiles:
                 data = await asyncio.to_thread(self._store.get, file.reference)
             except ObjectMissing:
                 raise NotFound("RESULT_GONE", "the image is no longer stored") from None
-            if asks_for_new_alone(request):
+            if matches_any(request):
                 await unchanged(scope, receive, send)
                 return
             with self._places.reading(lambda: scope["extensions"][CUT_OFF_EXTENSION]("places")) as reader:
@@ -70,7 +70,7 @@ class SignedFiles:
 
 
 class PlacedReader:
-    """A reader that is in time until `due`, by the loop's clock; whoever waits may have its place from then on."""
+    """A reader of a file. From `due` on, by the loop's clock, it is late and may lose its place to a waiting one."""
 
     def __init__(self, places: "ReaderPlaces", cut_off: Callable[[], None]) -> None:
         self._places = places
@@ -79,20 +79,20 @@ class PlacedReader:
         self.due = asyncio.get_running_loop().time() + GRACE_S
 
     def took(self, size_bytes: int) -> None:
-        """Note that it has taken so much more."""
+        """Extend `due` for bytes that were read."""
         self.due += size_bytes / LEAST_READ_BYTES_PER_S
         self.hurry(self._places.are_awaited)
 
     def hurry(self, is_awaited: bool) -> None:
-        """End it once it is late, where its place is awaited."""
+        """Disconnect the reader when it is late, if another one waits for its place."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(self.due, self._cut_off) if is_awaited else None
 
 
 class ReaderPlaces:
-    """Places in which pictures are read. Where all are taken and somebody waits for one, readers that take less than
-    they must are cut off: the listener bears with far less where it costs nobody anything."""
+    """Places for readers of files. While another reader waits, readers below the required rate are disconnected;
+    otherwise only the listener's much lower limit holds."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -101,12 +101,12 @@ class ReaderPlaces:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether somebody waits for a place."""
+        """Return whether readers wait for a place."""
         return self._waiting_count > 0
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Hold a place; waits for it, behind those who came before."""
+        """Hold a place; wait for one in the order of arrival."""
         self._count_waiting(1)
         try:
             await self._free.acquire()
@@ -119,7 +119,7 @@ class ReaderPlaces:
 
     @contextmanager
     def reading(self, cut_off: Callable[[], None]) -> Iterator[PlacedReader]:
-        """Give what counts a reader in a place, whose connection `cut_off` ends."""
+        """Yield the reader of a place; `cut_off` closes its connection."""
         reader = PlacedReader(self, cut_off)
         self._readers.add(reader)
         reader.hurry(self.are_awaited)
@@ -137,14 +137,14 @@ class ReaderPlaces:
 
 
 async def chunks(data: bytes, reader: PlacedReader) -> AsyncIterator[bytes]:
-    """Yield a picture piece by piece: each waits until its reader has taken the one before."""
+    """Yield an image in chunks, each after the client has read the one before."""
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
         reader.took(CHUNK_BYTES)
 
 
 def headers_of(file: SignedFile, now: float) -> dict[str, str]:
-    """Return how a picture is shown: as that and nothing else, and kept by readers for as long as its address."""
+    """Return the headers of a file: shown only as an image, and cached as long as its URL is valid."""
     name = f"{PurePosixPath(file.reference.key).name}.{file.media_type.removeprefix('image/')}"
     return {
         "Content-Type": file.media_type,

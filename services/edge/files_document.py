@@ -7,10 +7,10 @@ KINDS = ("image/png", "image/jpeg", "image/webp")
 
 
 def file_paths() -> dict[str, Schema]:
-    """Return the path of files: addresses are given, never made, so that what stands in one is told in words alone."""
-    picture = {"description": "the picture", "content": {kind: {"schema": {"type": "string"}} for kind in KINDS}}
+    """Return the path of files. Clients receive whole URLs, so the parameters are only described."""
+    image = {"description": "the image", "content": {kind: {"schema": {"type": "string"}} for kind in KINDS}}
     call = {
-        "summary": "Return the image of a signed address.",
+        "summary": "Return an image by its signed URL.",
         "security": [{}],
         "parameters": [
             path_parameter("key"),
@@ -18,8 +18,8 @@ def file_paths() -> dict[str, Schema]:
             query_parameter("type", "media type", type="string"),
             query_parameter("size", "bytes", type="string"),
             query_parameter("digest", "SHA-256, in hexadecimal", type="string"),
-            query_parameter("signature", "over all of it", type="string"),
+            query_parameter("signature", "signature of all of these", type="string"),
         ],
-        "responses": {"200": picture, **error_responses({403, 404, 500, 503})},
+        "responses": {"200": image, **error_responses({403, 404, 500, 503})},
     }
     return {"/v1/files/{key}": {"get": call}}

@@ -13,21 +13,21 @@ STATUS_TIMEOUT_S = 5.0
 
 
 def health_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes that load balancers and Prometheus ask."""
+    """Return the routes for load balancers and Prometheus."""
 
     async def health(request: Request) -> Response:
-        """Tell that this process answers, whatever the suite behind it does."""
+        """Answer 200, independent of the suite."""
         return JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """Tell whether clients should send requests here."""
+        """Answer 200 if clients should send requests here, else 503."""
         why_not = await parts.readiness.why_not()
         if why_not is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", **({"reason": why_not} if why_not else {})}, 503)
 
     async def metrics(request: Request) -> Response:
-        """Tell this process's metrics to whoever may ask the frontdoor for its status."""
+        """Return this process's metrics, if the caller may read the frontdoor's status."""
         async with parts.frontdoor.channel(token_of(request)) as channel:
             await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""What the HTTP edge counts, beside the RPC metrics that every process has. `route` is a path of the API document."""
+"""Metrics of the HTTP edge, in addition to the RPC metrics of every process. `route` is a path of the API document."""
 
 from pentimento.telemetry import counter, gauge, histogram
 

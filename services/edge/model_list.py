@@ -1,4 +1,4 @@
-"""`/v1/models`: the models of the deployment as OpenAI's clients read them, with their limits."""
+"""`/v1/models`: the deployment's models and their limits, in OpenAI's format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,11 +26,11 @@ def model_routes(parts: EdgeParts) -> list[BaseRoute]:
         return model_documents(served, parts.model_aliases)
 
     async def models(request: Request) -> Response:
-        """List them."""
+        """List the models."""
         return JSONResponse({"object": "list", "data": list((await models_of(request)).values())})
 
     async def model(request: Request) -> Response:
-        """Tell one of them."""
+        """Return one model."""
         found = (await models_of(request)).get(request.path_params["model"])
         if found is None:
             raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
@@ -40,8 +40,10 @@ def model_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 def model_documents(served: Sequence[ModelInfo], aliases: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return models in OpenAI's shape by their names; `pentimento` has the limits of a model, and `alias_of` the model
-    behind an alias (empty: the suite's choice). An alias of a model that is not served is left out."""
+    """Return models in OpenAI's format by name.
+
+    `pentimento` has a model's limits; for an alias, its `alias_of` names the model (empty: the suite's choice). Aliases
+    of models that are not served are skipped."""
     documents = {model.name: model_document(model.name, asdict(model)) for model in served}
     known = {model.name: asdict(model) for model in served}
     for alias, name in aliases.items():

@@ -1,4 +1,4 @@
-"""What the handlers of the edge share."""
+"""The parts that the handlers of the edge share."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +12,10 @@ from services.edge.settings import EdgeSettings, aliases_of
 
 @dataclass(frozen=True)
 class EdgeParts:
-    """`frontdoor`, `controller` and `gateway` give channels that carry a caller's own token, the latter two None where
-    there is none; `bodies` bounds what requests hold together. `history` is None where none is kept."""
+    """Hold the shared parts of an edge process.
+
+    `frontdoor`, `controller` and `gateway` open channels with the caller's token; the latter two are None without such
+    a service. `bodies` bounds the memory of all request bodies. `history` is None if no samples are stored."""
 
     settings: EdgeSettings
     frontdoor: CallerChannels
@@ -25,5 +27,5 @@ class EdgeParts:
 
     @cached_property
     def model_aliases(self) -> dict[str, str]:
-        """Models by their further names."""
+        """Return models by alias."""
         return aliases_of(self.settings.model_aliases)

@@ -19,14 +19,14 @@ class EdgeProcess(ServiceProcess):
     history: HistoryReader | None = None
 
     async def prepare(self) -> None:
-        """Listen for HTTP. Either process may start first: `/ready` tells whether the frontdoor serves."""
+        """Listen for HTTP. The frontdoor may start later: `/ready` reports whether it serves."""
         await self.listener.start()
         if self.history is not None:
             self.run_beside(self.history.run(), "history")
 
     async def finish(self) -> None:
-        """Serve on for the drain delay while `/ready` says no: a load balancer sends requests until it has seen that.
-        Then drain. A second signal ends both at once."""
+        """Serve for the drain delay, until load balancers have seen that `/ready` answers 503; then drain. A second
+        signal ends both immediately."""
         self.readiness.leave()
         try:
             await asyncio.sleep(self.drain_delay_s)

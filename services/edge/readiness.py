@@ -1,4 +1,4 @@
-"""Whether clients should send requests to this process."""
+"""Readiness: whether clients should send requests to this process."""
 
 import asyncio
 from typing import Any
@@ -12,9 +12,9 @@ READY_TIMEOUT_S = 2.0
 
 
 class Readiness:
-    """Whether clients should send requests here: the frontdoor serves, and this process is not about to stop.
+    """Report readiness: the frontdoor serves, and this process is not stopping.
 
-    `frontdoor` is a connection for this alone, so that no number of callers delays the answer."""
+    `frontdoor` is a separate connection, so that callers cannot delay the answer."""
 
     def __init__(self, frontdoor: grpc.aio.Channel) -> None:
         self._frontdoor = frontdoor
@@ -22,8 +22,8 @@ class Readiness:
         self._asking: asyncio.Task[str | None] | None = None
 
     async def why_not(self) -> str | None:
-        """Return why clients should send none, "" without a known reason; None where they should. Concurrent callers
-        share one call."""
+        """Return None if clients should send requests, else the reason, "" if unknown. Concurrent callers share one
+        call."""
         if self._is_leaving:
             return ""
         if self._asking is None or self._asking.done():
@@ -32,24 +32,23 @@ class Readiness:
         return "" if self._is_leaving else reason
 
     def leave(self) -> None:
-        """Say no from now on; changes state."""
+        """Report from now on that clients should send no requests."""
         self._is_leaving = True
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the frontdoor."""
         await self._frontdoor.close()
 
 
 async def not_serving(channel: grpc.aio.Channel) -> str | None:
-    """Ask grpc.health.v1, and return why the frontdoor takes no requests, "" where it gives no reason; None where it
-    does."""
+    """Call grpc.health.v1; return None if the frontdoor accepts requests, else its reason, "" if it gives none."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Check(health_pb2.HealthCheckRequest(), timeout=READY_TIMEOUT_S)
     try:
         answer = await call
-        told = await call.trailing_metadata()
+        metadata = await call.trailing_metadata()
     except grpc.aio.AioRpcError:
         return ""
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return None
-    return next((str(value) for key, value in told or () if key == REASON_KEY), "")
+    return next((str(value) for key, value in metadata or () if key == REASON_KEY), "")

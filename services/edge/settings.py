@@ -10,7 +10,7 @@ from pentimento.settings import setting
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """What a client of the HTTP listener may take of this process before and after anybody knows who it is."""
+    """Limits of the HTTP listener, for known and unknown clients."""
 
     http_listen: str = setting(
         "127.0.0.1:50480", help="host:port of the HTTP API; port 0: any free port; TLS as for `listen`"
@@ -62,7 +62,7 @@ class HttpSettings:
 
 
 def aliases_of(given: tuple[str, ...]) -> dict[str, str]:
-    """Return models by their further names. ValueError for what is no ALIAS=MODEL, or there twice."""
+    """Return models by alias. ValueError for an item that is not ALIAS=MODEL, or an alias that occurs twice."""
     aliases: dict[str, str] = {}
     for one in given:
         alias, separator, model = (part.strip() for part in one.partition("="))
@@ -73,7 +73,7 @@ def aliases_of(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def drain_delay_of(http: HttpSettings, rpc: RpcServerSettings) -> float:
-    """Return the seconds of the drain delay: it leaves running answers half of the drain's time at least."""
+    """Return the drain delay in seconds, at most half of the drain timeout: the rest is for running answers."""
     return min(http.drain_delay_s, rpc.drain_timeout_s / 2)
 
 

@@ -1,4 +1,4 @@
-"""Puts an edge process together."""
+"""Construct an edge process."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ INTRODUCTION_TIMEOUT_S = 10.0
 
 
 def wire(settings: EdgeSettings) -> EdgeProcess:
-    """Call it inside the event loop that the process runs on."""
+    """Return an edge process; call this inside its event loop."""
     credentials = ClientCredentials(settings.channels)
     frontdoor = frontdoor_channels(settings, credentials)
 
     async def introduce(token: str | None, _: grpc.aio.Channel) -> None:
-        """Show a token to the frontdoor first: other services would delay a stranger's rejection too."""
+        """Test a token at the frontdoor first: other services would delay the rejection of an unknown one too."""
         async with frontdoor.channel(token):
             pass
 
@@ -53,7 +53,7 @@ def wire(settings: EdgeSettings) -> EdgeProcess:
 
 
 def history_reader(settings: EdgeSettings) -> HistoryReader | None:
-    """Return what keeps the charts' past, by this process's own token; None where none is to be kept."""
+    """Return the reader of the charts' samples, which uses this process's token; None if no samples are stored."""
     if not settings.history_samples:
         return None
     frontdoor = open_channel(settings.frontdoor_address, settings.channels)
@@ -62,7 +62,7 @@ def history_reader(settings: EdgeSettings) -> HistoryReader | None:
 
 
 def frontdoor_channels(settings: EdgeSettings, credentials: ClientCredentials) -> CallerChannels:
-    """Return the connections of callers to the frontdoor, which decides about their tokens."""
+    """Return the callers' connections to the frontdoor, which decides about their tokens."""
 
     async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
         await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
@@ -73,7 +73,7 @@ def frontdoor_channels(settings: EdgeSettings, credentials: ClientCredentials) -
 def caller_channels(
     settings: EdgeSettings, address: str, credentials: ClientCredentials, introduce: Introduction
 ) -> CallerChannels:
-    """Return the connections of callers to that service."""
+    """Return the callers' connections to a service."""
     return CallerChannels(
         lambda token: caller_channel(address, settings.channels, token, credentials),
         introduce,
@@ -85,6 +85,6 @@ def caller_channels(
 def caller_channel(
     address: str, channels: RpcChannelSettings, token: str | None, credentials: ClientCredentials
 ) -> grpc.aio.Channel:
-    """Open a connection of its own that shows the caller's token, or none; never this process's."""
+    """Open a separate connection that sends the caller's token, or none; never this process's token."""
     settings = replace(channels, service_token_file=None)
     return open_channel(address, settings, token, own_connection=True, credentials=credentials)

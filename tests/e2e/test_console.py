@@ -229,7 +229,7 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
         await tab.open("gallery")
         await page.locator(f'a.tile[href="#/image/{painted.request_id}"]').click()
-        await page.wait_for_selector("main[data-ready=picture]")
+        await page.wait_for_selector("main[data-ready=image]")
         assert "18446744073709551615" in await page.locator(".facts").inner_text()
         async with page.expect_download() as download:
             await page.get_by_role("link", name="Provenance").click()

@@ -8,5 +8,5 @@ from services.edge.parts import EdgeParts
 
 
 def console_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of pages and data, which come after those of the API."""
+    """Return the routes of pages and data; the API's routes come first."""
     return [*page_routes(), *data_routes(parts)]

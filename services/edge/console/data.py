@@ -1,6 +1,6 @@
-"""The console's data: what the deployment has, pictures and how they came to be, its status, and what the cache has.
+"""The console's data: the deployment, images and their provenance, the suite's status, and the cache's entries.
 
-Each call is made on behalf of its caller, with the caller's own token, and is judged by the service that it goes to.
+Each call uses its caller's token; the called service decides about it.
 """
 
 import gzip
@@ -28,10 +28,10 @@ from pentimento.domain.image_request import Completed, RequestStatus
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
-from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_picture, asked_replay
-from services.edge.console.looking import history_document, suite_document
+from services.edge.console.call_bodies import EXPLAIN_FIELDS, generate_call, image_request_of, replay_call
 from services.edge.console.pages import takes_gzip
-from services.edge.console.painting import PaintCall, completed_document, json_body
+from services.edge.console.streaming import StreamEndpoint, completed_document, json_body
+from services.edge.console.suite_status import history_document, suite_document
 from services.edge.http.callers import caller_of, token_of
 from services.edge.parts import EdgeParts
 
@@ -41,7 +41,7 @@ PRIVATE = {"Cache-Control": "no-store"}
 MAX_DIGITS = 6
 TIME_DIGITS = 15
 JSON = "application/json"
-# More takes longer and saves little.
+# A higher level takes longer and saves little.
 COMPRESSION = 5
 FINISHED = RequestQuery(states=frozenset({RequestState.COMPLETED}))
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -55,23 +55,23 @@ def data_routes(parts: EdgeParts) -> list[BaseRoute]:
         Route(f"{DATA}/deployment", calls.deployment),
         Route(f"{DATA}/status", calls.status),
         Route(f"{DATA}/history", calls.history),
-        Route(f"{DATA}/generate", PaintCall(parts, asked_painting), methods=["POST"]),
-        Route(f"{DATA}/replay", PaintCall(parts, asked_replay), methods=["POST"]),
+        Route(f"{DATA}/generate", StreamEndpoint(parts, generate_call), methods=["POST"]),
+        Route(f"{DATA}/replay", StreamEndpoint(parts, replay_call), methods=["POST"]),
         Route(f"{DATA}/explain", calls.explain, methods=["POST"]),
         Route(f"{DATA}/requests", calls.requests),
-        Route(f"{DATA}/requests/{{request_id}}", calls.picture),
+        Route(f"{DATA}/requests/{{request_id}}", calls.provenance),
         Route(f"{DATA}/requests/{{request_id}}/image", calls.image),
     ]
 
 
 class ConsoleCalls:
-    """Handlers. They raise the errors of the catalogue."""
+    """Handle the console's calls; handlers raise the errors of the catalogue."""
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
 
     async def access(self, request: Request) -> Response:
-        """Tell whether callers need a token, and what this caller's role is for: pictures, or a look at the suite."""
+        """Return whether callers need a token, and whether this caller may generate images and read the status."""
         token = token_of(request)
         tokens = isinstance(await self._refusal(None, list_models), Unauthenticated)
         pictures = not isinstance(await self._refusal(token, list_models), PermissionDenied)
@@ -90,7 +90,7 @@ class ConsoleCalls:
         return None
 
     async def deployment(self, request: Request) -> Response:
-        """Tell what may be asked for: models, LoRAs, ControlNets, and the parts that there are."""
+        """Return the models, LoRAs, ControlNets and parts of the deployment."""
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             client = ImageClient(channel)
             models, adapters = await client.list_models(CALL_TIMEOUT_S), await client.list_adapters(CALL_TIMEOUT_S)
@@ -103,11 +103,11 @@ class ConsoleCalls:
         return document({"models": as_json(models), "adapters": as_json(adapters), "features": features})
 
     async def status(self, request: Request) -> Response:
-        """Tell the suite's status, to whoever may ask each of its parts."""
+        """Return the suite's status, if the caller may read it from each service."""
         return document(await suite_document(self._parts, token_of(request)))
 
     async def history(self, request: Request) -> Response:
-        """Tell what was seen of the suite later than `after`, to whoever may ask for its status."""
+        """Return the samples after the time `after`, if the caller may read the suite's status."""
         after_ms = number_of(request, "after", TIME_DIGITS)
         told = await history_document(self._parts, token_of(request), after_ms)
         if not takes_gzip(request):
@@ -116,28 +116,28 @@ class ConsoleCalls:
         return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON, headers=headers)
 
     async def explain(self, request: Request) -> Response:
-        """Tell what would be decided of a request now, and what the cache has near it."""
+        """Return the route that a request would get now, and the cache's entries near it."""
         with self._parts.bodies.held(caller_of(request)) as held:
-            asked, values = asked_picture(await json_body(self._parts, request, held), EXPLAIN_FIELDS)
+            asked, values = image_request_of(await json_body(self._parts, request, held), EXPLAIN_FIELDS)
         count = values.get("neighbour_count", 0)
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             explained = await ImageClient(channel).explain(asked, CALL_TIMEOUT_S, neighbour_count=count)
         return document(as_json(explained))
 
     async def requests(self, request: Request) -> Response:
-        """List the caller's finished pictures, newest first."""
+        """List the caller's finished images, newest first."""
         page_token = request.query_params.get("page_token", "")
         query = replace(FINISHED, page_size=number_of(request, "page_size"), page_token=page_token)
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             page = await ImageClient(channel).list_requests(query, CALL_TIMEOUT_S)
         return document(as_json(page))
 
-    async def picture(self, request: Request) -> Response:
-        """Tell how a finished picture came to be."""
+    async def provenance(self, request: Request) -> Response:
+        """Return the provenance of a finished image."""
         return document(completed_document(await self._completed(request, omit_image=True)))
 
     async def image(self, request: Request) -> Response:
-        """Answer with a finished picture's bytes."""
+        """Return a finished image's bytes."""
         completed = await self._completed(request, omit_image=False)
         return Response(completed.image, media_type=MEDIA_TYPES[completed.format.value], headers=PRIVATE)
 
@@ -148,7 +148,7 @@ class ConsoleCalls:
 
 
 def number_of(request: Request, name: str, max_digits: int = MAX_DIGITS) -> int:
-    """Return a number of the address; 0 where it is not there. InvalidArgument for anything else."""
+    """Return a number of the query, 0 if absent. InvalidArgument for anything else."""
     given = request.query_params.get(name, "0")
     if not (given.isascii() and given.isdecimal()) or len(given) > max_digits:
         raise InvalidArgument.of(name, "must be a number")
@@ -173,12 +173,12 @@ async def lists_requests(client: ImageClient) -> bool:
 
 
 def document(values: Any) -> Response:
-    """Return JSON that nobody keeps."""
+    """Return a JSON response that is never cached."""
     return JSONResponse(values, headers=PRIVATE)
 
 
 def completed_of(status: RequestStatus) -> Completed:
-    """Return the picture. FailedPrecondition NOT_COMPLETED where there is none yet, NotFound where there never is."""
+    """Return a finished image. FailedPrecondition NOT_COMPLETED before that, NotFound if the request failed."""
     if status.completed is not None:
         return status.completed
     if status.state.terminal:

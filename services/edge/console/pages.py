@@ -1,4 +1,4 @@
-"""What the console's pages are made of: files of this package, read once, served as they are or compressed."""
+"""The console's static files, read once and served plain or compressed."""
 
 import gzip
 import hashlib
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
-from services.edge.http.known_answers import asker_has, asks_for_new_alone
+from services.edge.http.known_answers import client_has, matches_any
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -19,7 +19,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Scripts and styles are files of this package alone; pictures are made of bytes that a page asked for.
+# Scripts and styles come only from this package; images are blobs of bytes that a page loaded.
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -36,7 +36,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    # A browser asks each time whether it is still the same, and mostly hears that it is.
+    # A browser revalidates each time, and mostly gets 304.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
@@ -44,7 +44,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file as it is served; `tag` changes with its bytes."""
+    """A served file; `tag` changes with its bytes."""
 
     media_type: str
     data: bytes = field(repr=False)
@@ -53,15 +53,15 @@ class StaticFile:
 
     @classmethod
     def read(cls, path: Path) -> "StaticFile":
-        """Return the file of that path, whose ending says what it is."""
+        """Read a file; its suffix gives the media type."""
         data = path.read_bytes()
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         return cls(TYPES[path.suffix], data, gzip.compress(data, mtime=0), tag)
 
     def response(self, request: Request) -> Response:
-        """Return the answer to a request for it: 304 where the asker has it."""
+        """Return the answer to a request: 304 if the client has the file."""
         headers = {**HEADERS, "ETag": self.tag}
-        if asker_has(request, self.tag) or asks_for_new_alone(request):
+        if client_has(request, self.tag) or matches_any(request):
             return Response(status_code=304, headers=headers)
         if takes_gzip(request):
             return Response(
@@ -71,30 +71,30 @@ class StaticFile:
 
 
 def takes_gzip(request: Request) -> bool:
-    """Return whether an answer to it may be compressed."""
+    """Return whether the answer may be compressed."""
     for one in request.headers.get("accept-encoding", "").lower().split(","):
         name, _, weight = one.partition(";")
         if name.strip() == "gzip":
-            # Zero is "not acceptable" (RFC 9110, 12.4.2), with up to three more of them.
+            # Zero is "not acceptable" (RFC 9110, 12.4.2), with up to three decimals.
             return not weight.strip() or weight.strip().removeprefix("q=").strip("0.") != ""
     return False
 
 
 def read_files() -> dict[str, StaticFile]:
-    """Return the files by their names: nothing else can be asked for, whatever a path says."""
+    """Return the files by name: a path can reach no others."""
     return {path.name: StaticFile.read(path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the page and of its files."""
+    """Return the routes of the page and its files."""
     files = read_files()
 
     async def page(request: Request) -> Response:
-        """Answer with the console."""
+        """Return the console's page."""
         return files["index.html"].response(request)
 
     async def static(request: Request) -> Response:
-        """Answer with a file of the console."""
+        """Return a file of the console."""
         file = files.get(request.path_params["name"])
         if file is None:
             raise NotFound("UNKNOWN_PATH", "the console has no such file")

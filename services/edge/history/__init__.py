@@ -1,1 +1,1 @@
-"""What the suite did before a page of the console was opened."""
+"""Samples of the suite for the console's charts."""

@@ -1,5 +1,4 @@
-"""What the suite did before a page was opened: this process looks again and again, once for all pages, and keeps the
-newest looks in memory."""
+"""Sample the suite periodically for the charts of all pages; the newest samples stay in memory."""
 
 import asyncio
 import json
@@ -18,16 +17,16 @@ from pentimento.domain.clock import boot_s
 from pentimento.domain.fleet import Fleet
 from services.edge.history.samples import sample_of
 
-# Of all samples together, whatever their number: a fleet of many models has large ones.
+# Of all samples together: those of a fleet with many models are large.
 MAX_HISTORY_BYTES = 4 << 20
 LOOK_TIMEOUT_S = 2.0
-# A page that has samples of so much later than the newest has them of a process before this one, whose clock was ahead;
-# by less the clocks of several processes differ, among which a page's questions are shared out.
+# A page with samples so much later than the newest one got them from an earlier process with a clock ahead. Smaller
+# differences occur between the clocks of several processes behind one load balancer.
 AHEAD_MS = 60_000
 
 
 class SampleRing:
-    """The newest samples, so many and so many bytes of JSON at most."""
+    """Store the newest samples, bounded by number and by bytes of JSON."""
 
     def __init__(
         self, max_samples: int, max_bytes: int = MAX_HISTORY_BYTES, elapsed_s: Callable[[], float] = boot_s
@@ -43,8 +42,8 @@ class SampleRing:
         return len(self._kept)
 
     def add(self, sample: dict[str, Any]) -> None:
-        """Keep a sample, and let go of the oldest as far as there is no room. Where the clock went back its time is
-        that of the one before and what has passed since: charts divide by what lies between two samples."""
+        """Store a sample and remove the oldest ones beyond the limits. If the clock went back, the sample's time is the
+        previous one plus the elapsed time: charts divide by the time between two samples."""
         now_s = self._elapsed_s()
         passed_ms = max(round((now_s - self._added_s) * 1000), 1)
         at_ms = max(sample["at"], self._kept[-1][0] + passed_ms) if self._kept else sample["at"]
@@ -56,8 +55,8 @@ class SampleRing:
             self.size_bytes -= len(self._kept.popleft()[1])
 
     def after(self, at_ms: int) -> bytes:
-        """Return the samples of later than that as a JSON array, oldest first; all of them where that is a time which
-        this process has not seen yet."""
+        """Return the samples after a time as a JSON array, oldest first; all samples if that time is in this
+        process's future."""
         if self._kept and at_ms > self._kept[-1][0] + AHEAD_MS:
             at_ms = 0
         return b"[%s]" % b",".join(encoded for at, encoded in self._kept if at > at_ms)
@@ -65,25 +64,27 @@ class SampleRing:
 
 @dataclass
 class HistoryReader:
-    """Fills a ring. `frontdoor` and `controller` are channels that show this process's own token, the latter None where
-    there is none; the token is used for nothing else."""
+    """Fill a ring with samples.
+
+    `frontdoor` and `controller` are channels with this process's token, which is used for nothing else; `controller` is
+    None without one."""
 
     ring: SampleRing
     interval_s: float
     frontdoor: grpc.aio.Channel
     controller: grpc.aio.Channel | None
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    # Whether the last look was answered: where nobody may look by this process's token, pages look for themselves.
+    # Whether the last sample succeeded. If this process's token may not read the status, pages sample for themselves.
     reads: bool = False
 
     async def run(self) -> None:
-        """Look until the task is cancelled."""
+        """Sample until the task is cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self.interval_s)
 
     async def look(self) -> None:
-        """Keep a sample of now; none where the frontdoor does not answer, or not this process."""
+        """Store a sample of the present status; none if the frontdoor does not answer or rejects this process."""
         sample = sample_of(await self._status(), self.now_ms())
         self.reads = sample is not None
         if sample is not None:
@@ -102,7 +103,7 @@ class HistoryReader:
         return await ControllerClient(self.controller).fleet(LOOK_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Close its channels."""
+        """Close the channels."""
         for channel in (self.frontdoor, self.controller):
             if channel is not None:
                 await channel.close()

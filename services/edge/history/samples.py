@@ -1,4 +1,4 @@
-"""What charts are made of: the totals of a look at the suite, and the plan in force. Pure."""
+"""Samples for the charts: the suite's totals and the plan in force. Pure."""
 
 import math
 from collections import Counter
@@ -12,10 +12,11 @@ POOL_COUNTS = ("late", "scored", "deferred")
 
 
 def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
-    """Return a look as JSON values, its totals since the start of the frontdoor that `epoch` names: requests; `late`,
-    `scored` and `deferred` pictures of all pools; steps `run` and `saved`; pictures by start and K; completed requests
-    by latency in seconds; and of the plan workers by model, thresholds by stage, the share that is admitted, and the
-    SLO in seconds (0 for none). None where the frontdoor did not answer."""
+    """Return a status as JSON values; None if the frontdoor did not answer.
+
+    Totals since the start of the frontdoor process that `epoch` names: requests; `late`, `scored` and `deferred` images
+    of all pools; steps `run` and `saved`; images by start and K; completed requests by latency in seconds. From the
+    plan: workers by model, thresholds by stage, the admitted share, and the SLO in seconds (0 for none)."""
     frontdoor = status.frontdoor
     if frontdoor is None:
         return None
@@ -34,12 +35,12 @@ def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
 
 
 def bound_of(seconds: float) -> float | str:
-    """Return a bucket's bound as JSON can say it."""
+    """Return a bucket's bound as a JSON value."""
     return seconds if math.isfinite(seconds) else "Infinity"
 
 
 def plan_sample(plan: Plan | None) -> dict[str, Any]:
-    """Return the part of a sample that is the plan's; without one everybody is admitted."""
+    """Return the plan's part of a sample; without a plan every request is admitted."""
     if plan is None:
         return {"workers": {}, "thresholds": {}, "admission": 1.0}
     thresholds = {}

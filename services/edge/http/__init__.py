@@ -1,1 +1,1 @@
-"""HTTP itself: the listener and its bounds, callers, origins, errors. Nothing here knows pictures."""
+"""HTTP itself: the listener and its bounds, callers, origins, errors. Nothing here depends on images."""

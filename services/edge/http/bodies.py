@@ -1,4 +1,4 @@
-"""Bodies of requests, read whole within bounds."""
+"""Read bodies of requests within bounds."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def too_large(limit_bytes: int) -> ResourceExhausted:
 
 
 class BodyBudget:
-    """Bytes of bodies that are held at once, half of them at most for one caller. `take` and give back by leaving the
-    block."""
+    """Bound the bytes of all bodies in memory, and one caller's to half of that. Leaving the block of `held` frees its
+    bytes."""
 
     def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
@@ -30,7 +30,7 @@ class BodyBudget:
 
     @contextmanager
     def held(self, caller: str) -> Iterator["HeldBody"]:
-        """Count a caller's body from its first byte until the block is left."""
+        """Count a caller's body until the block is left."""
         body = HeldBody(self, caller)
         try:
             yield body
@@ -39,17 +39,19 @@ class BodyBudget:
             BODIES.set(self._held.total())
 
     def grow(self, caller: str, by_bytes: int) -> None:
-        """Unavailable BODIES_FULL where that would be too much, of all callers or of this one."""
+        """Count further bytes. Unavailable BODIES_FULL above the limit of all callers or of this one."""
         is_full = self._held.total() + by_bytes > self._max_bodies_bytes
         if is_full or self._held[caller] + by_bytes > self._share_bytes:
-            whose = "" if is_full else " of one caller"
-            raise Unavailable("BODIES_FULL", f"too many large requests{whose} at once", retry_after_ms=RETRY_AFTER_MS)
+            scope = "" if is_full else " of one caller"
+            raise Unavailable(
+                "BODIES_FULL", f"too many large requests{scope} at the same time", retry_after_ms=RETRY_AFTER_MS
+            )
         self._held[caller] += by_bytes
         BODIES.set(self._held.total())
 
 
 class HeldBody:
-    """One body as it grows."""
+    """A body that is being read."""
 
     def __init__(self, budget: BodyBudget, caller: str) -> None:
         self._budget = budget
@@ -57,7 +59,7 @@ class HeldBody:
         self.size_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Count a chunk. ResourceExhausted MESSAGE_TOO_LARGE beyond the limit of a body."""
+        """Count a chunk. ResourceExhausted MESSAGE_TOO_LARGE above the limit of a body."""
         if self.size_bytes + len(chunk) > self._budget.max_body_bytes:
             raise too_large(self._budget.max_body_bytes)
         self._budget.grow(self._caller, len(chunk))
@@ -65,7 +67,7 @@ class HeldBody:
 
 
 async def read_body(request: Request, held: HeldBody, max_body_bytes: int) -> bytes:
-    """Return the whole body. What says of itself that it is too large is refused before it is read."""
+    """Return the whole body. A too large Content-Length is rejected before reading."""
     check_declared_size(request, max_body_bytes)
     check_encoding(request)
     chunks = []
@@ -74,7 +76,7 @@ async def read_body(request: Request, held: HeldBody, max_body_bytes: int) -> by
             held.add(chunk)
             chunks.append(chunk)
     except ClientDisconnect:
-        raise Cancelled("CLIENT_LEFT", "the client left before its request was there") from None
+        raise Cancelled("CLIENT_LEFT", "the client disconnected before the end of its request") from None
     return b"".join(chunks)
 
 
@@ -88,8 +90,8 @@ def check_declared_size(request: Request, max_body_bytes: int) -> None:
 
 
 def check_encoding(request: Request) -> None:
-    """Raise for a body that is compressed: nothing is unpacked here, so that nothing grows."""
+    """Raise for a compressed body: the edge decompresses nothing, so that no small body becomes a large one."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise InvalidArgument.of("Content-Encoding", "must be identity: no compressed body is taken")
+        raise InvalidArgument.of("Content-Encoding", "must be identity: compressed bodies are not accepted")
     if ",".join(request.headers.getlist("transfer-encoding")).strip().lower() not in ("", "chunked"):
-        raise InvalidArgument.of("Transfer-Encoding", "must be chunked only: compressed bodies are not accepted")
+        raise InvalidArgument.of("Transfer-Encoding", "must be only chunked: compressed bodies are not accepted")

@@ -1,7 +1,7 @@
-"""Uvicorn's HTTP/1.1 protocol with what it leaves open: bounds on heads, on slow senders and on slow readers.
+"""Uvicorn's HTTP/1.1 protocol with bounds on heads, slow senders and slow readers.
 
-A connection only notes what it is doing and since when; one sweep for all of them, every so often, ends those that
-take too long. A parser of the llhttp family refuses what smuggles requests (two lengths, a length beside chunks).
+A connection only records its phase and the time since when; one periodic sweep over all connections ends the slow ones.
+The llhttp parser rejects request smuggling (two lengths, a length together with chunks).
 """
 
 import time
@@ -17,17 +17,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from services.edge.metrics import CONNECTIONS, CUT_OFF
 from services.edge.settings import HttpSettings
 
-# What a reader must take of an answer, each second, not to be cut off.
+# The rate below which a reader is disconnected.
 LEAST_READ_BYTES_PER_S = 1024
-# What a sender has before it may have to make room for others.
+# Time before a sender may be disconnected to make room for others.
 SENDING_GRACE_S = 1.0
-# What a sender must send of a body, each second, or be cut off after so many seconds of less.
+# A sender of a body below this rate is disconnected after SLOW_SENDING_S.
 LEAST_SENT_BYTES_PER_S = 1024
 SLOW_SENDING_S = 20.0
-# For how long the rest of a body may be silent behind the last answer of its connection.
+# The longest pause in the rest of a body after the last answer of its connection.
 LAST_BODY_S = 2.0
 MAX_PIPELINED = 8
-# Of a request's scope: a handler ends the connection by it, for a bound of its own.
+# Extension of a request's scope: a handler ends the connection with it, for its own bound.
 CUT_OFF_EXTENSION = "pentimento.cut_off"
 ANSWERS = {
     400: b"Bad Request",
@@ -37,7 +37,7 @@ ANSWERS = {
 
 
 class ConnectionPhase(Enum):
-    """What a connection is in the middle of."""
+    """The phase of a connection."""
 
     HEAD = "head"
     BODY = "body"
@@ -46,22 +46,22 @@ class ConnectionPhase(Enum):
 
 @dataclass
 class Unread:
-    """Bytes of an answer that a client has not taken: since when there are some, when they were last seen to become
-    fewer, and how many were left then."""
+    """Unread bytes of an answer: since when there are some, when they last fell fast enough, and their number then."""
 
     began: float
     since: float
     size_bytes: int
 
     def fell_to(self, size_bytes: int, now: float) -> bool:
-        """Return whether they became fewer as quickly as they must."""
+        """Return whether they fell at the required rate."""
         return self.size_bytes - size_bytes >= LEAST_READ_BYTES_PER_S * (now - self.since)
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """`limits`: what one connection may take. `idle`: of all connections those that wait for a whole head, with no
-    answer under way, the longest waiting first: they make room where there is none, unless their last answer is still
-    being read. Where none of them does, the connection whose body comes the slowest."""
+    """An HTTP/1.1 connection within `limits`.
+
+    `idle` has the connections that wait for a head, without a running answer, the longest waiting first. At the limit
+    of connections the first one without an unread answer is closed, else the slowest sender of a body."""
 
     def __init__(self, *args: Any, limits: HttpSettings, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,16 +70,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._phase = ConnectionPhase.HEAD
         self._since = self._progress = time.monotonic()
         self._head_bytes = self._body_bytes = self._beside_body_bytes = 0
-        # Of the body that comes now: when it was last seen to come as quickly as it must, and how much was there then.
+        # When the present body last had the required rate, and its bytes then.
         self._sent_mark = (self._since, 0)
         self._unread: Unread | None = None
         self._refused = False
-        # The request that is answered now; `cycle` is the one that came last.
+        # The request with the running answer; `cycle` is the newest request.
         self._answered: RequestResponseCycle | None = None
-        # Whether the last answer is there, and said so, but not yet its request's body.
+        # Whether the last answer of the connection has ended before its request's body.
         self._ends_with_body = False
-        # Whether what is parsed is a head that was heard before.
-        self._heard = False
+        # Whether the parser repeats a head that was handled before.
+        self._repeats_head = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -92,7 +92,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
         self._idle.pop(self, None)
         CONNECTIONS.set(len(self.connections))
-        # Where others wait behind it, uvicorn tells the last of these alone.
+        # With pipelined requests, uvicorn notifies only the last one.
         if (answered := self._answered) is not None and not answered.response_complete:
             answered.disconnected = True
             answered.message_event.set()
@@ -109,17 +109,17 @@ class BoundedHttp(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._parse(data)
         if within_body and self._phase is ConnectionPhase.BODY:
-            # Trailers, or what chunks say of themselves: the parser keeps what is not whole yet.
+            # Trailers or chunk extensions: the parser buffers incomplete ones.
             self._beside_body_bytes += len(data) if self._body_bytes == body_bytes else -self._beside_body_bytes
             if self._beside_body_bytes > self._limits.max_header_bytes:
                 self._refuse(431, "header_bytes")
-        # The head is still not whole: whatever came is of it.
+        # The head is incomplete: all received bytes belong to it.
         if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.max_header_bytes:
             self._refuse(431, "header_bytes")
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn does, but that a request which offers to go on in another protocol (h2c, as Java's client does) is
-        one of HTTP/1.1: the parser leaves out its body, which would be lost, or be taken for the next request."""
+        """Parse like uvicorn, but ignore offers of an upgrade (h2c, from Java's client): the parser skips the body of
+        such a request, which would be lost or be parsed as the next request."""
         while not self._refused:
             try:
                 self.parser.feed_data(data)
@@ -132,26 +132,26 @@ class BoundedHttp(HttpToolsProtocol):
                 return
 
     def _decline(self) -> None:
-        """Read on behind a head with another parser, which hears it once more without what it offers."""
+        """Continue after a head with a new parser, which gets the head again without the upgrade."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if lengths := self._lengths():
-            self._heard = True
+            self._repeats_head = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(b"%s: %s\r\n" % one for one in lengths))
-            self._heard = False
+            self._repeats_head = False
 
     def _lengths(self) -> list[tuple[bytes, bytes]]:
-        """What a head says of where its body ends; nothing where there is none."""
+        """Return the headers of a head that delimit its body; none without a body."""
         return [one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding")]
 
     def on_url(self, url: bytes) -> None:
-        if not self._heard:
+        if not self._repeats_head:
             super().on_url(url)
 
     def on_message_begin(self) -> None:
-        if self._heard:
+        if self._repeats_head:
             return
-        # It was set again where this one follows the end of a body that came behind its answer.
+        # It was set again if the previous request's body ended after its answer.
         self._unset_keepalive_if_required()
         super().on_message_begin()
         self.scope["extensions"] = {CUT_OFF_EXTENSION: self.cut_off}  # type: ignore[dict-item]
@@ -161,12 +161,12 @@ class BoundedHttp(HttpToolsProtocol):
             self._enter(ConnectionPhase.HEAD)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # What follows a body of chunks is no part of its head, which proxies and we ourselves have judged.
+        # Trailers are ignored: proxies and this process have validated the head without them.
         if self._phase is not ConnectionPhase.BODY:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused or self._heard:
+        if self._refused or self._repeats_head:
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header_bytes:
@@ -178,21 +178,22 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        # HTTP/1.0 knows no answer before the answer: who sends Expect there is not asked (RFC 9110, 10.1.1).
+        # HTTP/1.0 has no interim answers: Expect is ignored there (RFC 9110, 10.1.1).
         cycle.waiting_for_100_continue &= cycle.scope["http_version"] != "1.0"
         may_end = cycle.waiting_for_100_continue or not cycle.keep_alive
         super()._start_asgi_task(cycle, self._ending(cycle, app) if may_end else app)
 
     def _ending(self, cycle: RequestResponseCycle, app: Any) -> Any:
-        """Return the application of a request whose connection may end with its answer. Where the body is still coming
-        then, it is read to its end first: a client, or a proxy, that writes into a closed connection hears of that, and
-        nothing of the answer. Where the sender keeps the body until it is asked for (Expect) the connection ends at
-        once: nobody knows whether the body is sent then, or the next request."""
+        """Return the application of a request after which the connection may end.
+
+        A body that is still arriving is read to its end first: a client or proxy that writes into a closed connection
+        gets an error in place of the answer. If the sender waits with the body (Expect), the connection ends
+        immediately, since the next bytes could be the body or the next request."""
 
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             is_kept_back = False
 
-            async def told(message: Any) -> None:
+            async def observed(message: Any) -> None:
                 nonlocal is_kept_back
                 if message["type"] == "http.response.start":
                     is_kept_back = cycle.waiting_for_100_continue and cycle.more_body
@@ -202,7 +203,7 @@ class BoundedHttp(HttpToolsProtocol):
                     self._progress = time.monotonic()
                 await send(message)
 
-            await app(scope, receive, told)
+            await app(scope, receive, observed)
 
         return answer
 
@@ -219,8 +220,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self._refused = True
                 self.transport.close()
             elif self.cycle.response_complete:
-                # Its body ends behind its answer: uvicorn has begun to wait for another request before, and was
-                # disturbed.
+                # The body ended after the answer: it interrupted uvicorn's keep-alive timer, which starts again.
                 self._idle[self] = None
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -232,13 +232,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """End an idle connection; at once where its client never read its last answer."""
+        """End an idle connection, without delay if its client has not read the last answer."""
         if self.transport.get_write_buffer_size():
             self.cut_off("write_timeout")
         super().timeout_keep_alive_handler()
 
     def sweep(self, now: float) -> None:
-        """End the connection where it has taken longer than it may."""
+        """End the connection if it exceeded a time limit."""
         limits, taken_s = self._limits, now - self._since
         if self._reads_too_slowly(now):
             self.cut_off("write_timeout")
@@ -254,10 +254,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._sent_mark = (now, self._body_bytes)
 
     def _make_room(self) -> None:
-        """End another connection: one that asks nothing, whose answers were read (one that is written may still be on
-        its way), else the slowest sender. This one itself where all others are at work."""
-        unheard = (one for one in self._idle if one is not self and not one.transport.get_write_buffer_size())
-        if (idle := next(unheard, None)) is not None:
+        """End an idle connection with all answers read, else the slowest sender, else this connection."""
+        all_read = (one for one in self._idle if one is not self and not one.transport.get_write_buffer_size())
+        if (idle := next(all_read, None)) is not None:
             idle.cut_off("connections")
             return
         now = time.monotonic()
@@ -269,7 +268,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.cut_off("connections")
 
     def _sent_bytes_per_s(self, now: float) -> float | None:
-        """How quickly its body comes; None where none is under way, or not for long, or where we make it wait."""
+        """Return the rate of the present body; None without one, in its first second, and while reading is paused."""
         taken_s = now - self._since
         if self._refused or self._phase is not ConnectionPhase.BODY or self.flow.read_paused:
             return None
@@ -291,7 +290,7 @@ class BoundedHttp(HttpToolsProtocol):
         elif self._unread.fell_to(size, now):
             self._unread = Unread(self._unread.began, now, size)
         else:
-            # What was added meanwhile is no sign that anybody reads.
+            # Bytes that the answer added are no sign of reading.
             self._unread.size_bytes = max(self._unread.size_bytes, size)
             return now - self._unread.since > self._limits.write_timeout_s
         return False
@@ -302,7 +301,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._sent_mark = (self._since, 0)
 
     def _refuse(self, status: int, bound: str) -> None:
-        """Answer, where no answer has begun yet, and close."""
+        """Answer with an error if no answer has begun, and close."""
         if self._refused:
             return
         CUT_OFF.labels(bound).inc()
@@ -311,7 +310,7 @@ class BoundedHttp(HttpToolsProtocol):
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete
         if answering:
-            # The handler hears that its client is gone.
+            # The handler sees a disconnected client.
             cycle.disconnected = True
             cycle.message_event.set()
         if self.pipeline or (answering and cycle.response_started):
@@ -325,16 +324,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     @property
     def read_since(self) -> float | None:
-        """Since when its answer is waiting for its reader, as the last sweep saw it; None where none is."""
+        """Return since when an answer is unread, at the last sweep; None without one."""
         return None if self._unread is None else self._unread.began
 
     @property
     def unread_bytes(self) -> int:
-        """How much of an answer its client has not taken."""
+        """Return the unread bytes of answers."""
         return self.transport.get_write_buffer_size()
 
     def cut_off(self, bound: str) -> None:
-        """End the connection at once; `bound` says for what."""
+        """End the connection immediately; `bound` is the exceeded limit."""
         CUT_OFF.labels(bound).inc()
         self._refused = True
         self._idle.pop(self, None)
@@ -342,8 +341,8 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def end_longest_readers(connections: Iterable[BoundedHttp], max_unread_bytes: int) -> None:
-    """End those whose answers have been read the longest, until all others have no more than that before them. The last
-    one to come is left alone, however much it has."""
+    """End the connections with the oldest unread answers until the others are within the limit. The newest one always
+    stays."""
     reading = sorted((one for one in connections if one.read_since), key=attrgetter("read_since"))
     unread_bytes = sum(one.unread_bytes for one in reading)
     for one in reading[:-1]:

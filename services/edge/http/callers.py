@@ -1,4 +1,4 @@
-"""Who a request says that it comes from. The frontdoor judges it."""
+"""Read a request's token and key; the frontdoor decides about them."""
 
 from starlette.requests import HTTPConnection
 
@@ -11,8 +11,8 @@ MAX_KEY_CHARS = 128
 
 
 def token_of(request: HTTPConnection) -> str | None:
-    """Return the caller's bearer token; None without one, for an empty one and for other schemes: a suite without
-    tokens takes those callers. Unauthenticated MALFORMED_TOKEN for what can be none."""
+    """Return the caller's bearer token; None for a missing or empty one and for other schemes, since a suite without
+    tokens accepts those callers. Unauthenticated MALFORMED_TOKEN for an invalid one."""
     given = request.headers.getlist("authorization")
     if len(given) > 1:
         raise malformed_token()
@@ -30,19 +30,17 @@ def malformed_token() -> Unauthenticated:
 
 
 def idempotency_key_of(request: HTTPConnection) -> str:
-    """Return the key of a call, "" without one. InvalidArgument for what can be none."""
+    """Return the idempotency key of a call, "" without one. InvalidArgument for an invalid one."""
     given = request.headers.getlist(KEY_HEADER)
     if not given:
         return ""
     key = given[0]
     if len(given) > 1 or not 1 <= len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
-        raise InvalidArgument.of(
-            KEY_HEADER, f"must be there once, with 1 to {MAX_KEY_CHARS} printable characters of ASCII"
-        )
+        raise InvalidArgument.of(KEY_HEADER, f"must occur once, with 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return key
 
 
 def caller_of(request: HTTPConnection) -> str:
-    """Return by what this process tells callers apart before the frontdoor judges them: their token, or their address
-    without one. Unauthenticated as `token_of`."""
+    """Return the caller's identity before the frontdoor knows it: the token, else the IP address. Unauthenticated like
+    `token_of`."""
     return token_of(request) or (request.client.host if request.client is not None else "")

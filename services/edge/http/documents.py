@@ -11,21 +11,23 @@ from starlette.responses import JSONResponse
 
 @dataclass(frozen=True)
 class Base64:
-    """Bytes that stand in a document as a text in base64."""
+    """Bytes that a document contains as a base64 text."""
 
     data: bytes = field(repr=False)
 
 
 def document_bytes(document: Any, *, ensure_ascii: bool = False) -> bytes:
-    """Return a document as JSON in UTF-8. A text in base64 needs no escapes, and is put where it belongs as it is: to
-    look at each of its characters took as long as all else that is done for a large picture."""
+    """Return a document as JSON in UTF-8.
+
+    Base64 texts need no escapes and are inserted after the encoding: scanning their characters took as long as all
+    other work for a large image."""
     texts: list[bytes] = []
-    # Whatever a document quotes, it does not know this.
+    # A random mark, which no document can contain.
     mark = token_hex(16)
 
     def marked(value: object) -> str:
         if not isinstance(value, Base64):
-            raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+            raise TypeError(f"{type(value).__name__} is not a JSON value")
         texts.append(base64.b64encode(value.data))
         return mark
 
@@ -37,8 +39,8 @@ def document_bytes(document: Any, *, ensure_ascii: bool = False) -> bytes:
 
 
 class DocumentResponse(JSONResponse):
-    """A response whose document may hold `Base64`."""
+    """A response with a document that may contain `Base64`."""
 
     def render(self, content: Any) -> bytes:
-        """Return the body."""
+        """Encode the body."""
         return document_bytes(content)

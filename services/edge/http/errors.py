@@ -1,6 +1,6 @@
-"""Errors as HTTP answers, in the shape that OpenAI's clients read.
+"""Errors as HTTP answers, in OpenAI's format.
 
-{"error": {"message": …, "type": …, "param": the field or null, "code": the reason's word}}
+{"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
 
 error                status   type
 InvalidArgument      400      invalid_request_error
@@ -9,8 +9,8 @@ PermissionDenied     403      permission_error
 NotFound             404      not_found_error
 FailedPrecondition   409      conflict_error, with `x-should-retry: false`
 Aborted              409      conflict_error
-ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413. TENANT_QUOTA without a time is of a request
-                              that never fits, with `x-should-retry: false`
+ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413. TENANT_QUOTA without a time to wait means a
+                              request above the quota, with `x-should-retry: false`
 Cancelled            499      request_cancelled
 Internal             500      server_error
 Unavailable          503      server_error
@@ -44,16 +44,16 @@ STATUS_OF: dict[type[PentimentoError], tuple[int, str]] = {
     errors.DeadlineExceeded: (504, "timeout_error"),
 }
 TOO_LARGE = (413, "invalid_request_error")
-# What waits for another try without saying for how long.
+# For errors that may be retried but have no time to wait.
 DEFAULT_RETRY_AFTER_S = 1
 TOKEN_HELP = (
-    "send `Authorization: Bearer <token>` (`api_key` in OpenAI's clients, OPENAI_API_KEY in their environment); its"
-    " operator makes one by `pentimento token new` or `pentimento tenant key create`"
+    "send `Authorization: Bearer <token>` (`api_key` in OpenAI's clients, OPENAI_API_KEY in their environment); an"
+    " operator creates one with `pentimento token new` or `pentimento tenant key create`"
 )
 
 
 def status_and_type(error: PentimentoError) -> tuple[int, str]:
-    """Return HTTP status and type of the nearest class of the catalogue."""
+    """Return HTTP status and type of an error, by its nearest class of the catalogue."""
     if error.reason == Reason.MESSAGE_TOO_LARGE:
         return TOO_LARGE
     found = (STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
@@ -61,7 +61,7 @@ def status_and_type(error: PentimentoError) -> tuple[int, str]:
 
 
 def message_of(error: PentimentoError) -> str:
-    """Return what an error says; of a missing or unknown token also how to send one, and where it comes from."""
+    """Return an error's message; for a missing or unknown token with the way to get and send one."""
     if not isinstance(error, errors.Unauthenticated):
         return error.message
     first = "this suite needs a token" if error.reason == Reason.TOKEN_REQUIRED else error.message
@@ -69,7 +69,7 @@ def message_of(error: PentimentoError) -> str:
 
 
 def error_document(error: PentimentoError, names: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return the body of an error. `names` are fields of the API by those of the contract."""
+    """Return the body of an error. `names`: fields of this API by fields of the contract."""
     param = error.violations[0].field if error.violations else None
     message = message_of(error)
     if param is not None and names and param in names:
@@ -80,12 +80,12 @@ def error_document(error: PentimentoError, names: dict[str, str] | None = None) 
 
 
 def error_headers(error: PentimentoError) -> dict[str, str]:
-    """Return the headers that say whether, and when, the same request may be made again."""
+    """Return the headers that say whether and when the request may be retried."""
     status, _ = status_and_type(error)
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    # Another try of what took too long would be painted, and come too late, once more.
+    # A retry after a missed deadline would run again and be late again.
     if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded) or never_fits(error):
         headers["x-should-retry"] = "false"
     elif status in (429, 503):
@@ -95,20 +95,20 @@ def error_headers(error: PentimentoError) -> dict[str, str]:
 
 
 def never_fits(error: PentimentoError) -> bool:
-    """Return whether a request is larger than its tenant's quota: of others it is known when they fit."""
+    """Return whether a request exceeds its tenant's quota by itself; other requests have a time to wait."""
     return error.reason == Reason.TENANT_QUOTA and error.retry_after_ms is None
 
 
 def error_response(error: PentimentoError, names: dict[str, str] | None = None) -> Response:
-    """Return the whole answer."""
+    """Return the answer of an error."""
     status, _ = status_and_type(error)
     return JSONResponse(error_document(error, names), status, error_headers(error))
 
 
 def as_known(error: Exception) -> PentimentoError:
-    """Return the error itself where it is of the catalogue; of any other its caller learns an id alone."""
+    """Return an error of the catalogue unchanged; for any other the caller gets only an id, which the log has too."""
     if isinstance(error, PentimentoError):
         return error
-    told = unexpected()
-    logger.error("unexpected error", exc_info=error, extra={"error_id": told.metadata["error_id"]})
-    return told
+    known = unexpected()
+    logger.error("unexpected error", exc_info=error, extra={"error_id": known.metadata["error_id"]})
+    return known

@@ -1,4 +1,4 @@
-"""Multipart bodies of strangers: parsed as they arrive, in memory, within bounds; nothing is written to a disk."""
+"""Parse multipart bodies as they arrive, in memory and within bounds."""
 
 import logging
 from collections.abc import Callable
@@ -18,13 +18,13 @@ MAX_BOUNDARY_BYTES = 70
 MAX_PART_HEADERS = 8
 MAX_PART_HEADER_BYTES = 1024
 
-# It warns of each form that is none: whoever wants could fill the log.
+# It warns of each malformed form: clients could fill the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
 class FormPart:
-    """A part of a form. `is_file`: it came with a file's name, which is not kept."""
+    """A part of a form. `is_file`: it has a file name, which is not stored."""
 
     name: str
     data: bytes
@@ -32,7 +32,7 @@ class FormPart:
 
 
 async def read_form(request: Request, held: HeldBody, max_body_bytes: int, max_parts: int) -> list[FormPart]:
-    """Return the parts. InvalidArgument for what is no form, has too many parts, or names none."""
+    """Return the parts. InvalidArgument for a malformed form, too many parts or a part without a name."""
     check_declared_size(request, max_body_bytes)
     check_encoding(request)
     collector = PartCollector(max_parts)
@@ -43,7 +43,7 @@ async def read_form(request: Request, held: HeldBody, max_body_bytes: int, max_p
             parser.write(chunk)
         parser.finalize()
     except ClientDisconnect:
-        raise Cancelled("CLIENT_LEFT", "the client left before its request was there") from None
+        raise Cancelled("CLIENT_LEFT", "the client disconnected before the end of its request") from None
     except FormParserError:
         raise malformed() from None
     if not collector.ended:
@@ -52,7 +52,7 @@ async def read_form(request: Request, held: HeldBody, max_body_bytes: int, max_p
 
 
 def boundary_of(request: Request) -> bytes:
-    """Return what separates the parts."""
+    """Return the boundary of the parts."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
@@ -65,7 +65,7 @@ def malformed() -> InvalidArgument:
 
 
 class PartCollector:
-    """Takes what the parser finds."""
+    """Collect the parts from the parser's callbacks."""
 
     def __init__(self, max_parts: int) -> None:
         self.parts: list[FormPart] = []
@@ -77,7 +77,7 @@ class PartCollector:
         self._data: list[bytes] = []
 
     def parser(self, boundary: bytes) -> MultipartParser:
-        """Return a parser that tells this collector."""
+        """Return a parser that calls this collector."""
         callbacks: dict[str, Callable[..., Any]] = {
             "on_part_begin": self._begin,
             "on_part_data": self._add,

@@ -1,17 +1,17 @@
-"""What an asker has already, and need not be sent again."""
+"""Conditional requests: answers that the client already has."""
 
 from starlette.requests import HTTPConnection
 
 ANYTHING = "*"
 
 
-def asker_has(request: HTTPConnection, tag: str) -> bool:
-    """Return whether the asker names that tag (in quotes) as one whose answer it has. Weak ones count."""
+def client_has(request: HTTPConnection, tag: str) -> bool:
+    """Return whether If-None-Match has a tag (in quotes), also as a weak one."""
     return any(tag in line for line in _lines(request))
 
 
-def asks_for_new_alone(request: HTTPConnection) -> bool:
-    """Return whether it asks for an answer only where there is nothing: `*` is whatever is there (RFC 9110, 13.1.2)."""
+def matches_any(request: HTTPConnection) -> bool:
+    """Return whether If-None-Match is `*`, which matches any existing answer (RFC 9110, 13.1.2)."""
     return any(line.strip() == ANYTHING for line in _lines(request))
 
 

@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves."""
+"""Cancel work when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -14,8 +14,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """A block that is cancelled, and ends as Cancelled CLIENT_LEFT, when the client goes away. The request's body must
-    have been read."""
+    """Cancel the block when the client disconnects, and raise Cancelled CLIENT_LEFT. The request's body must have been
+    read."""
     task = asyncio.current_task()
     assert task is not None
     watch = asyncio.ensure_future(disconnected(receive))
@@ -32,7 +32,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if left and not task.uncancel():
-            raise Cancelled("CLIENT_LEFT", "the client left before its answer was there") from None
+            raise Cancelled("CLIENT_LEFT", "the client disconnected before the answer") from None
         raise
     finally:
         inside = False

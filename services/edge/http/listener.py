@@ -20,15 +20,15 @@ from services.edge.settings import HttpSettings, drain_delay_of
 
 BACKLOG = 1024
 SWEEP_S = 1.0
-# How old the date may be that answers bear.
+# The largest age of the date in answers.
 DATE_S = 1.0
-# Between two looks for what still runs, in a drain.
+# Polling interval of a drain.
 LOOK_S = 0.01
 
 
 class QuietUvicorn(uvicorn.Server):
-    """Leaves signals to the process, and ends as soon as it is asked to and nothing runs any more: uvicorn itself looks
-    ten times a second whether it shall end, and then as often whether it can."""
+    """A uvicorn server that leaves signals to the process and shuts down without delay; uvicorn's own loops poll ten
+    times a second."""
 
     def __init__(self, config: uvicorn.Config, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -41,19 +41,18 @@ class QuietUvicorn(uvicorn.Server):
         yield
 
     def ask_to_exit(self) -> None:
-        """Changes state: `serve` shuts down, and returns then."""
+        """Make `serve` shut down and return."""
         self.should_exit = True
         self._asked_to_exit.set()
 
     async def main_loop(self) -> None:
-        """Return once asked to exit; until then renew the date that answers bear."""
+        """Renew the date of answers until `ask_to_exit`."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked_to_exit.wait(), DATE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, end those that idle, let running answers end within the drain's time, and cancel
-        those that have not."""
+        """Stop accepting, close idle connections, wait for running answers until the drain timeout, cancel the rest."""
         state = self.server_state
         for server in self.servers:
             server.close()
@@ -69,7 +68,7 @@ class QuietUvicorn(uvicorn.Server):
 
 
 class HttpListener:
-    """`start`, then `drain`, each once."""
+    """Serve HTTP inside the process's event loop. Call `start`, then `drain`, each once."""
 
     def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
         bound_tls_buffers()
@@ -83,7 +82,7 @@ class HttpListener:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # What strangers send wrongly is counted, not written down.
+                # Malformed requests are counted, not logged.
                 log_level="error",
                 access_log=False,
                 server_header=False,
@@ -99,18 +98,17 @@ class HttpListener:
 
     @property
     def connection_count(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return len(self._server.server_state.connections)
 
     def bind(self) -> None:
-        """Take the address and fill in `address`. SettingsError where it cannot be had."""
+        """Bind the socket and set `address`. SettingsError if the address is not available."""
         host, _, port = self._http.http_listen.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
         try:
-            # Connections inherit it. An answer is two writes, its head and its body: without it the second one waits
-            # for the first to be acknowledged, which clients put off by 40 ms. asyncio sets it on sockets of its own
-            # alone.
+            # Connections inherit it. An answer is two writes, head and body: without TCP_NODELAY the second waits for
+            # the first one's acknowledgement, which clients delay by 40 ms. asyncio sets it only on its own sockets.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host.strip("[]"), int(port)))
@@ -122,7 +120,7 @@ class HttpListener:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
 
     async def start(self) -> None:
-        """Bind, and serve from now on."""
+        """Bind, and start to serve."""
         allow_files(self._http.http_connections + self._other_files)
         self.bind()
         assert self._socket is not None
@@ -130,8 +128,8 @@ class HttpListener:
         self._tasks.append(asyncio.create_task(self._sweep_forever(), name="http sweep"))
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Take no more connections, let running answers end within that time, by default what the settings leave of the
-        drain's, then cut off what is left."""
+        """Stop accepting, wait for running answers (by default the drain timeout without the drain delay), then cancel
+        the rest."""
         if not self._tasks:
             return
         if timeout_s is not None:

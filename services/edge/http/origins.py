@@ -1,4 +1,4 @@
-"""Which pages and names may call: browsers send a page's requests wherever it wants, with the user's network."""
+"""Check which host names and pages may call: any page can send requests from a user's browser and network."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -14,31 +14,33 @@ MAX_SHOWN_CHARS = 80
 
 @dataclass(frozen=True)
 class OriginRule:
-    """`hosts` empty: any name; addresses are always served. A page of another origin than the one that it asks is
-    refused, unless it is in `origins`."""
+    """Hold the allowed host names and origins.
+
+    Empty `hosts` allow any name; IP addresses are always allowed. Pages may call their own origin; others must be in
+    `origins`."""
 
     hosts: frozenset[str]
     origins: frozenset[str]
 
     def check(self, request: HTTPConnection) -> None:
-        """PermissionDenied WRONG_HOST for a name that is none of ours (a page may point its own name here, DNS
-        rebinding), WRONG_ORIGIN for the page of somebody else. InvalidArgument for two names at once."""
+        """Raise PermissionDenied WRONG_HOST for an unknown host name (DNS rebinding: a page may point its name here),
+        WRONG_ORIGIN for a page of another origin, InvalidArgument for two Host headers."""
         headers = request.headers
         if len(headers.getlist("host")) > 1:
-            raise InvalidArgument.of("Host", "must be there once")
+            raise InvalidArgument.of("Host", "must occur once")
         host = headers.get("host", "")
         if self.hosts and host_name(host) not in self.hosts and not is_ip_address(host_name(host)):
             raise wrong_host(host)
         origin = headers.get("origin")
         if origin is None:
-            # Browsers leave Origin out of plain navigation, and say here whose page asked.
+            # Browsers send no Origin in navigation and GET; Sec-Fetch-Site tells whether another site's page called.
             if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
                 raise wrong_origin()
         elif origin not in self.origins and host_of_origin(origin) != host:
             raise wrong_origin()
 
     def allows(self, origin: str | None) -> bool:
-        """Return whether pages of that origin, another than our own, may read answers."""
+        """Return whether pages of another origin may read answers."""
         return origin in self.origins
 
 
@@ -52,7 +54,7 @@ def wrong_host(host: str) -> PermissionDenied:
 
 
 def is_ip_address(name: str) -> bool:
-    """Return whether a host is an address and no name: no page can point an address somewhere else."""
+    """Return whether a host is an IP address, which no page can redirect, in contrast to a name."""
     try:
         ip_address(name.strip("[]"))
     except ValueError:
@@ -65,7 +67,7 @@ def wrong_origin() -> PermissionDenied:
 
 
 def host_of_origin(origin: str) -> str | None:
-    """Return host:port of an origin, "" where it names none; None for what no browser sends."""
+    """Return host:port of an origin, "" without a host; None for an invalid origin."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -79,7 +81,7 @@ def host_name(host: str) -> str:
 
 
 def origin_rule(listen: str, hosts: tuple[str, ...], origins: tuple[str, ...]) -> OriginRule:
-    """Return the rule for a listener: names of this machine alone where only this machine reaches it."""
+    """Return the rule for a listener; one on the loopback interface allows only names of this machine."""
     if not hosts and is_local(listen):
         hosts = tuple(LOOPBACK_HOSTS)
     return OriginRule(frozenset(host.lower() for host in hosts), frozenset(origins))

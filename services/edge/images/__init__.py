@@ -1,4 +1,4 @@
-"""`/v1/images/…`: pictures as OpenAI's clients ask for them."""
+"""`/v1/images/…`: images in the format of OpenAI's clients."""
 
 from services.edge.images.routes import image_routes
 

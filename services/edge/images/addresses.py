@@ -1,4 +1,4 @@
-"""Addresses of finished pictures, as clients of this process reach them."""
+"""URLs of finished images, as clients of this process reach them."""
 
 import time
 from collections.abc import Iterable
@@ -18,15 +18,14 @@ ASK_TIMEOUT_S = 10.0
 
 
 class UrlOffers:
-    """Whether pictures can come as addresses here: known for a while where they can, asked anew where they cannot."""
+    """Check whether this deployment serves images by URL; a positive answer is cached for `FRESH_S`."""
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
         self._good_until = float("-inf")
 
     async def check(self, token: str | None) -> None:
-        """Raise FailedPrecondition URLS_OFF where a picture would have no address that leads to it: before it is asked
-        for."""
+        """Raise FailedPrecondition URLS_OFF if images would have no working URL, before they are generated."""
         now = time.monotonic()
         if now < self._good_until:
             return
@@ -39,11 +38,11 @@ class UrlOffers:
 
 
 def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
-    """Raise FailedPrecondition URLS_OFF where nobody serves addresses, or this process should and has no files."""
+    """Raise FailedPrecondition URLS_OFF if no service serves URLs, or if this process should and has no store."""
     if server is ResultUrlServer.NONE:
-        raise urls_off("this deployment has no addresses of images")
+        raise urls_off("this deployment has no URLs of images")
     if server is ResultUrlServer.EDGE and not settings.files_url:
-        raise urls_off("no images are served here")
+        raise urls_off("this edge has no store of images")
 
 
 def urls_off(why: str) -> FailedPrecondition:
@@ -52,23 +51,23 @@ def urls_off(why: str) -> FailedPrecondition:
 
 
 def address_pending(request_id: str, why: Unavailable) -> FailedPrecondition:
-    """Return what a caller without a key hears, whose next try would paint again what is painted."""
-    where = f"GET /v1/jobs/{request_id}/result?{FIELD}=url has the address once there is one"
+    """Return the error for a caller without a key: a retry would generate the finished image again."""
+    where = f"GET /v1/jobs/{request_id}/result?{FIELD}=url returns it once it is available"
     return FailedPrecondition(
-        "ADDRESS_PENDING", f"{FIELD}: the image is ready, its address is not ({why.message}); {where}"
+        "ADDRESS_PENDING", f"{FIELD}: the image is finished, its URL is not available ({why.message}); {where}"
     )
 
 
 def origin_of(request: Request, parts: EdgeParts) -> str:
-    """Return where addresses of this process begin: as clients reach it, or as this one did."""
+    """Return the origin of this process's URLs: the configured public one, else the one of this request."""
     return parts.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.headers.get('host', '')}"
 
 
-async def urls_of(client: ImageClient, pictures: Iterable[Completed], origin: str) -> list[str]:
-    """Return an address for each picture; those of this process begin with its `origin`."""
-    return [whole_url(await client.result_url(one.request_id), origin) for one in pictures]
+async def urls_of(client: ImageClient, images: Iterable[Completed], origin: str) -> list[str]:
+    """Return a URL for each image; URLs of this process begin with `origin`."""
+    return [whole_url(await client.result_url(one.request_id), origin) for one in images]
 
 
 def whole_url(result: ResultUrl, origin: str) -> str:
-    """Return an address with the origin of this process, where it is a path of it."""
+    """Return an absolute URL: a path of this process gets its origin."""
     return origin + result.url if result.url.startswith("/") else result.url

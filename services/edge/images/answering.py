@@ -1,7 +1,7 @@
-"""Pictures as OpenAI's clients read them. Pure.
+"""Answers with images in OpenAI's format. Pure.
 
-`usage` counts what there is to count here: a text token is 4 bytes of UTF-8 of the prompts, begun ones included, an
-image token 8 × 8 pixels, one position of a latent.
+`usage` counts in units of this suite: a text token is 4 bytes of the prompts in UTF-8, rounded up; an image token is
+8 × 8 pixels, one position of a latent.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ def quality_of(completed: Completed) -> str:
 
 
 def quality_word(saved_steps: int) -> str:
-    """Return `high` where all steps are taken, `medium` where some are reused or left out."""
+    """Return `high` if all steps ran, `medium` if some were reused or skipped."""
     return "medium" if saved_steps else "high"
 
 
-def usage_of(pictures: list[Completed]) -> dict[str, Any]:
-    """Return what the pictures of one call amount to together."""
-    spec = pictures[0].provenance.spec
+def usage_of(completed: list[Completed]) -> dict[str, Any]:
+    """Return the usage of all images of a call."""
+    spec = completed[0].provenance.spec
     text = text_tokens(spec)
-    images = len(pictures) * pixel_tokens(spec)
+    images = len(completed) * pixel_tokens(spec)
     given = pixel_tokens(spec) if spec.init_image is not None else 0
     return {
         "input_tokens": text + given,
@@ -57,9 +57,8 @@ def pixel_tokens(spec: GenerationSpec) -> int:
     return -(-spec.width_px * spec.height_px // PIXELS_AN_IMAGE_TOKEN)
 
 
-def picture_document(completed: Completed, with_provenance: bool, url: str = "") -> dict[str, Any]:
-    """Return one picture of an answer, its address where it has one; `request_id` and `seed` are how to come back to
-    it."""
+def image_document(completed: Completed, with_provenance: bool, url: str = "") -> dict[str, Any]:
+    """Return one image of an answer, with its URL if it has one; `request_id` and `seed` identify it later."""
     document: dict[str, Any] = {
         **({"url": url} if url else {"b64_json": Base64(completed.image)}),
         "request_id": completed.request_id,
@@ -71,26 +70,25 @@ def picture_document(completed: Completed, with_provenance: bool, url: str = "")
     return document
 
 
-def pictures_document(
-    pictures: list[Completed],
+def images_document(
+    completed: list[Completed],
     failed: list[PictureFailed],
     created_s: int,
     with_provenance: bool = False,
     urls: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return a whole answer; `created_s` is a Unix time. `failed` is there only where some of several did not come;
-    `urls` are the addresses of the others, where they come as such."""
+    """Return a whole answer. `created_s` is a Unix time; `failed` has the failed ones of several images; `urls` has the
+    URLs of the others, if requested."""
     document: dict[str, Any] = {
         "created": created_s,
         "background": "opaque",
         "data": [
-            picture_document(completed, with_provenance, urls[index] if urls else "")
-            for index, completed in enumerate(pictures)
+            image_document(one, with_provenance, urls[index] if urls else "") for index, one in enumerate(completed)
         ],
-        "output_format": pictures[0].format.value,
-        "quality": quality_of(pictures[0]),
-        "size": size_of(pictures[0]),
-        "usage": usage_of(pictures),
+        "output_format": completed[0].format.value,
+        "quality": quality_of(completed[0]),
+        "size": size_of(completed[0]),
+        "usage": usage_of(completed),
     }
     if failed:
         document["failed"] = [failure_document(one) for one in failed]
@@ -98,5 +96,5 @@ def pictures_document(
 
 
 def failure_document(failed: PictureFailed) -> dict[str, Any]:
-    """Return which of several pictures will not come, and why."""
+    """Return a failed image of several, with its error."""
     return {"request_id": failed.request_id, "image_index": failed.image_index, **error_document(failed.error)}

@@ -1,4 +1,4 @@
-"""Events of a streamed picture, as OpenAI's clients read them (server-sent events). Pure."""
+"""Events of streamed images in OpenAI's format (server-sent events). Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,39 +10,39 @@ from services.edge.http.documents import Base64, document_bytes
 from services.edge.http.errors import error_document
 from services.edge.images.answering import (
     failure_document,
-    picture_document,
+    image_document,
     quality_of,
     quality_word,
     size_of,
     usage_of,
 )
-from services.edge.images.asking import API_NAMES, AskedPictures
+from services.edge.images.image_call import API_NAMES, ImageCall
 
-HEARTBEAT = b": still painting\n\n"
+HEARTBEAT = b": still generating\n\n"
 
 
 def sse(name: str, document: dict[str, Any]) -> bytes:
-    """Return one event."""
+    """Return a server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), document_bytes(document, ensure_ascii=True))
 
 
 def error_event(error: PentimentoError) -> bytes:
-    """Return the event that ends a stream before its picture has come."""
+    """Return the event that ends a stream before its image is finished."""
     return sse("error", error_document(error, API_NAMES))
 
 
 @dataclass
-class PictureEvents:
-    """Of one call. `kind` is image_generation or image_edit, `created_s` a Unix time."""
+class ImageEvents:
+    """Encode the events of one call. `kind` is image_generation or image_edit, `created_s` a Unix time."""
 
     kind: str
-    asked: AskedPictures
+    asked: ImageCall
     created_s: int
     completed_count: int = field(default=0, init=False)
     _shown: Counter[int] = field(default_factory=Counter, init=False)
 
     def of(self, event: GenerateEvent) -> bytes | None:
-        """Return what the client is told of an event; None for nothing."""
+        """Return the bytes that the client receives for an event; None for none."""
         if isinstance(event, Completed):
             self.completed_count += 1
             return self._completed(event)
@@ -65,7 +65,7 @@ class PictureEvents:
             "image_index": event.image_index,
             "created_at": self.created_s,
             "background": "opaque",
-            # Previews are PNG, whatever the picture is to be.
+            # Previews are always PNG.
             "output_format": "png",
             "quality": quality_word(event.saved_steps),
             "size": f"{event.width_px}x{event.height_px}",
@@ -78,7 +78,7 @@ class PictureEvents:
         name = f"{self.kind}.completed"
         document = {
             "type": name,
-            **picture_document(completed, self.asked.provenance),
+            **image_document(completed, self.asked.provenance),
             "created_at": self.created_s,
             "background": "opaque",
             "output_format": completed.format.value,

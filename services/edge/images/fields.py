@@ -1,6 +1,6 @@
-"""The table of what a request for pictures may say. Requests are judged by it, and the API document is made of it.
+"""The table of the images API's fields: requests are validated by it, and the API document is generated from it.
 
-It says what holds for every model; sizes, steps and costs have limits of their own, which the frontdoor judges.
+It has the limits that hold for every model; the frontdoor validates sizes, steps and costs.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MAX_OBJECTS = 16
 
 
 class FieldKind(Enum):
-    """What a value is in JSON; in a form it is the text of the same."""
+    """The kind of a JSON value; a form has the same value as text."""
 
     TEXT = "string"
     WORD = "word"
@@ -33,8 +33,10 @@ class FieldKind(Enum):
 
 @dataclass(frozen=True)
 class RequestField:
-    """`least` and `most` are inclusive bounds of numbers, and of the number of characters or objects. `words` are what
-    a WORD may be. `items` are the fields of OBJECTS. `default` is what an absent value means, for the document."""
+    """Describe a field of a request.
+
+    `least` and `most` are inclusive bounds of a number, of a text's length in characters, or of the count of objects.
+    `words` are the values of a WORD, `items` the fields of OBJECTS. `default` documents an absent value."""
 
     name: str
     kind: FieldKind
@@ -58,43 +60,54 @@ CACHE_WORDS = ("off", "read", "read-write", "tenant", "shared")
 
 LORA_FIELDS = (
     RequestField("name", FieldKind.TEXT, "a LoRA of the deployment", required=True, least=1, most=MAX_NAME_CHARS),
-    RequestField("scale", FieldKind.NUMBER, "its weight, other than 0", default=1.0),
+    RequestField("scale", FieldKind.NUMBER, "weight, other than 0", default=1.0),
 )
 CONTROLNET_FIELDS = (
     RequestField("name", FieldKind.TEXT, "a ControlNet of the deployment", required=True, least=1, most=MAX_NAME_CHARS),
     RequestField(
         "conditioning_image", FieldKind.BYTES, "PNG, JPEG or WebP of the image's size, in base64", required=True
     ),
-    RequestField("conditioning_scale", FieldKind.NUMBER, "0 to 10; 0 leaves it without effect", default=1.0),
-    RequestField("start_fraction", FieldKind.NUMBER, "share of the steps after which it acts", least=0, most=1),
-    RequestField("end_fraction", FieldKind.NUMBER, "share of the steps until which it acts", least=0, most=1),
+    RequestField("conditioning_scale", FieldKind.NUMBER, "weight, 0 to 10; 0 has no effect", default=1.0),
+    RequestField("start_fraction", FieldKind.NUMBER, "share of the steps after which it starts", least=0, most=1),
+    RequestField("end_fraction", FieldKind.NUMBER, "share of the steps after which it ends", least=0, most=1),
 )
 
-# What OpenAI's clients send.
+# Fields of OpenAI's clients.
 OPENAI_FIELDS = (
     RequestField("prompt", FieldKind.TEXT, "description of the image", required=True, least=1, most=MAX_PROMPT_CHARS),
-    RequestField("model", FieldKind.TEXT, "a model of /v1/models; the deployment's default", most=MAX_NAME_CHARS),
-    RequestField("n", FieldKind.INTEGER, "number of images: all or none are accepted", least=1, most=10, default=1),
     RequestField(
-        "size", FieldKind.SIZE, "WIDTHxHEIGHT in pixels; `auto`: the model's own, or an edited image's", default="auto"
+        "model", FieldKind.TEXT, "a model of /v1/models; absent: the deployment's default", most=MAX_NAME_CHARS
+    ),
+    RequestField("n", FieldKind.INTEGER, "number of images, all or none", least=1, most=10, default=1),
+    RequestField(
+        "size",
+        FieldKind.SIZE,
+        "WIDTHxHEIGHT in pixels; `auto`: the model's default, or the edited image's size",
+        default="auto",
     ),
     RequestField(
         "quality",
         FieldKind.QUALITY,
-        "how much of the quality from scratch to keep, 0 to 1, or a word for it: from `high` on nothing is reused",
+        "share of the quality from scratch to keep, 0 to 1, or a word; from `high` on nothing is reused",
         least=0,
         most=1,
         words=tuple(QUALITY_WORDS),
         default="auto",
     ),
-    RequestField("response_format", FieldKind.WORD, "form of the image", words=("b64_json", "url"), default="b64_json"),
+    RequestField(
+        "response_format",
+        FieldKind.WORD,
+        "encoding of the image in the answer",
+        words=("b64_json", "url"),
+        default="b64_json",
+    ),
     RequestField(
         "output_format", FieldKind.WORD, "file format of the image", words=("png", "jpeg", "webp"), default="png"
     ),
     RequestField(
         "output_compression",
         FieldKind.INTEGER,
-        "quality of a JPEG or WebP file in percent; PNG is lossless: only 100",
+        "quality of a JPEG or WebP file in percent; 100 for PNG, which is lossless",
         least=0,
         most=100,
         default=100,
@@ -102,52 +115,54 @@ OPENAI_FIELDS = (
     RequestField(
         "background",
         FieldKind.WORD,
-        "transparent is rejected: no model here generates it",
+        "no model generates transparent images",
         words=("auto", "opaque", "transparent"),
         default="auto",
     ),
-    RequestField("style", FieldKind.WORD, "ignored: use the prompt", words=("vivid", "natural")),
-    RequestField("stream", FieldKind.BOOLEAN, "answer with events as steps pass", default=False),
-    RequestField("partial_images", FieldKind.INTEGER, "previews of a streamed image", least=0, most=3, default=0),
-    RequestField("moderation", FieldKind.WORD, "ignored: nothing is moderated", words=("auto", "low")),
-    RequestField("user", FieldKind.TEXT, "ignored: neither stored nor logged", most=MAX_NAME_CHARS),
+    RequestField("style", FieldKind.WORD, "no effect: describe the style in the prompt", words=("vivid", "natural")),
+    RequestField("stream", FieldKind.BOOLEAN, "answer with events during the generation", default=False),
+    RequestField("partial_images", FieldKind.INTEGER, "most previews of a streamed image", least=0, most=3, default=0),
+    RequestField("moderation", FieldKind.WORD, "no effect: this suite does not moderate", words=("auto", "low")),
+    RequestField("user", FieldKind.TEXT, "no effect: neither stored nor logged", most=MAX_NAME_CHARS),
     RequestField("safety_identifier", FieldKind.TEXT, "as `user`", most=MAX_NAME_CHARS),
 )
-# What others send as well, and what only this suite has.
+# Fields of other APIs and of this suite.
 EXTENSION_FIELDS = (
-    RequestField("negative_prompt", FieldKind.TEXT, "what the image should not show", most=MAX_PROMPT_CHARS),
-    RequestField("num_inference_steps", FieldKind.INTEGER, "denoising steps; the model's own"),
-    RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; the model's own"),
-    RequestField("scheduler", FieldKind.TEXT, "a sampler of the model; its own", most=MAX_NAME_CHARS),
-    RequestField("seed", FieldKind.INTEGER, "of the noise; drawn where absent", least=0, most=UINT64),
-    RequestField("loras", FieldKind.OBJECTS, "LoRAs to use", items=LORA_FIELDS, most=MAX_OBJECTS),
-    RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to use", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),
-    RequestField("deadline_ms", FieldKind.INTEGER, "time limit in milliseconds from now"),
-    RequestField("max_cost", FieldKind.NUMBER, "largest width x height x steps"),
+    RequestField(
+        "negative_prompt", FieldKind.TEXT, "description of what the image must not show", most=MAX_PROMPT_CHARS
+    ),
+    RequestField("num_inference_steps", FieldKind.INTEGER, "denoising steps; absent: the model's default"),
+    RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; absent: the model's default"),
+    RequestField("scheduler", FieldKind.TEXT, "a scheduler of the model; absent: its default", most=MAX_NAME_CHARS),
+    RequestField("seed", FieldKind.INTEGER, "seed of the noise; absent: random", least=0, most=UINT64),
+    RequestField("loras", FieldKind.OBJECTS, "LoRAs to apply", items=LORA_FIELDS, most=MAX_OBJECTS),
+    RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to apply", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),
+    RequestField("deadline_ms", FieldKind.INTEGER, "time limit in milliseconds"),
+    RequestField("max_cost", FieldKind.NUMBER, "most width x height x steps that the image may cost"),
     RequestField(
         "cache",
         FieldKind.WORD,
-        "what may be reused and kept: `tenant` and `read-write` are one; `shared` looks into the shared pool",
+        "use of the cache: `tenant` equals `read-write`; `shared` also looks into the shared pool",
         words=CACHE_WORDS,
     ),
-    RequestField("provenance", FieldKind.BOOLEAN, "return the provenance of each image", default=False),
+    RequestField("provenance", FieldKind.BOOLEAN, "add the provenance of each image", default=False),
 )
 GENERATION_FIELDS = OPENAI_FIELDS + EXTENSION_FIELDS
 EDIT_FIELDS = (
     *GENERATION_FIELDS,
-    RequestField("strength", FieldKind.NUMBER, "how much of the image may change", least=0, most=1, default=0.8),
-    RequestField("input_fidelity", FieldKind.WORD, "of no effect: `strength` says it", words=("high", "low")),
+    RequestField("strength", FieldKind.NUMBER, "share of the change: 0 keeps the image", least=0, most=1, default=0.8),
+    RequestField("input_fidelity", FieldKind.WORD, "no effect: use `strength`", words=("high", "low")),
 )
 
-# What an edit may be as JSON besides.
+# Further fields of an edit as JSON.
 JSON_EDIT_FIELDS = (
     *EDIT_FIELDS,
     RequestField("images", FieldKind.IMAGES, "the image to start from: PNG, JPEG or WebP", most=MAX_OBJECTS),
     RequestField("image", FieldKind.IMAGES, "as `images`", most=MAX_OBJECTS),
-    RequestField("mask", FieldKind.IMAGE, "PNG of the image's size: where it may change"),
+    RequestField("mask", FieldKind.IMAGE, "PNG of the image's size, white or transparent where the image may change"),
 )
 
 
 def by_field_name(fields: tuple[RequestField, ...]) -> dict[str, RequestField]:
-    """Return the fields by their names."""
+    """Return the fields by name."""
     return {field.name: field for field in fields}

@@ -1,4 +1,4 @@
-"""How many steps lie between the previews that a streamed picture is asked for."""
+"""Choose the steps between the previews of a streamed image."""
 
 import time
 
@@ -10,14 +10,14 @@ MAX_INTERVAL_STEPS = 1000
 
 
 class UsualSteps:
-    """The steps that models take where a request names none, as the frontdoor last told them."""
+    """Cache the models' default steps, as the frontdoor last reported them."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
         self._asked_at = float("-inf")
 
     async def of(self, model: str, client: ImageClient) -> int:
-        """Return the steps of a model; of the one with the fewest where a request names none, or an unknown one."""
+        """Return a model's default steps; without a known model the fewest of all models."""
         now = time.monotonic()
         if now - self._asked_at > FRESH_S:
             self._steps = {one.name: one.default_steps for one in await client.list_models(LIST_TIMEOUT_S)}
@@ -26,7 +26,7 @@ class UsualSteps:
 
 
 def preview_interval(steps: int, partial_images: int) -> int:
-    """Return the steps between previews, so that as many come before the picture; 0 for none."""
+    """Return the steps between previews for a number of previews before the image; 0 for none."""
     if not partial_images:
         return 0
     return min(max(steps // (partial_images + 1), 1), MAX_INTERVAL_STEPS)

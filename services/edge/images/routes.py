@@ -1,4 +1,4 @@
-"""`/v1/images/generations` and `/v1/images/edits`: from HTTP to the frontdoor and back."""
+"""`/v1/images/generations` and `/v1/images/edits`: read the call, run it at the frontdoor, answer."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -16,32 +16,32 @@ from services.edge.http.documents import DocumentResponse
 from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.images.addresses import UrlOffers, origin_of
-from services.edge.images.answering import pictures_document
-from services.edge.images.asking import AskedPictures, asked_pictures, with_alias
+from services.edge.images.answering import images_document
 from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, JSON_EDIT_FIELDS, by_field_name
 from services.edge.images.form_values import edit_form, edit_of_json
-from services.edge.images.painting import PictureErrand, PictureStream
+from services.edge.images.image_call import ImageCall, image_call, with_alias
 from services.edge.images.previews import UsualSteps
-from services.edge.images.values import judged, read_json
+from services.edge.images.streaming import FrontdoorCall, ImageStream
+from services.edge.images.values import read_json, validated
 from services.edge.parts import EdgeParts
 
 GENERATION_FIELDS_BY_NAME = by_field_name(GENERATION_FIELDS)
 EDIT_FIELDS_BY_NAME = by_field_name(EDIT_FIELDS)
 JSON_EDIT_FIELDS_BY_NAME = by_field_name(JSON_EDIT_FIELDS)
 JSON_TYPE = "application/json"
-# What a stranger may make the process read.
+# The largest body that is read before the token is known.
 LARGE_BODY_BYTES = 64 * 1024
 LARGE_DIGITS = 18
 INTRODUCTION_TIMEOUT_S = 10.0
 
-Reader = Callable[[EdgeParts, Request, HeldBody], Awaitable[AskedPictures]]
+Reader = Callable[[EdgeParts, Request, HeldBody], Awaitable[ImageCall]]
 
 
 def image_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of pictures."""
+    """Return the routes of images."""
     steps, offers = UsualSteps(), UrlOffers(parts)
-    generations = PictureCall(parts, steps, offers, "image_generation", read_generation)
-    edits = PictureCall(parts, steps, offers, "image_edit", read_edit)
+    generations = ImageEndpoint(parts, steps, offers, "image_generation", read_generation)
+    edits = ImageEndpoint(parts, steps, offers, "image_edit", read_edit)
     return [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/images/edits", edits, methods=["POST"]),
@@ -49,8 +49,8 @@ def image_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 @dataclass(frozen=True)
-class PictureCall:
-    """An ASGI application that answers one kind of call, named as its events are; `read` judges what came."""
+class ImageEndpoint:
+    """Answer one kind of call as an ASGI application; `kind` names its events, `read` validates its body."""
 
     parts: EdgeParts
     usual_steps: UsualSteps
@@ -64,53 +64,53 @@ class PictureCall:
         if may_be_large(request):
             await introduce(self.parts, token)
         with self.parts.bodies.held(caller_of(request)) as held:
-            asked = with_alias(await self.read(self.parts, request, held), self.parts.model_aliases)
-            if asked.as_urls:
+            call = with_alias(await self.read(self.parts, request, held), self.parts.model_aliases)
+            if call.as_urls:
                 await self.url_offers.check(token)
-            painting = PictureErrand(self.parts, self.usual_steps, token, key, asked, scope)
-            if asked.stream:
-                await PictureStream(painting, self.kind)(scope, receive, send)
+            running = FrontdoorCall(self.parts, self.usual_steps, token, key, call, scope)
+            if call.stream:
+                await ImageStream(running, self.kind)(scope, receive, send)
                 return
-            painted = await painting.finished(receive)
-        urls = await painting.urls(painted, origin_of(request, self.parts)) if asked.as_urls else ()
-        document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance, urls)
+            ended = await running.finished(receive)
+        urls = await running.urls(ended, origin_of(request, self.parts)) if call.as_urls else ()
+        document = images_document(ended.completed, ended.failed, int(time.time()), call.provenance, urls)
         await DocumentResponse(document)(scope, receive, send)
 
 
 def may_be_large(request: Request) -> bool:
-    """Return whether a body is more than a prompt needs, or does not say how much it is."""
+    """Return whether a body is larger than a prompt needs, or of unknown size."""
     declared = request.headers.get("content-length", "")
     return not declared.isdecimal() or len(declared) > LARGE_DIGITS or int(declared) > LARGE_BODY_BYTES
 
 
 async def introduce(parts: EdgeParts, token: str | None) -> None:
-    """Have the frontdoor judge a token before anything large is read. Raises what it says of an unknown one."""
+    """Test a token at the frontdoor before a large body is read. Raises the frontdoor's error for an unknown one."""
     async with parts.frontdoor.channel(token) as channel:
         await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
 
 
 def is_json(request: Request) -> bool:
-    """Return whether a body says that it is JSON."""
+    """Return whether the Content-Type is JSON."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON_TYPE
 
 
 async def read_document(parts: EdgeParts, request: Request, held: HeldBody) -> dict[str, Any]:
-    """Return the object that a JSON body is."""
+    """Read a JSON body."""
     return read_json(await read_body(request, held, parts.settings.http.max_body_bytes))
 
 
-async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
-    """Read a JSON body. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
+async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> ImageCall:
+    """Read a JSON body. InvalidArgument for another Content-Type: other sites' pages may post forms here."""
     if not is_json(request):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
-    return asked_pictures(judged(await read_document(parts, request, held), GENERATION_FIELDS_BY_NAME))
+    return image_call(validated(await read_document(parts, request, held), GENERATION_FIELDS_BY_NAME))
 
 
-async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
+async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> ImageCall:
     """Read a form, or a JSON body with data URLs."""
     http = parts.settings.http
     if is_json(request):
         edit = edit_of_json(await read_document(parts, request, held), JSON_EDIT_FIELDS_BY_NAME)
     else:
         edit = edit_form(await read_form(request, held, http.max_body_bytes, http.max_parts), EDIT_FIELDS_BY_NAME)
-    return asked_pictures(edit.values, edit.image, edit.mask)
+    return image_call(edit.values, edit.image, edit.mask)

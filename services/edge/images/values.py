@@ -1,6 +1,6 @@
-"""Values of requests, from JSON or from the texts of a form, judged by the table of fields. Pure.
+"""Validate the values of requests, from JSON or from a form's texts, by the table of fields. Pure.
 
-Each judgement raises InvalidArgument naming the field and its limit.
+Every reader raises InvalidArgument with the field and its limit.
 """
 
 import base64
@@ -17,16 +17,16 @@ from services.edge.images.fields import INT64, QUALITY_WORDS, SIZE_PATTERN, Fiel
 
 _SIZE = re.compile(SIZE_PATTERN)
 _SHOWN_CHARS = 40
-# Clients send these empty for what their user has left open.
+# Clients send these empty if their user did not choose a value.
 _EMPTY_IS_ABSENT = frozenset({FieldKind.WORD, FieldKind.SIZE, FieldKind.QUALITY})
 _DATA_URL = "data:"
-# Values stand between commas, and prompts may have them. Five million values of a body of 16 MiB hold up everybody else
-# for two seconds, and take 500 MiB.
+# Commas bound the number of values without parsing; prompts may have some too. Five million values in a body of 16 MiB
+# would block the process for two seconds and take 500 MiB.
 MOST_COMMAS = 100_000
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Return the object that a body is. InvalidArgument for anything else."""
+    """Parse a body as a JSON object. InvalidArgument for anything else."""
     if body.count(b",") > MOST_COMMAS:
         raise InvalidArgument.of("body", f"must have at most {MOST_COMMAS} values")
     try:
@@ -39,32 +39,32 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return what a JSON text says, in UTF-8 where it is bytes. ValueError for what is none or has too many values,
-    RecursionError; InvalidArgument for a name that is there twice."""
+    """Parse a JSON text; bytes are UTF-8. ValueError for invalid JSON or too many values, RecursionError if nested too
+    deep, InvalidArgument for a repeated name."""
     if (text.count(",") if isinstance(text, str) else text.count(b",")) > MOST_COMMAS:
         raise ValueError("too many values")
-    # Of bytes the parser itself takes UTF-16 and UTF-32, too. RFC 8259 lets it pass over a mark at the beginning.
+    # The parser itself would also decode UTF-16 and UTF-32. RFC 8259 allows to ignore a byte order mark.
     whole = text if isinstance(text, str) else text.decode("utf-8-sig")
     return json.loads(whole, parse_constant=no_constant, object_pairs_hook=object_of)
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. InvalidArgument for a name that is there twice: whoever judged the text before us may have gone
-    by the other value."""
+    """Return an object. InvalidArgument for a repeated name: a proxy that validated the text may have used the other
+    value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise InvalidArgument.of(shown(counts.most_common(1)[0][0]), "must be there once")
+        raise InvalidArgument.of(shown(counts.most_common(1)[0][0]), "must occur once")
     return found
 
 
 def no_constant(name: str) -> Any:
-    """Refuse NaN and the infinities, which are no JSON."""
+    """Reject NaN and the infinities, which are not JSON."""
     raise ValueError(name)
 
 
-def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: str = "") -> dict[str, Any]:
-    """Return the values of the fields that are there; null is absent, and so is an empty word."""
+def validated(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: str = "") -> dict[str, Any]:
+    """Return the validated values by field; null and an empty word mean absent."""
     for name in given:
         if name not in fields:
             raise InvalidArgument.of(place + shown(name), "is not a parameter of this call")
@@ -81,8 +81,8 @@ def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: 
 
 
 def from_texts(given: Mapping[str, str], fields: Mapping[str, RequestField]) -> dict[str, Any]:
-    """Return the values of a form's texts as JSON has them, None for an empty one that is no free text. A text that is
-    not JSON stays a text, and is refused as one."""
+    """Return the JSON values of a form's texts; None for an empty one, except of TEXT. A text that is not JSON stays a
+    text, which its reader rejects."""
     return {name: from_text(fields[name], text) if name in fields else text for name, text in given.items()}
 
 
@@ -100,7 +100,7 @@ def from_text(field: RequestField, text: str) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a stranger's text as an error may show it."""
+    """Return a client's text in a form that is safe to show in an error."""
     return "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_CHARS]) or "''"
 
 
@@ -114,7 +114,7 @@ def read_text(field: RequestField, place: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument.of(place, "must be text that UTF-8 can carry, it has half a surrogate pair") from None
+        raise InvalidArgument.of(place, "must be text that UTF-8 can encode, it has half a surrogate pair") from None
     return value
 
 
@@ -170,7 +170,7 @@ def read_boolean(field: RequestField, place: str, value: Any) -> bool:
 
 
 def read_quality(field: RequestField, place: str, value: Any) -> float | None:
-    """Return the share of the from-scratch quality; None for the deployment's."""
+    """Return the share of the from-scratch quality; None for the deployment's default."""
     if isinstance(value, str):
         return QUALITY_WORDS[read_word(field, place, value)]
     return read_number(field, place, value)
@@ -183,7 +183,7 @@ def read_bytes(field: RequestField, place: str, value: Any) -> bytes:
 
 
 def bytes_of_text(place: str, text: str) -> bytes:
-    """Return what a base64 text or a data URL holds: of either alphabet, padded or not, in one line or several."""
+    """Decode base64 or a data URL: either alphabet, padded or not, on one or several lines."""
     if text.startswith(_DATA_URL):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -201,10 +201,10 @@ def bytes_of_text(place: str, text: str) -> bytes:
 
 
 def read_image(field: RequestField, place: str, value: Any) -> bytes:
-    """Return an image that is given by a data URL, as a text or as OpenAI's clients send it (`{"image_url": …}`)."""
+    """Return an image from a data URL, given as a text or as `{"image_url": …}` like OpenAI's clients send it."""
     if isinstance(value, dict):
         if value.get("file_id") is not None:
-            raise InvalidArgument.of(f"{place}.file_id", "must be absent: no files are kept here, use image_url")
+            raise InvalidArgument.of(f"{place}.file_id", "must be absent: no files are stored here, use image_url")
         for name in value:
             if name not in ("image_url", "file_id"):
                 raise InvalidArgument.of(f"{place}.{shown(name)}", "is not a parameter of this call")
@@ -212,7 +212,7 @@ def read_image(field: RequestField, place: str, value: Any) -> bytes:
     if not isinstance(value, str):
         raise InvalidArgument.of(place, "must be a data URL, such as data:image/png;base64,…")
     if "://" in value[:16]:
-        raise InvalidArgument.of(place, "must be a data URL (data:image/png;base64,…): no address is fetched here")
+        raise InvalidArgument.of(place, "must be a data URL (data:image/png;base64,…): no URL is fetched here")
     data = bytes_of_text(place, value)
     if not data:
         raise InvalidArgument.of(place, "must be a PNG, JPEG or WebP file, got none")
@@ -220,7 +220,7 @@ def read_image(field: RequestField, place: str, value: Any) -> bytes:
 
 
 def read_images(field: RequestField, place: str, value: Any) -> list[bytes]:
-    """Return a list of images; one that stands alone is a list of one."""
+    """Return a list of images; a single image is a list of one."""
     if not isinstance(value, list):
         return [read_image(field, place, value)]
     most = int(field.most or 0)
@@ -238,7 +238,7 @@ def read_objects(field: RequestField, place: str, value: Any) -> list[dict[str, 
     for number, one in enumerate(value):
         if not isinstance(one, dict):
             raise InvalidArgument.of(f"{place}[{number}]", "must be an object")
-        found.append(judged(one, items, f"{place}[{number}]."))
+        found.append(validated(one, items, f"{place}[{number}]."))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Pictures whose frontdoor goes away while they are painted: it has them in its journal, and goes on with them."""
+"""Follow a request across a restart of its frontdoor, which continues it from the journal."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,10 +13,10 @@ from pentimento.domain.image_request import Accepted, GenerateEvent
 
 @dataclass(frozen=True)
 class AcceptedRetries(RetryPolicy):
-    """As for clients of the SDK, but that a request which was not accepted is its caller's to make again."""
+    """Retry like the SDK's clients, but only accepted requests: the caller repeats the others."""
 
     def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
-        """Return how often a call that failed so is made at most."""
+        """Return the most tries of a call after an error."""
         return super().most_tries(error, accepted=accepted, late=late) if accepted else 1
 
 
@@ -26,9 +26,10 @@ RETRIES = AcceptedRetries()
 def events_of(
     client: ImageClient, ask: StreamCall, idempotency_key: str = "", deadline_ms: int | None = None
 ) -> AsyncGenerator[GenerateEvent, None]:
-    """Return the events of what `ask` asks for, under the caller's key or none: a key costs the journal a look, and an
-    accepted request is found again by its id. One that ended because our connection broke is asked for anew, under a
-    key of its own. Closing it cancels the request."""
+    """Return the events of a call of `ask`, under the caller's key or none.
+
+    A key costs the journal a lookup; an accepted request is found again by its id. A request that ended because the
+    connection broke is made again under a new key. Closing the generator cancels the request."""
     ids: dict[str, str] = {}
 
     async def call(key: str, left_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:

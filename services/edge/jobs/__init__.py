@@ -1,4 +1,4 @@
-"""`/v1/jobs`: requests that go on without their clients, over HTTP."""
+"""`/v1/jobs`: requests that continue without their clients, over HTTP."""
 
 from services.edge.jobs.routes import job_routes
 

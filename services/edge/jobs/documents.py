@@ -1,4 +1,4 @@
-"""Jobs as HTTP clients read them, and what their queries say. Pure."""
+"""JSON documents and events of jobs, and the values of their queries. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ from pentimento.domain.requests import RequestState
 from services.edge.http.documents import Base64
 from services.edge.http.errors import error_document
 from services.edge.images.answering import failure_document
-from services.edge.images.asking import API_NAMES
 from services.edge.images.events import sse
+from services.edge.images.image_call import API_NAMES
 
 STATES = {state.value: state for state in RequestState}
 RESPONSE_FORMATS = ("b64_json", "url")
@@ -22,8 +22,8 @@ _LIMIT = re.compile("[1-9][0-9]{0,8}", re.ASCII)
 
 
 def job_document(summary: RequestSummary, status: RequestStatus | None = None) -> dict[str, Any]:
-    """Return a job; times are Unix seconds, null where there is none yet. `progress` is there where `status` is,
-    `webhook` and `pictures` where it has them."""
+    """Return a job; times are Unix seconds, null before they are known. `status` adds `progress`, and `webhook` and
+    `pictures` if it has them."""
     document: dict[str, Any] = {
         "id": summary.request_id,
         "object": "job",
@@ -58,19 +58,19 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
 
 
 def steps_document(progress: Progress | None) -> dict[str, Any] | None:
-    """Return how many steps are done, of how many; None before the first and after the last."""
+    """Return the finished steps and their total; None before the first step and after the end."""
     return None if progress is None else {"step": progress.step, "step_count": progress.step_count}
 
 
 def jobs_document(page: RequestPage) -> dict[str, Any]:
-    """Return a page; `next` is what `after` takes for the one behind it."""
+    """Return a page; `next` is the `after` of the following page."""
     data = [job_document(summary) for summary in page.requests]
     token = page.next_page_token or None
     return {"object": "list", "data": data, "has_more": token is not None, "next": token}
 
 
 def submitted_document(accepted: Accepted, result: str = "") -> dict[str, Any]:
-    """Return what a submission is answered with; `result` is the path of its pictures."""
+    """Return the answer to a submission; `result` is the path of its images."""
     document: dict[str, Any] = {
         "id": accepted.request_id,
         "object": "job",
@@ -85,27 +85,27 @@ def submitted_document(accepted: Accepted, result: str = "") -> dict[str, Any]:
 
 
 def query_of(pairs: Iterable[tuple[str, str]]) -> RequestQuery:
-    """Return the query that an address asks. Raises InvalidArgument naming the parameter."""
+    """Read a query for jobs. InvalidArgument names a wrong parameter."""
     given = single_values(pairs, ("limit", "after", "status", "jobs_only"))
     limit = given.get("limit", str(DEFAULT_PAGE_SIZE))
     if not _LIMIT.fullmatch(limit) or int(limit) > MAX_PAGE_SIZE:
         raise InvalidArgument.of("limit", f"must be a number from 1 to {MAX_PAGE_SIZE}")
     words = given["status"].split(",") if "status" in given else []
     if not set(words) <= set(STATES):
-        raise InvalidArgument.of("status", f"must be of {', '.join(STATES)}, with commas between them")
+        raise InvalidArgument.of("status", f"must be some of {', '.join(STATES)}, separated by commas")
     states = frozenset(STATES[word] for word in words)
     return RequestQuery(states, truth(given, "jobs_only", True), int(limit), given.get("after", ""))
 
 
 @dataclass(frozen=True)
 class WantedResult:
-    """How the pictures of a job are to come."""
+    """The format of a job's result."""
 
     as_urls: bool = False
     provenance: bool = False
 
     def path(self, job_id: str) -> str:
-        """Return where they come so."""
+        """Return the path of the result in this format."""
         words = {"response_format": "url"} if self.as_urls else {}
         if self.provenance:
             words["provenance"] = "true"
@@ -114,7 +114,7 @@ class WantedResult:
 
 
 def wanted_result(pairs: Iterable[tuple[str, str]]) -> WantedResult:
-    """Return what an address of pictures asks. Raises InvalidArgument naming the parameter."""
+    """Read a query for a result. InvalidArgument names a wrong parameter."""
     given = single_values(pairs, ("response_format", "provenance"))
     response_format = given.get("response_format", "b64_json")
     if response_format not in RESPONSE_FORMATS:
@@ -123,19 +123,19 @@ def wanted_result(pairs: Iterable[tuple[str, str]]) -> WantedResult:
 
 
 def single_values(pairs: Iterable[tuple[str, str]], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of a query by name. Raises InvalidArgument for other names, and for one that is there twice."""
+    """Return the values of a query by name. InvalidArgument for unknown and repeated names."""
     given: dict[str, str] = {}
     for name, value in pairs:
         if name not in names:
-            raise InvalidArgument.of("query", f"takes {', '.join(names)} alone")
+            raise InvalidArgument.of("query", f"takes only {', '.join(names)}")
         if name in given:
-            raise InvalidArgument.of(name, "must be there once")
+            raise InvalidArgument.of(name, "must occur once")
         given[name] = value
     return given
 
 
 def truth(given: Mapping[str, str], name: str, default: bool) -> bool:
-    """Return what a parameter says that is true or false."""
+    """Return a parameter that is true or false."""
     value = given.get(name, str(default).lower())
     if value not in ("true", "false"):
         raise InvalidArgument.of(name, "must be true or false")
@@ -143,7 +143,7 @@ def truth(given: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def event_of(event: GenerateEvent) -> bytes | None:
-    """Return what whoever listens to a job is told of an event; None for nothing."""
+    """Return the bytes of an event for the listeners of a job; None for none."""
     if isinstance(event, Accepted):
         return sse("job.accepted", submitted_document(event))
     if isinstance(event, Progress):
@@ -151,13 +151,13 @@ def event_of(event: GenerateEvent) -> bytes | None:
     if isinstance(event, PictureFailed):
         return sse("job.image_failed", {"type": "job.image_failed", **failure_document(event)})
     if isinstance(event, Completed):
-        told = {"type": "job.completed", "id": event.request_id, "image_index": event.image_index}
-        return sse("job.completed", told)
+        document = {"type": "job.completed", "id": event.request_id, "image_index": event.image_index}
+        return sse("job.completed", document)
     return None
 
 
 def progress_document(event: Progress) -> dict[str, Any]:
-    """Return how far a picture is; `preview` is a PNG in base64, null on most steps."""
+    """Return the progress of an image; `preview` is a PNG in base64, null at most steps."""
     return {
         "type": "job.progress",
         "step": event.step,
@@ -168,12 +168,12 @@ def progress_document(event: Progress) -> dict[str, Any]:
 
 
 def failed_event(error: PentimentoError) -> bytes:
-    """Return the event that ends the stream of a job that has no picture."""
+    """Return the event that ends the stream of a failed job."""
     return sse("job.failed", {"type": "job.failed", **error_document(error, API_NAMES)})
 
 
 def failure_of(status: RequestStatus) -> PentimentoError:
-    """Return why one of several pictures that have ended did not come."""
+    """Return the error of a failed image of several."""
     classes = {RequestState.CANCELLED: Cancelled, RequestState.EXPIRED: DeadlineExceeded}
     error: type[PentimentoError] = classes.get(status.state, FailedPrecondition)
     return error(status.error_reason, status.error_message)

@@ -1,4 +1,4 @@
-"""The routes of jobs: from HTTP to the frontdoor and back."""
+"""Routes of jobs: read the call, make it at the frontdoor, answer."""
 
 import time
 from collections.abc import AsyncIterator
@@ -17,12 +17,11 @@ from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.http.documents import DocumentResponse
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
-from services.edge.images.answering import pictures_document
-from services.edge.images.asking import with_alias
+from services.edge.images.answering import images_document
 from services.edge.images.events import HEARTBEAT, error_event
-from services.edge.images.painting import STREAM_HEADERS, EndedPictures, send_part, with_heartbeats
+from services.edge.images.image_call import with_alias
 from services.edge.images.routes import introduce, may_be_large
-from services.edge.jobs.asking import read_job
+from services.edge.images.streaming import STREAM_HEADERS, EndedImages, send_part, with_heartbeats
 from services.edge.jobs.documents import (
     WantedResult,
     event_of,
@@ -34,6 +33,7 @@ from services.edge.jobs.documents import (
     submitted_document,
     wanted_result,
 )
+from services.edge.jobs.submission import read_job
 from services.edge.parts import EdgeParts
 
 CALL_TIMEOUT_S = 30.0
@@ -43,7 +43,7 @@ def job_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of jobs."""
     calls = JobRoutes(parts)
     return [
-        # One route, so that a refusal of another method names both.
+        # One route, so that the answer to another method names both.
         Route("/v1/jobs", calls.submit_or_page, methods=["GET", "POST"]),
         Route("/v1/jobs/{id}", calls.show),
         Route("/v1/jobs/{id}/cancel", calls.cancel, methods=["POST"]),
@@ -54,64 +54,64 @@ def job_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 class JobRoutes:
-    """A handler a route."""
+    """Handle the calls of jobs."""
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
         self._url_offers = UrlOffers(parts)
 
     async def submit_or_page(self, request: Request) -> Response:
-        """Take a job, or list them, by the method."""
+        """Submit a job or list jobs, by the method."""
         return await (self.submit(request) if request.method == "POST" else self.page(request))
 
     async def submit(self, request: Request) -> Response:
-        """Take what `/v1/images/generations` or `/v1/images/edits` takes, and answer once it is accepted."""
+        """Submit a generation or an edit, and answer once it is accepted."""
         key = idempotency_key_of(request)
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
         with self._parts.bodies.held(caller_of(request)) as held:
             given, webhook_url = await read_job(self._parts, request, held)
-            asked = with_alias(given, self._parts.model_aliases)
-            if asked.as_urls:
+            call = with_alias(given, self._parts.model_aliases)
+            if call.as_urls:
                 await self._url_offers.check(token_of(request))
             async with self._client(request) as client:
-                accepted = await client.submit(asked.request, key, webhook_url=webhook_url)
-        result = WantedResult(asked.as_urls, asked.provenance).path(accepted.request_id)
+                accepted = await client.submit(call.request, key, webhook_url=webhook_url)
+        result = WantedResult(call.as_urls, call.provenance).path(accepted.request_id)
         headers = {"Location": f"/v1/jobs/{accepted.request_id}"}
         return JSONResponse(submitted_document(accepted, result), 202, headers)
 
     async def page(self, request: Request) -> Response:
-        """List them, newest first."""
+        """List jobs, newest first."""
         query = query_of(request.query_params.multi_items())
         async with self._client(request) as client:
             return JSONResponse(jobs_document(await client.list_requests(query, CALL_TIMEOUT_S)))
 
     async def show(self, request: Request) -> Response:
-        """Tell how far one is."""
+        """Return a job with its progress."""
         async with self._client(request) as client:
             status = await client.get_request(request.path_params["id"], True, CALL_TIMEOUT_S)
         assert status.summary is not None
         return JSONResponse(job_document(status.summary, status))
 
     async def cancel(self, request: Request) -> Response:
-        """Stop one, and tell what became of it."""
+        """Cancel a job, and return it."""
         async with self._client(request) as client:
             await client.cancel(request.path_params["id"], CALL_TIMEOUT_S)
         return await self.show(request)
 
     async def result(self, request: Request) -> Response:
-        """Give the pictures of one that is completed."""
+        """Return the images of a completed job."""
         wanted = wanted_result(request.query_params.multi_items())
         if wanted.as_urls:
             await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
-            ended = await ended_pictures(client, request.path_params["id"], wanted.as_urls)
+            ended = await ended_images(client, request.path_params["id"], wanted.as_urls)
             urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if wanted.as_urls else ()
-        document = pictures_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
+        document = images_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
         return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
-        """Return an expiring address of its image."""
+        """Create a URL of its image that expires."""
         await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)
@@ -125,7 +125,7 @@ class JobRoutes:
 
 
 class JobEvents:
-    """An ASGI application that tells what becomes of a job as it happens. Leaving cancels nothing."""
+    """Stream the events of a job, as an ASGI application. A client that disconnects cancels nothing."""
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
@@ -138,11 +138,11 @@ class JobEvents:
             client, job_id = ImageClient(channel), request.path_params["id"]
             attached = client.attach(job_id)
             events = await stack.enter_async_context(aclosing(attached))
-            # What is wrong with the call is told by the answer's status.
+            # An error of the call becomes the answer's status.
             first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             if request.method == "HEAD":
-                # Its answer is whole: the connection is free for the next request, however long the job takes.
+                # The answer ends now, so that the connection is free for the next request while the job runs.
                 await send({"type": "http.response.body", "body": b""})
                 return
             await send_part(send, event_of(first))
@@ -156,7 +156,7 @@ class JobEvents:
 
 
 async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -> bytes:
-    """Return the event that ends a stream: of a job's own end where it has failed, else of the stream's alone."""
+    """Return the event that ends a stream: the job's failure if it failed, else an error of the stream."""
     try:
         status = await client.get_request(job_id, True, CALL_TIMEOUT_S)
     except PentimentoError:
@@ -165,14 +165,14 @@ async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -
     return failed_event(error) if has_failed else error_event(error)
 
 
-async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool) -> EndedPictures:
-    """Return the pictures of a request that has ended, at least one, and which of several did not come, or are kept no
-    more. Raises FailedPrecondition NOT_COMPLETED where it has not ended, or without a picture, and NotFound RESULT_GONE
-    where none is kept."""
+async def ended_images(client: ImageClient, request_id: str, omit_image: bool) -> EndedImages:
+    """Return the images of a completed request, at least one, and the errors of the others: failed, or no
+    longer stored. Raises FailedPrecondition NOT_COMPLETED unless it is completed, NotFound RESULT_GONE if no image is
+    stored."""
     status = await client.get_request(request_id, omit_image, CALL_TIMEOUT_S)
     if status.state is not RequestState.COMPLETED:
         raise not_completed(status)
-    ended = EndedPictures()
+    ended = EndedImages()
     for index, one in enumerate(status.pictures or (status,)):
         if one.state is not RequestState.COMPLETED:
             ended.failed.append(PictureFailed(one.request_id, index, failure_of(one)))
@@ -189,9 +189,9 @@ async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool)
     return ended
 
 
-async def urls_of_ended(client: ImageClient, ended: EndedPictures, origin: str) -> list[str]:
-    """Return an address for each picture; changes what has `ended` where some are kept no more. Raises as `urls_of`
-    where none is."""
+async def urls_of_ended(client: ImageClient, ended: EndedImages, origin: str) -> list[str]:
+    """Return a URL for each image; images that are no longer stored move to `ended.failed`. Raises like `urls_of` if
+    none is stored."""
     urls: list[str] = []
     for one in tuple(ended.completed):
         try:
@@ -207,5 +207,5 @@ async def urls_of_ended(client: ImageClient, ended: EndedPictures, origin: str) 
 
 def not_completed(status: RequestStatus) -> FailedPrecondition:
     why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
-    has_no = "has no picture" if status.state.terminal else "has not ended"
+    has_no = "has no image" if status.state.terminal else "has not ended"
     return FailedPrecondition("NOT_COMPLETED", f"the job {has_no}: it is {status.state.value}{why}")

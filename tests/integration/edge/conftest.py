@@ -40,7 +40,7 @@ class EdgeUnderTest:
 @pytest.fixture(autouse=True)
 def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
-    monkeypatch.setattr("services.edge.console.looking.STATUS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.edge.console.suite_status.STATUS_TIMEOUT_S", 60.0)
     monkeypatch.setattr("services.edge.history.reader.LOOK_TIMEOUT_S", 60.0)
 
 

@@ -68,7 +68,7 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
     (spec,) = edge.worker.executed
     assert spec.init_image == InitImage(png(), 0.5, mask)
     assert answer.data is not None and base64.b64decode(answer.data[0].b64_json or "") == picture_of(spec)
-    assert refused.value.param == "images[0].image_url" and "no address is fetched" in str(refused.value)
+    assert refused.value.param == "images[0].image_url" and "no URL is fetched" in str(refused.value)
 
 
 async def test_a_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
@@ -131,14 +131,14 @@ async def test_a_mask_without_an_image_is_refused(edge: EdgeUnderTest) -> None:
 
 WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"image": []}, "image", "must be one image to start from, got none"),
-    ({"image": [png(), png()]}, "image", "must be one image: no model here takes several, got 2"),
+    ({"image": [png(), png()]}, "image", "must be one image: no model here accepts several, got 2"),
     ({"image": b"GIF89a no picture"}, "image", "PNG"),
     ({"image": b""}, "image", "got none"),
     ({"image": png(80, 40)}, "image", "must have sides of 8 to 64 pixels without a size, got 80 x 40"),
     ({"extra_body": {"strength": 2}}, "strength", "between 0 and 1"),
     ({"extra_body": {"strength": "much"}}, "strength", "must be a number"),
     ({"extra_body": {"colour": "red"}}, "colour", "is not a parameter"),
-    ({"extra_body": {"seed": [1, 2]}}, "seed[]", "must be there once"),
+    ({"extra_body": {"seed": [1, 2]}}, "seed[]", "must occur once"),
     ({"prompt": ""}, "prompt", "1 to 32000"),
     ({"background": "transparent"}, "background", "no model here"),
 )

@@ -30,7 +30,7 @@ def test_bodies_together_may_have_as_many_bytes_as_the_limit_says_and_give_them_
     with budget.held("a") as one, budget.held("b") as another:
         one.add(bytes(10))
         another.add(bytes(10))
-        with budget.held("c") as third, pytest.raises(Unavailable, match="too many large requests at once"):
+        with budget.held("c") as third, pytest.raises(Unavailable, match="too many large requests at the same time"):
             third.add(b"1")
 
     with budget.held("a") as one, budget.held("b") as another:
@@ -45,7 +45,7 @@ def test_one_caller_has_half_of_the_bytes_or_one_body(max_bodies_bytes: int, sha
     with budget.held("a") as first, budget.held("a") as second, budget.held("a") as third, budget.held("b") as other:
         first.add(bytes(10))
         second.add(bytes(share_bytes - 10))
-        with pytest.raises(Unavailable, match="too many large requests of one caller at once"):
+        with pytest.raises(Unavailable, match="too many large requests of one caller at the same time"):
             third.add(b"1")
         other.add(b"1")
 

@@ -122,7 +122,7 @@ async def test_events_that_the_drain_ends_end_by_an_error() -> None:
 
     async def tell(request: Request) -> Response:
         async def events() -> AsyncIterator[bytes]:
-            yield b": still painting\n\n"
+            yield b": still generating\n\n"
             begun.set()
             await asyncio.Event().wait()
 

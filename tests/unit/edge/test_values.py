@@ -1,4 +1,4 @@
-"""Values of requests are judged by the table of fields, from JSON and from forms alike."""
+"""Values of requests are validated by the table of fields, from JSON and from forms."""
 
 import base64
 import re
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from services.edge.images.asking import asked_pictures, with_alias
 from services.edge.images.fields import (
     EDIT_FIELDS,
     GENERATION_FIELDS,
@@ -18,7 +17,8 @@ from services.edge.images.fields import (
     by_field_name,
 )
 from services.edge.images.form_values import edit_of_json
-from services.edge.images.values import from_texts, judged, read_json
+from services.edge.images.image_call import image_call, with_alias
+from services.edge.images.values import from_texts, read_json, validated
 from services.edge.settings import aliases_of
 
 FIELDS = by_field_name(GENERATION_FIELDS)
@@ -33,7 +33,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), JSON, max_size=6))
 def test_any_object_is_taken_or_refused_by_name(document: dict[str, object]) -> None:
     try:
-        request = asked_pictures(judged({"prompt": "x", **document}, FIELDS)).request
+        request = image_call(validated({"prompt": "x", **document}, FIELDS)).request
     except InvalidArgument as error:
         assert error.violations[0].field
     else:
@@ -43,7 +43,7 @@ def test_any_object_is_taken_or_refused_by_name(document: dict[str, object]) -> 
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)), st.text(), max_size=6))
 def test_any_text_of_a_form_is_taken_or_refused_by_name(texts: dict[str, str]) -> None:
     try:
-        judged(from_texts({"prompt": "x", **texts}, FIELDS), FIELDS)
+        validated(from_texts({"prompt": "x", **texts}, FIELDS), FIELDS)
     except InvalidArgument as error:
         assert error.violations[0].field
 
@@ -83,14 +83,14 @@ def test_a_body_is_of_no_other_encoding_than_utf_8(encoding: str) -> None:
     ],
 )
 def test_a_name_that_is_there_twice_is_refused(body: bytes, name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{name}: must be there once"):
+    with pytest.raises(InvalidArgument, match=f"^{name}: must occur once"):
         read_json(body)
 
 
 def test_texts_of_a_form_are_what_json_says() -> None:
     texts = {"prompt": "123", "n": "1", "guidance_scale": "2.5", "stream": "true", "quality": "high", "size": "64x32"}
 
-    values = judged(from_texts(texts, by_field_name(EDIT_FIELDS)), by_field_name(EDIT_FIELDS))
+    values = validated(from_texts(texts, by_field_name(EDIT_FIELDS)), by_field_name(EDIT_FIELDS))
 
     assert values == {
         "prompt": "123",
@@ -106,7 +106,7 @@ def test_texts_of_a_form_are_what_json_says() -> None:
     ("word", "asked"), [("auto", None), ("standard", None), ("low", 0.8), ("hd", 1.0), (0.25, 0.25)]
 )
 def test_quality_is_a_word_or_a_share(word: object, asked: float | None) -> None:
-    assert asked_pictures(judged({"prompt": "x", "quality": word}, FIELDS)).request.quality == asked
+    assert image_call(validated({"prompt": "x", "quality": word}, FIELDS)).request.quality == asked
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_quality_is_a_word_or_a_share(word: object, asked: float | None) -> None
     ],
 )
 def test_a_file_keeps_all_of_a_picture_unless_it_is_asked_for_less(values: dict[str, object], kept: int | None) -> None:
-    assert asked_pictures(judged({"prompt": "x", **values}, FIELDS)).request.encoding_quality == kept
+    assert image_call(validated({"prompt": "x", **values}, FIELDS)).request.encoding_quality == kept
 
 
 def test_null_is_absent() -> None:
-    request = asked_pictures(judged({"prompt": "x", "n": None, "seed": None, "size": None}, FIELDS)).request
+    request = image_call(validated({"prompt": "x", "n": None, "seed": None, "size": None}, FIELDS)).request
 
     assert (request.seed, request.width_px) == (None, None)
 
@@ -150,7 +150,7 @@ CONTROLNETS = by_field_name((RequestField("image", FieldKind.BYTES, "pixels"),))
     ids=["plain", "data URL", "in lines", "URL-safe", "padded", "unpadded", "with a last line", "empty"],
 )
 def test_base64_comes_in_any_of_its_forms(text: str, data: bytes) -> None:
-    assert judged({"image": text}, CONTROLNETS) == {"image": data}
+    assert validated({"image": text}, CONTROLNETS) == {"image": data}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_base64_comes_in_any_of_its_forms(text: str, data: bytes) -> None:
 )
 def test_what_is_no_base64_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^image: must be "):
-        judged({"image": text}, CONTROLNETS)
+        validated({"image": text}, CONTROLNETS)
 
 
 DATA_URL = f"data:image/png;base64,{BASE64}"
@@ -186,12 +186,12 @@ def test_edit_of_json_has_one_image(given: dict[str, object]) -> None:
     [
         ({}, "image: must be one image to start from, got none"),
         ({"images": []}, "image: must be one image to start from, got none"),
-        ({"images": [DATA_URL] * 2}, "image: must be one image: no model here takes several, got 2"),
+        ({"images": [DATA_URL] * 2}, "image: must be one image: no model here accepts several, got 2"),
         ({"images": [DATA_URL] * 17}, "images: must be a list of at most 16 images"),
         ({"images": [{"image_url": "https://a.example/b.png"}]}, "images[0].image_url: must be a data URL"),
         ({"images": [{"image_url": "file:///etc/passwd"}]}, "images[0].image_url: must be a data URL"),
         ({"images": ["//a.example/b"]}, "images[0]: must be base64, or a data URL"),
-        ({"images": [{"file_id": "file-1"}]}, "images[0].file_id: must be absent: no files are kept here"),
+        ({"images": [{"file_id": "file-1"}]}, "images[0].file_id: must be absent: no files are stored here"),
         ({"images": [{"url": DATA_URL}]}, "images[0].url: is not a parameter"),
         ({"images": [{}]}, "images[0].image_url: must be a data URL"),
         ({"images": [7]}, "images[0]: must be a data URL"),
@@ -208,14 +208,14 @@ def test_empty_texts_of_a_form_are_absent() -> None:
     fields = by_field_name(EDIT_FIELDS)
     texts = {"prompt": "x", "n": "", "size": "", "quality": "", "strength": "", "stream": "", "loras": "", "style": ""}
 
-    assert judged(from_texts(texts, fields), fields) == {"prompt": "x"}
+    assert validated(from_texts(texts, fields), fields) == {"prompt": "x"}
 
 
 @pytest.mark.parametrize(("asked", "model"), [("gpt-image-1", "tiny"), ("dall-e-3", ""), ("other", "other")])
 def test_alias_stands_for_its_model(asked: str, model: str) -> None:
     aliases = aliases_of(("gpt-image-1=tiny", "dall-e-3="))
 
-    assert with_alias(asked_pictures({"prompt": "x", "model": asked}), aliases).request.model == model
+    assert with_alias(image_call({"prompt": "x", "model": asked}), aliases).request.model == model
 
 
 @pytest.mark.parametrize("given", [("tiny",), ("=tiny",), ("a=b", "a=c")])
@@ -226,6 +226,6 @@ def test_alias_without_a_name_is_refused(given: tuple[str, ...]) -> None:
 
 def test_a_shown_name_has_no_control_characters() -> None:
     with pytest.raises(InvalidArgument) as refused:
-        judged({"prompt": "x", "a\r\nb": 1}, FIELDS)
+        validated({"prompt": "x", "a\r\nb": 1}, FIELDS)
 
     assert refused.value.violations[0].field == "a??b"

@@ -1,4 +1,4 @@
-"""What a submission asks for: what a call for pictures takes (JSON) or one for edits (a form), and its webhook."""
+"""Read a submission: a generation or an edit, as JSON or as a form, and its webhook."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from starlette.requests import Request
 from pentimento.domain.errors import InvalidArgument
 from services.edge.http.bodies import HeldBody
 from services.edge.http.forms import read_form
-from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.form_values import edit_form, edit_of_json, texts_of
+from services.edge.images.image_call import ImageCall, image_call
 from services.edge.images.routes import (
     EDIT_FIELDS_BY_NAME,
     GENERATION_FIELDS_BY_NAME,
@@ -16,15 +16,15 @@ from services.edge.images.routes import (
     JSON_TYPE,
     read_document,
 )
-from services.edge.images.values import json_of, judged
+from services.edge.images.values import json_of, validated
 from services.edge.parts import EdgeParts
 
 FORM_TYPE = "multipart/form-data"
 WEBHOOK = "webhook"
 
 
-async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
-    """Return what a submission asks for, and the address of its webhook. Raises InvalidArgument naming the field."""
+async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[ImageCall, str]:
+    """Return a submission's call and the URL of its webhook. InvalidArgument names a wrong field."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (JSON_TYPE, FORM_TYPE):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
@@ -35,18 +35,18 @@ async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[
     return asked, webhook_url
 
 
-async def read_json_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
-    """Read a JSON body: of an edit where it has an image, else of a generation."""
+async def read_json_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[ImageCall, str]:
+    """Read a JSON body: an edit if it has an image, else a generation."""
     values = await read_document(parts, request, held)
     webhook_url = webhook_url_of(values.pop(WEBHOOK, None))
     if any(values.get(name) is not None for name in ("image", "images")):
         edit = edit_of_json(values, JSON_EDIT_FIELDS_BY_NAME)
-        return asked_pictures(edit.values, edit.image, edit.mask), webhook_url
-    return asked_pictures(judged(values, GENERATION_FIELDS_BY_NAME)), webhook_url
+        return image_call(edit.values, edit.image, edit.mask), webhook_url
+    return image_call(validated(values, GENERATION_FIELDS_BY_NAME)), webhook_url
 
 
-async def read_edit_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
-    """Read a form; its webhook is the text of the same JSON."""
+async def read_edit_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[ImageCall, str]:
+    """Read a form; its webhook is JSON in a text."""
     http = parts.settings.http
     given = await read_form(request, held, http.max_body_bytes, http.max_parts)
     texts = texts_of([part for part in given if part.name == WEBHOOK])
@@ -55,11 +55,11 @@ async def read_edit_job(parts: EdgeParts, request: Request, held: HeldBody) -> t
         webhook_url = webhook_url_of(json_of(texts.get(WEBHOOK, "null")))
     except (ValueError, RecursionError):
         raise no_webhook() from None
-    return asked_pictures(form.values, form.image, form.mask), webhook_url
+    return image_call(form.values, form.image, form.mask), webhook_url
 
 
 def webhook_url_of(given: Any) -> str:
-    """Return the address of a submission's webhook, "" without one. Raises InvalidArgument."""
+    """Return the URL of a submission's webhook, "" without one. Raises InvalidArgument."""
     if given is None:
         return ""
     if not isinstance(given, dict) or set(given) != {"url"} or not isinstance(given["url"], str) or not given["url"]:

@@ -1,5 +1,4 @@
-"""Pictures on their way, as the console's events: accepted, routed, progress, completed, failed, each with all that is
-known, and with the index of its picture."""
+"""Stream the console's events: accepted, routed, progress, completed, failed, each with the index of its image."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -17,15 +16,15 @@ from services.edge.http.documents import Base64
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.answering import failure_document
 from services.edge.images.events import HEARTBEAT, error_event, sse
-from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
 from services.edge.images.routes import JSON_TYPE, introduce, is_json, may_be_large
+from services.edge.images.streaming import STREAM_HEADERS, send_part, with_heartbeats
 from services.edge.parts import EdgeParts
 
 OpenEvents = Callable[[ImageClient], AsyncGenerator[GenerateEvent, None]]
 
 
 def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
-    """Return the name and the JSON values of an event; pictures are in base64."""
+    """Return the name and the JSON values of an event; images are in base64."""
     match event:
         case Accepted():
             ids = list(event.image_request_ids)
@@ -36,15 +35,15 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
             steps = {"step": event.step, "step_count": event.step_count, "attempt_number": event.attempt_number}
             return "progress", {**steps, "preview": Base64(event.preview), "image_index": event.image_index}
         case Completed():
-            picture = {**completed_document(event), "image_index": event.image_index}
-            return "completed", {**picture, "image": Base64(event.image)}
+            image = {**completed_document(event), "image_index": event.image_index}
+            return "completed", {**image, "image": Base64(event.image)}
         case PictureFailed():
             return "failed", failure_document(event)
 
 
 def completed_document(completed: Completed) -> dict[str, Any]:
-    """Return what is known of a finished picture, but for its bytes. Its seed is a text: numbers of browsers are exact
-    up to 2^53."""
+    """Return a finished image's values without its bytes. The seed is a text: JavaScript's numbers are exact up to
+    2^53."""
     provenance = provenance_as_json(completed.provenance)
     provenance["spec"]["seed"] = str(completed.provenance.spec.seed)
     return {
@@ -56,9 +55,11 @@ def completed_document(completed: Completed) -> dict[str, Any]:
     }
 
 
-class PaintCall:
-    """An ASGI application that answers a call with the events of its picture. `opens` says what a body asks of a client
-    of the frontdoor. Who leaves ends the request, and frees its worker within a step."""
+class StreamEndpoint:
+    """Answer a call with the events of its images, as an ASGI application.
+
+    `opens` turns a body into the frontdoor's call. A client that disconnects cancels its request, which frees the
+    worker within a step."""
 
     def __init__(self, parts: EdgeParts, opens: Callable[[bytes], OpenEvents]) -> None:
         self._parts = parts
@@ -74,12 +75,12 @@ class PaintCall:
                 self._parts.frontdoor.channel(token) as channel,
                 aclosing(open_events(ImageClient(channel))) as events,
             ):
-                await tell(events, send)
+                await send_events(events, send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def json_body(parts: EdgeParts, request: Request, held: HeldBody) -> bytes:
-    """Return the body of a call. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
+    """Return the body of a call. InvalidArgument for another Content-Type: other sites' pages may post forms here."""
     if not is_json(request):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
     if may_be_large(request):
@@ -87,8 +88,8 @@ async def json_body(parts: EdgeParts, request: Request, held: HeldBody) -> bytes
     return await read_body(request, held, parts.bodies.max_body_bytes)
 
 
-async def tell(events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
-    """Send the events. What is refused before it is accepted is refused by the answer's status."""
+async def send_events(events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
+    """Send the events. An error before the request is accepted becomes the answer's status."""
     first = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     await send_part(send, sse(*event_document(first)))

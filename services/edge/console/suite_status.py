@@ -1,4 +1,4 @@
-"""The suite's status, asked of each of its parts on behalf of a caller."""
+"""The suite's status, read from each of its services on behalf of a caller."""
 
 import json
 import time
@@ -18,19 +18,19 @@ from services.edge.parts import EdgeParts
 
 T = TypeVar("T")
 STATUS_TIMEOUT_S = 2.0
-# How often a page looks where nobody does it for all.
+# Time between a page's own samples, if this process stores none.
 UNKEPT_MS = 2000
 
 
 async def suite_document(parts: EdgeParts, token: str | None) -> dict[str, Any]:
-    """Return the status as JSON values; a part that does not answer is named under `unanswered`. PermissionDenied and
-    Unauthenticated where the caller may not ask."""
+    """Return the status as JSON values; `unanswered` names the services that do not answer. PermissionDenied or
+    Unauthenticated if the caller may not read it."""
     return as_document(await suite_status(parts, token))
 
 
 async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -> bytes:
-    """Return what was seen of the suite after a time, as JSON; only a look of now where this process cannot look by
-    itself. Raises as `suite_document`, by the frontdoor's judgement."""
+    """Return the samples after a time as JSON; only a present one if this process cannot sample by itself. Raises like
+    `suite_document`, as the frontdoor decides."""
     history = parts.history
     if history is not None and history.reads:
         async with parts.frontdoor.channel(token) as channel:
@@ -41,7 +41,7 @@ async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -
 
 
 async def suite_status(parts: EdgeParts, token: str | None) -> SuiteStatus:
-    """Return the status. Raises as `suite_document`."""
+    """Return the status. Raises like `suite_document`."""
     refused: list[PermissionDenied | Unauthenticated] = []
 
     async def ask(channels: CallerChannels | None, question: Callable[[Channel], Awaitable[T]]) -> T | None:

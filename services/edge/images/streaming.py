@@ -1,4 +1,4 @@
-"""One call for a picture: the frontdoor's stream on behalf of its caller, and the two ways to answer it."""
+"""Run a call for images at the frontdoor, and answer it with one document or with a stream of events."""
 
 import asyncio
 import time
@@ -11,38 +11,38 @@ from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import address_pending, urls_of
-from services.edge.images.asking import AskedPictures
-from services.edge.images.events import HEARTBEAT, PictureEvents, error_event
+from services.edge.images.events import HEARTBEAT, ImageEvents, error_event
+from services.edge.images.image_call import ImageCall
 from services.edge.images.previews import UsualSteps, preview_interval
 from services.edge.images.waiting import events_of
 from services.edge.parts import EdgeParts
 
 HEARTBEAT_S = 15.0
-# Of a request's scope: the id under which the frontdoor accepted it, which its answer tells.
+# Key of a request's scope: the frontdoor's request id, for the header X-Request-Id.
 REQUEST_ID = "pentimento.request_id"
 
 
 @dataclass(frozen=True)
-class EndedPictures:
-    """Of one call, in the order of their indexes: those that there are, and those that will not come."""
+class EndedImages:
+    """Hold the finished and the failed images of a call, in the order of their indexes."""
 
     completed: list[Completed] = field(default_factory=list)
     failed: list[PictureFailed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class PictureErrand:
-    """What a call needs besides what it asks for. The id under which it was accepted is noted in its `scope`."""
+class FrontdoorCall:
+    """Run an image call for its caller. The request id is stored in its `scope` once the frontdoor accepted it."""
 
     parts: EdgeParts
     usual_steps: UsualSteps
     token: str | None
     idempotency_key: str
-    asked: AskedPictures
+    asked: ImageCall
     scope: Scope
 
     async def events(self) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed. Closing it cancels the request."""
+        """Yield accepted, routed, progress and completed. Closing the generator cancels the request."""
         async with self.parts.frontdoor.channel(self.token) as channel:
             client = ImageClient(channel)
             interval = await self._preview_interval(client)
@@ -65,58 +65,59 @@ class PictureErrand:
         steps = request.num_inference_steps or await self.usual_steps.of(request.model, client)
         return preview_interval(steps, self.asked.partial_images)
 
-    async def urls(self, painted: EndedPictures, origin: str) -> list[str]:
-        """Return an address for each picture; those of this process begin with its `origin`. Where there is none yet,
-        raise what leads to the pictures that are there: Unavailable for who has a key, by which a retry finds them,
-        else FailedPrecondition ADDRESS_PENDING."""
+    async def urls(self, ended: EndedImages, origin: str) -> list[str]:
+        """Return a URL for each image; URLs of this process begin with `origin`.
+
+        If no URL is available yet, raise an error that leads to the finished images: Unavailable if the caller has a
+        key, which a retry finds them by, else FailedPrecondition ADDRESS_PENDING."""
         try:
             async with self.parts.frontdoor.channel(self.token) as channel:
-                return await urls_of(ImageClient(channel), painted.completed, origin)
+                return await urls_of(ImageClient(channel), ended.completed, origin)
         except Unavailable as error:
             if self.idempotency_key:
                 raise
             raise address_pending(self.scope[REQUEST_ID], error) from error
 
-    async def finished(self, receive: Receive) -> EndedPictures:
-        """Return what came of the call. Cancelled CLIENT_LEFT, and the request with it, where the client leaves
-        before."""
-        painted = EndedPictures()
+    async def finished(self, receive: Receive) -> EndedImages:
+        """Return the images of the call. If the client disconnects first, cancel the request and raise Cancelled
+        CLIENT_LEFT."""
+        ended = EndedImages()
         async with while_connected(receive), aclosing(self.events()) as events:
             async for event in events:
                 if isinstance(event, Completed):
-                    painted.completed.append(event)
+                    ended.completed.append(event)
                 elif isinstance(event, PictureFailed):
-                    painted.failed.append(event)
-        if not painted.completed:
+                    ended.failed.append(event)
+        if not ended.completed:
             raise ended_early()
-        painted.completed.sort(key=lambda one: one.image_index)
-        return painted
+        ended.completed.sort(key=lambda one: one.image_index)
+        return ended
 
 
-class PictureStream:
-    """Answers with events. What is refused before it is accepted is refused by the answer's status."""
+class ImageStream:
+    """Answer a call with events. An error before the request is accepted becomes the answer's status."""
 
-    def __init__(self, painting: PictureErrand, kind: str) -> None:
-        self._painting = painting
+    def __init__(self, call: FrontdoorCall, kind: str) -> None:
+        self._call = call
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = PictureEvents(self._kind, self._painting.asked, int(time.time()))
-        async with while_connected(receive), aclosing(self._painting.events()) as events:
+        encoder = ImageEvents(self._kind, self._call.asked, int(time.time()))
+        async with while_connected(receive), aclosing(self._call.events()) as events:
             first = await anext(events, None)
             if first is None:
                 raise ended_early()
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await send_part(send, told.of(first))
-            await self._tell(told, events, send)
+            await send_part(send, encoder.of(first))
+            await self._send_events(encoder, events, send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _tell(self, told: PictureEvents, events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
+    async def _send_events(self, encoder: ImageEvents, events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
         try:
             async with aclosing(with_heartbeats(events)) as beating:
                 async for event in beating:
-                    await send_part(send, HEARTBEAT if event is None else told.of(event))
-            if not told.completed_count:
+                    await send_part(send, HEARTBEAT if event is None else encoder.of(event))
+            if not encoder.completed_count:
                 raise ended_early()
         except PentimentoError as error:
             await send_part(send, error_event(error))
@@ -141,7 +142,7 @@ async def send_part(send: Send, part: bytes | None) -> None:
 async def with_heartbeats(
     events: AsyncGenerator[GenerateEvent, None], every_s: float = HEARTBEAT_S
 ) -> AsyncGenerator[GenerateEvent | None, None]:
-    """Yield the events, and None whenever there was none for so long: who waits learns that somebody is there."""
+    """Yield the events, and None after every `every_s` seconds without one: a heartbeat for the client."""
     coming: asyncio.Future[GenerateEvent] | None = None
     try:
         while True:

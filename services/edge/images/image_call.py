@@ -1,4 +1,4 @@
-"""From judged values to what the frontdoor is asked. Pure."""
+"""Turn validated values into a request for the frontdoor. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ CACHE_MODES = {
     "shared": CacheMode.SHARED,
 }
 DEFAULT_STRENGTH = 0.8
-# Fields of the contract that this API calls otherwise.
+# Names in this API of fields of the contract.
 API_NAMES = {
     "width_px": "size",
     "height_px": "size",
@@ -35,9 +35,8 @@ API_NAMES = {
 
 
 @dataclass(frozen=True)
-class AskedPictures:
-    """A call: what to paint, and how to answer. `partial_images` are the previews that it wants at most; `as_urls`:
-    pictures come as addresses."""
+class ImageCall:
+    """A call: the request, and how to answer. `partial_images`: the most previews; `as_urls`: answer with URLs."""
 
     request: ImageRequest
     stream: bool = False
@@ -46,8 +45,8 @@ class AskedPictures:
     as_urls: bool = False
 
 
-def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: bytes = b"") -> AskedPictures:
-    """Return what a call asks for; `image` is what an edit starts from, `mask` says where it may change."""
+def image_call(values: Mapping[str, Any], image: bytes | None = None, mask: bytes = b"") -> ImageCall:
+    """Return the call of validated values; `image` is the start of an edit, `mask` the region that may change."""
     check_unserved(values)
     width, height = values.get("size") or (None, None)
     request = ImageRequest(
@@ -68,11 +67,11 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
         quality=values.get("quality"),
         deadline_ms=values.get("deadline_ms"),
         max_cost=values.get("max_cost"),
-        # One picture is what a request without a count asks for: both have the same digest under a key.
+        # One image is the default: requests with and without `n` have the same digest under a key.
         image_count=values["n"] if values.get("n", 1) != 1 else None,
         encoding_quality=encoding_quality(values),
     )
-    return AskedPictures(
+    return ImageCall(
         request,
         values.get("stream", False),
         values.get("partial_images", 0),
@@ -81,28 +80,27 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
     )
 
 
-def with_alias(asked: AskedPictures, aliases: Mapping[str, str]) -> AskedPictures:
-    """Return a call with the model's own name where it names an alias."""
+def with_alias(asked: ImageCall, aliases: Mapping[str, str]) -> ImageCall:
+    """Return a call with the alias of a model replaced by the model's name."""
     name = asked.request.model
     return replace(asked, request=replace(asked.request, model=aliases.get(name, name)))
 
 
 def encoding_quality(values: Mapping[str, Any]) -> int | None:
-    """Return how much of a picture its file keeps, 0 to 100; None for a PNG. InvalidArgument for a PNG that is to keep
-    less than all of it."""
+    """Return the encoding quality of the file, 0 to 100; None for a PNG. InvalidArgument for a PNG below 100."""
     asked: int = values.get("output_compression", 100)
     if values.get("output_format", "png") != "png":
         return asked
     if asked != 100:
-        raise InvalidArgument.of("output_compression", f"must be 100 where output_format is png, got {asked}")
+        raise InvalidArgument.of("output_compression", f"must be 100 if output_format is png, got {asked}")
     return None
 
 
 def check_unserved(values: Mapping[str, Any]) -> None:
-    """InvalidArgument for what OpenAI's clients may ask and no model here can do."""
+    """Raise InvalidArgument for options of OpenAI's API that no model here supports."""
     if values.get("background") == "transparent":
         raise InvalidArgument.of("background", "must be auto or opaque: no model here generates transparent images")
     if values.get("response_format") == "url" and values.get("stream"):
-        raise InvalidArgument.of("response_format", "must be b64_json where stream is true")
+        raise InvalidArgument.of("response_format", "must be b64_json if stream is true")
     if values.get("partial_images") and not values.get("stream"):
-        raise InvalidArgument.of("partial_images", "must be 0 where stream is false")
+        raise InvalidArgument.of("partial_images", "must be 0 if stream is false")
