@@ -81,7 +81,7 @@ WRONG_FIELDS: tuple[tuple[dict[str, object], str, str], ...] = (
     ({"seed": -1}, "seed", "between 0 and"),
     ({"background": "transparent"}, "background", "no model here"),
     ({"quality": "ultra"}, "quality", "must be one of auto"),
-    ({"output_compression": 99}, "output_compression", "must be 100 where output_format is png, got 99"),
+    ({"output_compression": 99}, "output_compression", "must be 100 if output_format is png, got 99"),
     ({"output_format": "jpeg", "output_compression": 101}, "output_compression", "between 0 and 100"),
     ({"output_format": "webp", "output_compression": "9"}, "output_compression", "must be an integer"),
     ({"deadline_ms": -5}, "deadline_ms", "between 1 and"),
