@@ -4,7 +4,7 @@
 #   DEVICE           cpu (default) or cuda: which build of torch is installed, and where the models run
 #   TORCH_INDEX_URL  an extra package index that has the build of torch you want; PyTorch's installation page names them
 #   TEST_PROCESSES   how many processes run the tests (2); 0 runs them in one, where a debugger works
-#   PYTEST_ARGS      what `make test` passes to pytest, such as `-k cache -x`
+#   PYTEST_ARGS      what the targets of tests pass to pytest, such as `-k cache -x`
 
 # One at a time: not every shell looks further than the first name.
 NEWER := python3.11 python3.12 python3.13
@@ -24,6 +24,8 @@ BIN := $(VENV)/bin
 TEST_LIMIT ?= 40m
 PYTEST = timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT) \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --max-worker-restart=2
+# Tests with these marks have runs of their own.
+TOGETHER := -m "not compose and not faults and not training and not gpu"
 # The folders in which tests have a mark: to look through all for them takes half a minute.
 MARKED = $(sort $(dir $(shell grep -rl --include='*.py' 'mark\.$(1)\b' tests)))
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
@@ -49,7 +51,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -57,8 +59,13 @@ help: ## this list
 demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pictures through all services, stop it again
 	$(BIN)/python scripts/demo.py
 
-test: $(DEV_READY) ## every test but those of the next targets, and those that need a container engine or a GPU
-	$(PYTEST) -m "not compose and not faults and not training and not gpu" $(PYTEST_ARGS)
+test: $(DEV_READY) ## units, contracts and services without torch, in at most five minutes on two cores
+	$(PYTEST) --tier first $(TOGETHER) $(PYTEST_ARGS)
+
+test-rest: $(DEV_READY) ## the tests that `make test` leaves out: PostgreSQL, S3, torch, whole suites, slow ones
+	$(PYTEST) --tier second $(TOGETHER) $(PYTEST_ARGS)
+
+test-all: test test-rest ## both: every test but those of the next targets, and those of a container engine or a GPU
 
 test-faults: $(DEV_READY) ## kills and stops of real processes under load
 	$(PYTEST) -m faults $(call MARKED,faults) $(PYTEST_ARGS)
@@ -89,6 +96,7 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, genera
 	$(BIN)/python scripts/draw_diagrams.py --check
 	$(BIN)/python scripts/check_pages.py
 	$(BIN)/python scripts/check_words.py
+	$(BIN)/python scripts/check_code.py
 
 docs: $(DOCS_READY) ## build the site in build/site, with the gRPC and HTTP references, and check every link
 	$(BIN)/python scripts/build_site.py

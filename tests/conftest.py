@@ -1,5 +1,5 @@
-"""What holds for all tests: where their files lie, and how they are dealt to processes (by file, those that share a
-real suite together, and the slow ones first)."""
+"""What holds for all tests: where their files lie, their tiers, and how they are dealt to processes (by file, those
+that share a real suite together, and the slow ones first)."""
 
 import gc
 import logging
@@ -17,9 +17,7 @@ import pytest
 from xdist.workermanage import WorkerController
 
 from tests.file_scheduling import ByFile, kill_children_left_by
-
-TIERS = ("faults", "integration", "golden", "unit/zoo", "contract")
-SLOWEST_FIRST = ("tests/e2e/test_", "tests/e2e/strangers/", "tests/e2e/", *(f"tests/{tier}/" for tier in TIERS))
+from tests.tiers import may_hold, rank, tier_of
 
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
@@ -72,9 +70,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by tier: what is dealt last is short, so that no process works alone for long."""
-    items.sort(key=lambda item: next((at for at, tier in enumerate(SLOWEST_FIRST) if item.nodeid.startswith(tier)), 99))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("first", "second"), help="only the tests of this tier (tests/tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tier = config.getoption("tier")
+    return True if tier and not may_hold(collection_path, tier) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of another tier than the chosen one, and put slow folders first."""
+    if tier := config.getoption("tier"):
+        config.hook.pytest_deselected(items=[item for item in items if tier_of(item) != tier])
+        items[:] = [item for item in items if tier_of(item) == tier]
+    items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -113,6 +113,7 @@ def test_in(at, request):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_run_ends_after_process_was_killed(tmp_path: Path, seed: int) -> None:
     """`TEST_PROCESS_KILL_COUNT=30` repeats this with the kill in other tests."""

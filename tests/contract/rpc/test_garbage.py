@@ -30,6 +30,7 @@ async def is_missing(request: embedder.EmbedTextRequest) -> str:
     raise NotImplementedError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", [refuse, wait, is_missing])
 async def test_a_call_that_is_refused_cut_off_or_missing_leaves_a_handful_of_objects(
     behaviour: object, socket_path: Path

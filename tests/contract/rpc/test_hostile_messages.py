@@ -188,6 +188,7 @@ async def half_messages(address: str, count: int, token: str | None) -> AsyncIte
         yield peer.ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "open"])
 async def test_half_messages_of_one_caller_leave_others_served(
     socket_path: Path, token_file: Path, with_tokens: bool
@@ -252,6 +253,7 @@ async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path
     assert served == ["served"] * 3
 
 
+@pytest.mark.slow
 async def test_a_burst_ends_with_answers_alone(socket_path: Path) -> None:
     """Three times as many calls as a connection takes at once, on two connections, all before the first is answered."""
     async with serving(on(socket_path)) as target, channel_to(target) as one, channel_to(target) as two:
@@ -261,6 +263,7 @@ async def test_a_burst_ends_with_answers_alone(socket_path: Path) -> None:
     assert set(answers) == {"x"}
 
 
+@pytest.mark.slow
 async def test_calls_that_stay_open_leave_later_ones_waiting(socket_path: Path) -> None:
     """The 1,025th call of a connection waits in its client; none is reset."""
     entered, full, release = itertools.count(1), asyncio.Event(), asyncio.Event()

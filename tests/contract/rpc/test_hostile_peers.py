@@ -74,6 +74,7 @@ async def test_pickled_bytes_are_never_loaded(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
 async def test_a_half_open_connection_does_not_keep_the_server_from_stopping(relayed: bool) -> None:
     with socket.socket() as idle:

@@ -82,6 +82,7 @@ async def attack(address: str, token: str | None, send: Callable[[RawConnection,
             await send(peer, token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("send", [send_bombs, send_halves], ids=["bombs", "halves"])
 @pytest.mark.parametrize("caller", ["nobody", "tenant", "open"])
 def test_an_attack_leaves_memory_as_it_was(

@@ -158,6 +158,7 @@ async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> N
     assert (type(refused), refused.reason) == (errors.Unavailable, "SHUTTING_DOWN")
 
 
+@pytest.mark.slow
 async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +242,7 @@ async def test_a_socket_left_by_a_killed_process_is_taken_over(address: str, soc
         await serving(address)
 
 
+@pytest.mark.slow
 async def test_a_socket_on_which_somebody_listens_is_left_alone(address: str) -> None:
     async with program("--listen", address):
         await serving(address)

@@ -137,6 +137,7 @@ async def test_calls_that_wait_for_their_turn_are_told_that_the_server_stops(mon
     }
 
 
+@pytest.mark.slow
 async def test_calls_without_a_method_keep_nobody_from_his_turn() -> None:
     async with relayed() as target, channel_to(target) as channel:
         unknown = channel.unary_unary(f"/{EMBEDDER}/Unheard")

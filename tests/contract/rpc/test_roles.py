@@ -181,6 +181,7 @@ def test_every_contract_declares_what_the_table_says(method: MethodDescriptor) -
     assert declared == {ROLES[caller] for caller in MAY_CALL[name_of(method)]}
 
 
+@pytest.mark.slow
 async def test_every_rpc_is_answered_to_each_kind_of_caller_as_the_table_says(
     tmp_path: Path, socket_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["filesystem", "s3"])
+@pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
 def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "filesystem":
         return f"file://{tmp_path}/objects"
@@ -45,7 +45,7 @@ def postgresql() -> Iterator[PostgresqlServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.sqlite"

@@ -101,6 +101,7 @@ def directories(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir() if path.is_dir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tenant_count", [1, 3, 40])
 def test_what_a_built_index_finds_is_what_comparing_all_finds(tmp_path: Path, tenant_count: int) -> None:
     vectors, queries = clustered(2000), clustered(100, seed=1)
@@ -184,6 +185,7 @@ def test_images_and_every_key_of_an_entry_come_along(tmp_path: Path) -> None:
     assert found.similarity == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
     vectors = clustered(2200)
     index = opened(tmp_path)
@@ -237,6 +239,7 @@ def test_who_builds_runs_when_nobody_else_wants_to_and_who_serves_as_usual(tmp_p
     index.close()
 
 
+@pytest.mark.slow
 def test_a_builder_that_is_killed_costs_its_build_and_the_next_one_is_made(tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -300,6 +303,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_kill_in_any_phase_loses_nothing_and_leaves_nothing(tmp_path: Path, phase: str) -> None:
     command = (sys.executable, "-c", KILLED_IN_A_PHASE, str(tmp_path), phase)
@@ -315,6 +319,7 @@ def test_a_kill_in_any_phase_loses_nothing_and_leaves_nothing(tmp_path: Path, ph
     index.close()
 
 
+@pytest.mark.slow
 def test_what_was_built_serves_after_a_restart_too_and_is_not_built_again(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.upsert(points_at(clustered(1200)))

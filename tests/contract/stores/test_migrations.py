@@ -43,6 +43,8 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.server
+@pytest.mark.slow
 def test_a_migration_takes_as_long_as_it_takes(postgresql: PostgresqlServer) -> None:
     # As long as a busy server may take for what comes before.
     engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D2000")

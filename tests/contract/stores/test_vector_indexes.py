@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
@@ -45,6 +44,8 @@ def make_index(backend: str, directory: Path, double_url: str) -> VectorIndex:
 
 @pytest.fixture(scope="module")
 def double_url() -> Iterator[str]:
+    from lab.fixtures.qdrant_double import running_qdrant_double
+
     with running_qdrant_double() as (url, _):
         yield url
 

@@ -52,6 +52,7 @@ async def test_registered_replicas_enter_the_plan_and_deregistered_ones_leave_it
 
 
 # Twice as long as a busy machine stands still.
+@pytest.mark.slow
 @pytest.mark.parametrize("lease_s", [4.0])
 async def test_a_replica_that_reports_outlives_its_first_lease_and_one_that_does_not_falls_out(client):
     kept = registration(client, worker("w1"))

@@ -75,6 +75,7 @@ async def answered(call: Callable[[], object]) -> object:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over(folder: Path) -> None:
     looks = LooksBetweenBeats()
     async with AsyncExitStack() as stack:
@@ -107,6 +108,7 @@ async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over
     assert lease.leader_epoch > before.version.leader_epoch  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: Path) -> None:
     async with running(folder, "c0") as first:
         await first.leading

@@ -16,6 +16,8 @@ from tests.edge_packages import missing
 from tests.patient_connections import be_patient
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from services.edge.history.reader import HistoryReader
     from services.edge.http.listener import HttpListener
 
@@ -35,6 +37,13 @@ class EdgeUnderTest:
 
     async def generate(self, **values: object) -> httpx.Response:
         return await self.http.post("/v1/images/generations", json={"prompt": "a red circle", **values})
+
+
+def openai_client(edge: EdgeUnderTest, path: str = "/v1", **options: Any) -> "AsyncOpenAI":
+    """Return an unmodified OpenAI client of the edge. Importing its package takes 2 s."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{edge.url}{path}", api_key="any", timeout=60, **{"max_retries": 0, **options})
 
 
 @pytest.fixture(autouse=True)

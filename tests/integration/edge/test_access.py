@@ -112,6 +112,7 @@ async def places(edge: EdgeUnderTest) -> dict[str, str]:
     return {**names, "{request_id}": job, "{name}": "app.js"}
 
 
+@pytest.mark.slow
 async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
     assert edge.history is not None
     await edge.history.look()

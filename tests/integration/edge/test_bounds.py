@@ -46,6 +46,7 @@ async def test_a_head_that_is_too_large_is_refused(edge: EdgeUnderTest, sent: by
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(max_body_bytes=2048)
 async def test_a_body_that_says_it_is_too_large_is_refused_unread(edge: EdgeUnderTest) -> None:
     head = JSON_HEAD + b"Connection: close\r\nContent-Length: 999999999999\r\n\r\n"
@@ -56,6 +57,7 @@ async def test_a_body_that_says_it_is_too_large_is_refused_unread(edge: EdgeUnde
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(max_body_bytes=2048)
 async def test_a_body_of_chunks_is_refused_where_it_becomes_too_large(edge: EdgeUnderTest) -> None:
     head = JSON_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -66,6 +68,7 @@ async def test_a_body_of_chunks_is_refused_where_it_becomes_too_large(edge: Edge
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(idle_timeout_s=0.3)
 async def test_a_body_that_stops_ends_the_connection(edge: EdgeUnderTest) -> None:
     answer = await answer_to(edge, JSON_HEAD + b"Content-Length: 100\r\n\r\n{")
@@ -91,6 +94,7 @@ async def test_body_below_the_least_rate_ends_the_connection(
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(body_timeout_s=0.3)
 async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (reader, writer):
@@ -277,6 +281,7 @@ async def test_a_reader_that_stops_is_cut_off(edge: EdgeUnderTest, stream: bool)
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(max_unread_bytes=1 << 20)
 async def test_answers_that_are_not_read_are_bounded_together(edge: EdgeUnderTest) -> None:
     """Whoever has had one for the longest makes room, and the last one never does."""

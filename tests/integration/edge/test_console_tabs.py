@@ -19,7 +19,11 @@ from lab.fixtures.paced_worker import PacedWorker, serve
 from tests.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()
-pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 GUARD_MS = 60_000
 # Addresses of bytes that the tab holds.
 KEEP_ADDRESSES = """

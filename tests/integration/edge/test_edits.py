@@ -4,14 +4,13 @@ import base64
 import io
 from typing import Any
 
-import openai
 import pytest
 from PIL import Image
 
 from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -21,7 +20,7 @@ def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
 
 
 async def edit(edge: EdgeUnderTest, **options: Any) -> Any:
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
+    async with openai_client(edge) as ai:
         return await ai.images.edit(**{"prompt": "a red circle", "image": png(), **options})
 
 
@@ -50,6 +49,9 @@ def data_url(data: bytes) -> str:
 
 async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
     """As OpenAI's API describes it; its clients have no method for it, and send it by `post`."""
+    from openai import BadRequestError
+    from openai.types import ImagesResponse
+
     mask = png(colour="white")
     body = {
         "prompt": "a red circle",
@@ -59,11 +61,11 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
         "strength": 0.5,
         "num_inference_steps": 4,
     }
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
-        answer = await ai.post("/images/edits", body=body, cast_to=openai.types.ImagesResponse)
-        with pytest.raises(openai.BadRequestError) as refused:
+    async with openai_client(edge) as ai:
+        answer = await ai.post("/images/edits", body=body, cast_to=ImagesResponse)
+        with pytest.raises(BadRequestError) as refused:
             fetched = {**body, "images": [{"image_url": f"{edge.url}/health"}]}
-            await ai.post("/images/edits", body=fetched, cast_to=openai.types.ImagesResponse)
+            await ai.post("/images/edits", body=fetched, cast_to=ImagesResponse)
 
     (spec,) = edge.worker.executed
     assert spec.init_image == InitImage(png(), 0.5, mask)
@@ -81,7 +83,7 @@ async def test_a_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
 
 
 async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
+    async with openai_client(edge) as ai:
         stream = await ai.images.edit(prompt="a red circle", image=png(), stream=True)
         events = [event async for event in stream]
 
@@ -145,8 +147,10 @@ WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
 
 
 async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
+    from openai import BadRequestError
+
     for options, param, says in WRONG_FORMS:
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(BadRequestError) as refused:
             await edit(edge, **options)
 
         assert refused.value.param == param and says in str(refused.value)

@@ -4,12 +4,11 @@ import asyncio
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.wire.journal import resolved_from_bytes
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
 # Width, height and steps of the double's picture, where nothing else is asked.
 COST = 32 * 32 * 2
@@ -60,6 +59,8 @@ async def test_a_deadline_is_kept_and_one_that_passes_is_told(edge: EdgeUnderTes
 
 
 async def test_what_came_too_late_is_not_asked_for_again_by_openais_client(edge: EdgeUnderTest) -> None:
+    from openai import APIStatusError
+
     edge.worker.hold.clear()
     asked: list[httpx.Request] = []
 
@@ -68,9 +69,9 @@ async def test_what_came_too_late_is_not_asked_for_again_by_openais_client(edge:
 
     async with (
         httpx.AsyncClient(event_hooks={"request": [note]}, timeout=60) as http,
-        openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", http_client=http) as ai,
+        openai_client(edge, http_client=http, max_retries=2) as ai,
     ):
-        with pytest.raises(openai.APIStatusError) as told:
+        with pytest.raises(APIStatusError) as told:
             await ai.images.generate(prompt="x", extra_body={"num_inference_steps": 2, "deadline_ms": 200})
 
     assert (told.value.status_code, len(asked)) == (504, 1)

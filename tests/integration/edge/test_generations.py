@@ -4,23 +4,18 @@ import asyncio
 import base64
 from pathlib import Path
 
-import openai
 import pytest
 
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.requests import RequestState
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 from tests.integration.frontdoor.inputs import png
 
 
-def client(edge: EdgeUnderTest) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60)
-
-
 async def test_a_picture_comes_as_openais_client_reads_it(edge: EdgeUnderTest) -> None:
-    async with client(edge) as ai:
+    async with openai_client(edge) as ai:
         answer = await ai.images.generate(prompt="a red circle", extra_body={"seed": 5, "num_inference_steps": 4})
 
     spec = edge.worker.executed[0]
@@ -60,7 +55,7 @@ async def test_a_file_keeps_as_much_as_every_kind_of_call_asks(edge: EdgeUnderTe
 
 
 async def test_a_stream_ends_with_the_picture(edge: EdgeUnderTest) -> None:
-    async with client(edge) as ai:
+    async with openai_client(edge) as ai:
         stream = await ai.images.generate(prompt="a red circle", stream=True, extra_body={"num_inference_steps": 4})
         events = [event async for event in stream]
 
@@ -159,10 +154,12 @@ async def test_a_key_finds_the_first_request_and_refuses_another_body(edge: Edge
 
 
 async def test_models_are_listed_with_their_limits(edge: EdgeUnderTest) -> None:
-    async with client(edge) as ai:
+    from openai import NotFoundError
+
+    async with openai_client(edge) as ai:
         listed = [model async for model in ai.models.list()]
         told = await ai.models.retrieve(listed[0].id)
-        with pytest.raises(openai.NotFoundError) as unknown:
+        with pytest.raises(NotFoundError) as unknown:
             await ai.models.retrieve("no-such-model")
 
     assert (unknown.value.code, unknown.value.param) == ("UNKNOWN_MODEL", "model")
@@ -242,9 +239,11 @@ async def test_a_form_that_any_page_may_send_is_refused(edge: EdgeUnderTest) -> 
 
 
 async def test_a_path_may_end_with_a_slash(edge: EdgeUnderTest) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1/", api_key="any", max_retries=0, timeout=60) as ai:
+    from openai.types import ImagesResponse
+
+    async with openai_client(edge, "/v1/") as ai:
         answer = await ai.post(
-            "/images/generations/", body={"prompt": "x", "num_inference_steps": 1}, cast_to=openai.types.ImagesResponse
+            "/images/generations/", body={"prompt": "x", "num_inference_steps": 1}, cast_to=ImagesResponse
         )
     listed = await edge.http.get("/v1/models/")
 
@@ -256,7 +255,7 @@ async def test_null_and_empty_values_are_absent(edge: EdgeUnderTest) -> None:
     """As OpenAI's clients send `None`, and Open WebUI what its user leaves open."""
     optional = ("n", "size", "quality", "style", "user", "background", "moderation", "output_format", "response_format")
     words = ("size", "quality", "style", "background", "output_format", "response_format")
-    async with client(edge) as ai:
+    async with openai_client(edge) as ai:
         await ai.images.generate(
             prompt="x", **dict.fromkeys(optional), extra_body={"seed": None, "num_inference_steps": 1}
         )  # type: ignore[call-overload]
@@ -281,12 +280,14 @@ async def test_wrong_host_names_the_setting(edge: EdgeUnderTest) -> None:
 
 
 async def test_alias_of_a_model_is_listed_and_taken(folder: Path, worker: PacedWorker) -> None:
+    from openai import AsyncOpenAI
+
     name = worker.held.model
     aliases = (f"gpt-image-1={name}", "dall-e-3=", "gone=no-such-model")
     async with (
         running_suite(folder),
         running_edge(folder, f"unix:{folder / 'f'}", model_aliases=aliases) as running,
-        openai.AsyncOpenAI(base_url=f"http://{running.listener.address}/v1", api_key="any", timeout=60) as ai,
+        AsyncOpenAI(base_url=f"http://{running.listener.address}/v1", api_key="any", timeout=60) as ai,
     ):
         listed = {model.id: model.to_dict()["pentimento"] async for model in ai.models.list()}
         for model in ("gpt-image-1", "dall-e-3"):

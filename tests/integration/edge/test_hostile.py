@@ -133,6 +133,7 @@ async def test_a_hostile_value_of_a_form_is_refused_by_name(edge: EdgeUnderTest)
     await assert_paints(edge)
 
 
+@pytest.mark.slow
 @limited(max_body_bytes=65536)
 async def test_a_part_that_never_ends_is_cut_off_at_the_bound_of_a_body(edge: EdgeUnderTest) -> None:
     head = FORM_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"

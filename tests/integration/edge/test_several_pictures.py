@@ -2,10 +2,8 @@
 
 import base64
 
-import openai
-
 from lab.fixtures.paced_worker import picture_of
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
 
 async def test_n_pictures_come_in_order_with_seeds_of_their_own(edge: EdgeUnderTest) -> None:
@@ -21,7 +19,7 @@ async def test_n_pictures_come_in_order_with_seeds_of_their_own(edge: EdgeUnderT
 
 
 async def test_a_stream_of_several_tells_of_each(edge: EdgeUnderTest) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
+    async with openai_client(edge) as ai:
         stream = await ai.images.generate(prompt="x", n=2, stream=True, extra_body={"num_inference_steps": 1})
         events = [event async for event in stream]
 

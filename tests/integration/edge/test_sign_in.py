@@ -17,7 +17,11 @@ from pentimento.rpc import token_entry
 from tests.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()
-pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 GUARD_MS = 60_000
 USER, OPERATOR, SERVICE = "the-users-token", "the-operators-token", "a-services-token"
 KEPT = "({ tab: Object.values(sessionStorage), disk: Object.values(localStorage), cookie: document.cookie })"

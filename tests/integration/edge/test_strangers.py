@@ -44,6 +44,7 @@ def shown(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+@pytest.mark.slow
 async def test_delayed_rejections_hold_no_place_of_a_caller(http: httpx.AsyncClient, suite: FrontdoorSuite) -> None:
     for number in range(BURST_CALLS):
         assert (await http.get("/v1/models", headers=shown(f"burst-{number}"))).status_code == 401

@@ -44,6 +44,7 @@ async def test_nobody_is_asked_for_a_body_in_a_version_that_has_no_such_question
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.slow
 @limited(idle_timeout_s=1.0)
 async def test_a_connection_whose_body_ends_behind_its_answer_does_not_idle_for_ever(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (reader, writer):
@@ -85,6 +86,7 @@ async def test_who_closes_behind_a_refusal_may_send_the_whole_body_first(
     assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in answer
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_behind_the_last_answer_is_not_waited_for(edge: EdgeUnderTest) -> None:
     answer = await answer_to(edge, WRONG_TYPE + b"Connection: close\r\nContent-Length: 100\r\n\r\n")
 

@@ -60,6 +60,7 @@ class Burst:
         self._socket.close()
 
 
+@pytest.mark.slow
 async def test_every_call_of_a_burst_is_answered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_PENDING_CALLS", WAITING)
     async with running_suite(folder, tls={}, worker_addresses=(), worker_wait_s=0.0) as suite:

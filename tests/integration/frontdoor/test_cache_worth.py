@@ -37,6 +37,7 @@ async def painted(suite: FrontdoorSuite, count: int) -> list[str]:
     return [completed.provenance.route.reason for completed in found]
 
 
+@pytest.mark.slow
 async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
     folder: Path, worker: PacedWorker, embedder: ChosenEmbedder
 ) -> None:
@@ -59,6 +60,7 @@ async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
     assert f"start: {told}" in explained.reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost_ms", [0.0, 1e-6], ids=["it takes nothing", "hits spare more"])
 async def test_else_all_ask(folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, cost_ms: float) -> None:
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"

@@ -318,6 +318,7 @@ def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(transport, "MIN_PING_INTERVAL_MS", transport.MIN_PING_INTERVAL_MS // 5)
 
 
+@pytest.mark.slow
 async def test_a_stream_that_says_nothing_for_long_stays_open(
     quick_pings: None, worker: PacedWorker, suite: FrontdoorSuite
 ) -> None:

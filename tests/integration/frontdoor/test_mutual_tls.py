@@ -85,6 +85,7 @@ async def test_clients_that_show_none_or_a_stranger_s_are_not(address: str, auth
                 await client.list_models()
 
 
+@pytest.mark.slow
 async def test_commands_show_theirs_to_whomever_they_call(address: str, authority: Authority) -> None:
     known = files(authority, authority.issue("client"))
     nobody = {"tls_ca_file": authority.certificate}
@@ -109,6 +110,7 @@ async def test_commands_show_theirs_to_whomever_they_call(address: str, authorit
     assert [type(one.exception) for one in reached] == [FailedPrecondition] * 2
 
 
+@pytest.mark.slow
 async def test_looks_go_on_while_certificates_are_written(address: str, authority: Authority, folder: Path) -> None:
     shown = authority.issue("watcher")
     addresses: dict[str, str | None] = {f"{name}_address": address for name in ("controller", "frontdoor", "gateway")}

@@ -64,6 +64,7 @@ async def running_standby(
             journal.close()
 
 
+@pytest.mark.slow
 async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path, worker: PacedWorker) -> None:
     """Four looks at the lease, and no beat between them, would make it active."""
     looks = LooksBetweenBeats()
@@ -84,6 +85,7 @@ async def test_standby_says_that_it_is_one(folder: Path, worker: PacedWorker) ->
             assert (refused.value.reason, refused.value.retry_after_ms) == ("STANDBY", 1000)
 
 
+@pytest.mark.slow
 async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder, lease_s=LEASE_S) as suite:

@@ -59,6 +59,7 @@ def calls_ended(code: str) -> float:
     return REGISTRY.get_sample_value("pentimento_rpc_requests_total", labels) or 0.0
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_nothing_is_cut_off(folder: Path, worker: PacedWorker) -> None:
     """Its window of flow control is closed by a picture larger than any window."""
     worker.picture_bytes = 24 << 20
@@ -103,6 +104,7 @@ async def test_the_plan_leads_to_workers_and_goes_on_without_the_controller(fold
     assert unplanned.provenance.route.plan_version >= planned.provenance.route.plan_version
 
 
+@pytest.mark.slow
 async def test_the_controller_hears_of_the_demand(folder: Path, worker: PacedWorker) -> None:
     address = f"unix:{folder / 'c'}"
     controller = await start_controller(address)

@@ -288,6 +288,7 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
     assert server.requests[0][1]["host"] == f"rebinds.example:{server.port}"
 
 
+@pytest.mark.slow
 async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_work_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

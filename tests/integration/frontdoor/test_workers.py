@@ -140,6 +140,7 @@ async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_name
             await suite.paint(replace(REQUEST, model="another"))
 
 
+@pytest.mark.slow
 async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
     folder: Path, worker: PacedWorker, second: PacedWorker
 ) -> None:
@@ -163,6 +164,7 @@ async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
         assert status.completed == completed
 
 
+@pytest.mark.slow
 async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, worker_silence_s=1.2) as suite:
         worker.hold.clear()

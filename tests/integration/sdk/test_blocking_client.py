@@ -107,6 +107,7 @@ async def status_of(program: str) -> int | None:
             ended.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, forks: bool) -> None:
     """As it is written first: the client and what it streams are let go of with the interpreter."""

@@ -26,12 +26,14 @@ def pipe(request: pytest.FixtureRequest) -> Iterator[int]:
         os.close(reader)
 
 
+@pytest.mark.slow
 def test_restarts_and_a_stop_need_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, CHATTY, stdout=pipe) as suite:
         assert suite.killed_process_serves_again("worker")
         assert suite.stop_ends_everything()
 
 
+@pytest.mark.slow
 def test_what_programs_read_of_a_suite_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, "--json", stdout=pipe) as suite:
         assert suite.is_announced()
@@ -39,6 +41,7 @@ def test_what_programs_read_of_a_suite_needs_nobody_who_reads(tmp_path: Path, pi
         assert suite.stop_ends_everything()
 
 
+@pytest.mark.slow
 def test_what_programs_read_of_a_suite_needs_no_room(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full, toy_suite(tmp_path, "--json", stdout=full.fileno()) as suite:
         assert suite.is_announced()
@@ -46,6 +49,7 @@ def test_what_programs_read_of_a_suite_needs_no_room(tmp_path: Path) -> None:
         assert suite.stop_ends_everything()
 
 
+@pytest.mark.slow
 def test_down_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, CHATTY, stdout=pipe) as suite:
         suite.process("frontdoor")
@@ -57,6 +61,7 @@ def test_down_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
         assert marked_processes(suite.state.path) == []
 
 
+@pytest.mark.slow
 def test_restarts_and_a_stop_need_no_room_for_logs(tmp_path: Path) -> None:
     logs = tmp_path / "state" / "logs"
     logs.mkdir(parents=True)

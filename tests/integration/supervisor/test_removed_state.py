@@ -20,6 +20,7 @@ def removed(tmp_path: Path):
         yield suite
 
 
+@pytest.mark.slow
 def test_down_stops_suite_of_removed_state_directory(removed: ToySuite) -> None:
     assert running_suite(removed.state.path).supervisor_pid == removed.supervisor.pid
 
@@ -31,6 +32,7 @@ def test_down_stops_suite_of_removed_state_directory(removed: ToySuite) -> None:
     assert removed.state.owner() is None
 
 
+@pytest.mark.slow
 def test_second_up_leaves_live_suite_alone(removed: ToySuite) -> None:
     before = {process.pid for process in marked_processes(removed.state.path)}
 
@@ -42,6 +44,7 @@ def test_second_up_leaves_live_suite_alone(removed: ToySuite) -> None:
     assert removed.killed_process_serves_again("worker")
 
 
+@pytest.mark.slow
 def test_scale_of_removed_state_directory_says_so(removed: ToySuite) -> None:
     scale = [sys.executable, "-m", "pentimento.cli", "scale", "worker", "2", "--state-dir", str(removed.state.path)]
 

@@ -76,6 +76,7 @@ def named(supervisor: Supervisor, name: str) -> SupervisedProcess:
     return next(process for process in supervisor.processes if process.spec.name == name)
 
 
+@pytest.mark.slow
 async def test_stop_drains_callers_before_those_they_call(tmp_path: Path) -> None:
     stages = [toy(tmp_path, "controller", 3), toy(tmp_path, "worker", 1), toy(tmp_path, "frontdoor", 0)]
     supervisor = supervisor_of(tmp_path, *stages)
@@ -133,6 +134,7 @@ async def test_stop_ends_wait_for_workers(tmp_path: Path) -> None:
     supervisor.view.close()
 
 
+@pytest.mark.slow
 async def test_killed_process_serves_again(tmp_path: Path) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
 
@@ -144,6 +146,7 @@ async def test_killed_process_serves_again(tmp_path: Path) -> None:
         await until(lambda: process.pid not in (None, first) and process.state is ProcessState.SERVING)
 
 
+@pytest.mark.slow
 async def test_a_process_that_has_served_is_started_again_however_often_it_is_killed(tmp_path: Path) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
 
@@ -158,6 +161,7 @@ async def test_a_process_that_has_served_is_started_again_however_often_it_is_ki
             )
 
 
+@pytest.mark.slow
 async def test_a_process_that_could_not_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
     failures = iter([OSError(errno.ENOMEM, "Cannot allocate memory")] * 2)
@@ -221,6 +225,7 @@ async def test_process_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> N
     assert marked_processes(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_who_did_not_stop_in_time_is_told_and_nobody_beside_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +313,7 @@ def want(supervisor: Supervisor, files: ReplicaFiles, count: int) -> None:
     supervisor.request_scaling()
 
 
+@pytest.mark.slow
 async def test_more_processes_come_and_go_again_by_draining(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1) as (supervisor, files):
         assert files.there() == {"worker": GroupStatus(1, {"worker-0": "serving"})}
@@ -333,6 +339,7 @@ async def test_more_processes_come_and_go_again_by_draining(tmp_path: Path) -> N
     assert (tmp_path / "diary").read_text().split()[2:] == ["frontdoor", "worker-0"]
 
 
+@pytest.mark.slow
 async def test_one_that_still_drains_keeps_its_number(tmp_path: Path) -> None:
     async with scalable(tmp_path, 2) as (supervisor, files):
         want(supervisor, files, 1)
@@ -356,6 +363,7 @@ async def test_one_that_has_left_while_the_suite_stops_keeps_no_other_from_drain
     assert (tmp_path / "diary").read_text().split() == ["worker-1", "frontdoor", "worker-0"]
 
 
+@pytest.mark.slow
 async def test_one_that_refuses_to_start_costs_the_suite_nothing(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
         want(supervisor, files, 2)
@@ -367,6 +375,7 @@ async def test_one_that_refuses_to_start_costs_the_suite_nothing(tmp_path: Path)
         assert {process.spec.name for process in supervisor.processes} == {"frontdoor", "worker-0"}
 
 
+@pytest.mark.slow
 async def test_one_that_refused_to_start_is_not_asked_for_again_when_others_are_scaled(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
         want(supervisor, files, 2)
@@ -380,6 +389,7 @@ async def test_one_that_refused_to_start_is_not_asked_for_again_when_others_are_
         assert set(files.there()["worker"].states) == {"worker-0", "worker-1"}
 
 
+@pytest.mark.slow
 async def test_one_that_was_added_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1) as (supervisor, files):
         want(supervisor, files, 2)

@@ -33,7 +33,7 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["filesystem", "s3"])
+@pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
 def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "filesystem":
         return f"file://{tmp_path}/objects"

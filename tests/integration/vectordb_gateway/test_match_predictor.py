@@ -35,6 +35,7 @@ async def skips(gateway: RunningGateway, count: int = 40) -> int:
     return sum(answer.search_skipped for answer in answers)
 
 
+@pytest.mark.slow
 async def test_a_sure_miss_is_not_searched_and_says_so_and_a_hit_is_found(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--match-predictor", "always") as gateway:
         await teach(gateway)

@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import CandidateStart
@@ -138,6 +137,8 @@ async def test_an_index_that_was_unreadable_after_a_kill_is_filled_again_by_the_
 
 
 async def test_a_collection_that_a_server_lost_is_made_and_filled_again(tmp_path: Path) -> None:
+    from lab.fixtures.qdrant_double import running_qdrant_double
+
     with running_qdrant_double() as (url, server):
         async with running_gateway(tmp_path, "--index-url", f"{url}?collection=cache") as gateway:
             await gateway.store(embedding(1))

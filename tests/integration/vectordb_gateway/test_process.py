@@ -22,6 +22,7 @@ SCRIPT = (
 )
 
 
+@pytest.mark.slow
 async def test_nothing_heavy_is_imported() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
@@ -29,6 +30,7 @@ async def test_nothing_heavy_is_imported() -> None:
     assert output.decode().split() == []
 
 
+@pytest.mark.slow
 async def test_the_gateway_and_its_index_fit_into_250_mib(tmp_path: Path) -> None:
     command = (
         *(sys.executable, "-m", "services.vectordb_gateway"),
@@ -55,6 +57,7 @@ async def test_the_gateway_and_its_index_fit_into_250_mib(tmp_path: Path) -> Non
     assert not any(child.is_running() for child in children)
 
 
+@pytest.mark.slow
 async def test_a_wrong_url_is_answered_with_one_line(tmp_path: Path) -> None:
     flags = ("--index-url", "nonsense", "--objects-url", f"file://{tmp_path}", "--ledger-url", "sqlite:////x")
     process = await asyncio.create_subprocess_exec(
@@ -93,6 +96,7 @@ async def test_the_gateway_registers_with_the_controller(tmp_path: Path) -> None
         await controller.server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stop_before_it_is_warm_is_a_stop(tmp_path: Path, signal_number: signal.Signals) -> None:
     flags = ("--index-url", f"edge://{tmp_path}/i", "--objects-url", f"file://{tmp_path}", "--ledger-url")

@@ -14,7 +14,7 @@ from tests.s3_server import running_s3_server
 PAGE_COUNT, BATCH_COUNT = 10, 4
 
 
-@pytest.fixture(params=["filesystem", "s3"])
+@pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
 def objects_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Several pages of several batches, without thousands of objects.
     monkeypatch.setattr(s3, "_PAGE_COUNT", PAGE_COUNT)

@@ -188,6 +188,7 @@ def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None
         zoo.become("zoo.train", ())
 
 
+@pytest.mark.slow
 def test_zoo_keeps_the_exit_status() -> None:
     done = run("zoo", "train", "no-such-part")
 

@@ -12,6 +12,7 @@ from pentimento.cli import detached
 from pentimento.supervisor.state import StateDirectory
 
 
+@pytest.mark.slow
 def test_modules_of_the_current_folder_are_not_taken_for_its_own(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text('raise SystemExit("the folder\'s own")')
     state = StateDirectory(tmp_path / "state")

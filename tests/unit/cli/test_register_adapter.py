@@ -25,6 +25,7 @@ def register(directory: Path, *flags: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_registered_adapters_have_digests_of_workers(tmp_path: Path) -> None:
     shutil.copytree(WEIGHTS / NEON, tmp_path / "My Neon")
     shutil.copytree(WEIGHTS / EDGES, tmp_path / EDGES)

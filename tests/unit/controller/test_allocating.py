@@ -112,6 +112,7 @@ run_beside_allocators(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "code", "said"), [((), 0, ""), (("the disk is gone",), 1, "the disk is gone\n")])
 def test_a_process_ends_as_it_should_while_the_solver_is_still_at_it(
     arguments: tuple[str, ...], code: int, said: str

@@ -109,6 +109,7 @@ def test_another_element_type_is_unknown(dtype: torch.dtype) -> None:
         latent_from_bytes(save({"latent": torch.zeros(1, 4, 4, 4).to(dtype)}), (1, 4, 4, 4))
 
 
+@pytest.mark.slow
 def test_a_stream_that_would_grow_beyond_the_latent_is_not_inflated() -> None:
     """A quarter of a gigabyte of zeros in 256 KB; said to be one, and said to be as large as a latent."""
     size = 2**28

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from pentimento.diffusion.lean_imports import _compiler_asked_later, import_networks_alone
@@ -49,12 +50,14 @@ def import_beside(directory: Path, name: str, code: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, env=environment)
 
 
+@pytest.mark.slow
 def test_torchvision_beside_it_is_left_alone(tmp_path: Path) -> None:
     ended = import_beside(tmp_path, "torchvision", "raise ValueError('imported')")
 
     assert (ended.returncode, ended.stdout) == (0, "UNet2DConditionModel []\n"), ended.stderr
 
 
+@pytest.mark.slow
 def test_beside_a_library_that_cannot_do_without_the_compiler_all_is_imported(tmp_path: Path) -> None:
     ended = import_beside(tmp_path, "xformers", "from torch._dynamo.utils import is_compile_supported")
 
@@ -62,6 +65,7 @@ def test_beside_a_library_that_cannot_do_without_the_compiler_all_is_imported(tm
     assert "diffusers is imported whole" in ended.stderr and "torch._dynamo" in ended.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_but_the_networks_and_the_rest_where_it_is_asked_for() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=150)
 

@@ -174,6 +174,7 @@ def opened(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[C
     return dict(zip(models, map(json.loads, outcome.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 def test_only_files_that_were_digested_are_opened(opened: dict[Callable[[Path], None], Any]) -> None:
     found = opened[planted]
 

@@ -57,6 +57,7 @@ async def test_vectors_are_of_unit_length_and_name_their_encoder(embedder, model
 words = st.lists(st.sampled_from(["red", "circle", "on", "a", "blue-green", "ground", "12"]), max_size=12)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=8), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_any_mix_of_texts_in_any_batch_gives_each_its_own_vector(model, calls):

@@ -62,6 +62,7 @@ def beside(item: int) -> list[int]:
     return [other for other in range(item - item % 3, item - item % 3 + 3) if other != item]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(OPERATIONS)
 def test_every_rule_agrees_with_a_search_through_all_items(operations: list[tuple[str, int, int, int]]) -> None:

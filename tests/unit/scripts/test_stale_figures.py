@@ -25,6 +25,7 @@ def test_names_are_of_imports_and_started_processes(script: ModuleType) -> None:
     assert sorted(script.names_in(ast.parse(source))) == ["a.b", "c.d", "c.e", "services.edge.__main__"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("benchmark", "inside", "outside"),
     [

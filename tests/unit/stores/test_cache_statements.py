@@ -61,6 +61,7 @@ def test_a_full_cache_takes_as_many_steps_as_an_empty_one(
     assert 0 < in_a_full_one < 1.2 * in_an_empty_one
 
 
+@pytest.mark.slow
 def test_to_look_at_one_object_that_a_pin_keeps_takes_as_many_steps_among_many(steps: Steps, tmp_path: Path) -> None:
     """Readers that meet a broken disk report one after the other."""
     among_few = steps_among_pins(open_cache_ledger(f"sqlite:///{tmp_path}/few.sqlite"), 2, steps)

@@ -86,6 +86,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_connections_beyond_the_bound_are_closed_and_those_before_are_answered(metrics_port: tuple[str, int]) -> None:
     with ExitStack() as opened:
         held = [opened.enter_context(socket.create_connection(metrics_port)) for _ in range(MAX_SCRAPES)]

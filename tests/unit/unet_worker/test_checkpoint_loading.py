@@ -32,6 +32,7 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
     assert [getattr(record, "reason", "") for record in said_by(checkpoint_loading.__name__, caplog)] == ["NO_CUDA"]
 
 
+@pytest.mark.slow
 def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:
     assert isinstance(denoiser_for(model, CompileChoice.COMPILE), CompiledDenoiser)
     assert isinstance(denoiser_for(model, CompileChoice.OFF), EagerDenoiser)

@@ -93,6 +93,7 @@ def test_a_device_that_counts_anew_has_no_figure_across_it() -> None:
     assert (before, made.spent) == (None, [10.0])
 
 
+@pytest.mark.slow
 def test_a_counter_that_does_not_answer_for_a_while_is_asked_again_and_each_failure_counts() -> None:
     """The time without a reading has no figure; its energy is spent nevertheless."""
     read, spent, failures = iter([10.0, None, None, 50.0, 60.0, 60.0]), list[float](), list[bool]()

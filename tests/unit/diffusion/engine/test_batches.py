@@ -194,6 +194,7 @@ def play(model: DiffusionModel, history: Joins) -> list[Added]:
     return added
 
 
+@pytest.mark.slow
 @given(history=histories())
 @settings(max_examples=12, deadline=None)
 def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
@@ -204,6 +205,7 @@ def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
             assert_same_picture(model, one)
 
 
+@pytest.mark.slow
 @given(history=histories())
 @settings(max_examples=6, deadline=None)
 def test_whatever_joins_and_leaves_around_it_a_guided_picture_has_the_bits_that_it_has_alone(
@@ -236,6 +238,7 @@ def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_al
     assert torch.equal(predictions[0][1:], alone)
 
 
+@pytest.mark.slow
 @given(history=histories())
 @settings(max_examples=6, deadline=None)
 def test_the_same_history_twice_gives_the_same_bits(model: DiffusionModel, history: Joins) -> None:

@@ -265,6 +265,7 @@ def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model:
     assert_same_picture(model, added[1])
 
 
+@pytest.mark.slow
 @given(
     late=st.sets(st.integers(0, 5)),
     lost_at=st.none() | st.integers(0, 5),

@@ -54,6 +54,7 @@ def test_what_was_not_warmed_runs_without_a_compiler(model: DiffusionModel, deno
     assert compiled == [6]
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_the_forward_pass_can_be_traced_as_one_graph_and_gives_the_same_prediction(model: DiffusionModel) -> None:
     def trace(forward: Any, **options: Any) -> Any:

@@ -297,6 +297,7 @@ class Slow(Source):
         return None if late else residuals(step_index)
 
 
+@pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=15, deadline=None)
 def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_alone(
@@ -353,6 +354,7 @@ def traced(model: DiffusionModel) -> CompiledDenoiser:
     return denoiser
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel, traced: CompiledDenoiser) -> None:
     inputs = example_input(model, BatchKey(32, 32, guided=True), 2)

@@ -182,6 +182,7 @@ def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionMod
     assert_painted_with(model, second, sets[2])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     joins=st.lists(

@@ -289,6 +289,7 @@ def test_a_request_that_is_stopped_while_it_waits_leaves_nothing_behind(model: D
     assert loop.steps.idle and loop.steps.next_deadline() is None
 
 
+@pytest.mark.slow
 @given(
     late=st.sets(st.integers(0, 5)),
     lost_at=st.none() | st.integers(0, 5),

@@ -225,6 +225,7 @@ def lateness(draw: st.DrawFn) -> list[dict[int, int] | None]:
     return [draw(ticks) if draw(st.booleans()) else None for _ in range(draw(st.integers(1, 4)))]
 
 
+@pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=12, deadline=None)
 def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
-from peft.tuners.lora import layer as lora_layers
 from torch import Tensor, nn
 
 from pentimento.diffusion.families import DiffusionModel
@@ -83,7 +81,10 @@ def test_linear_layers_have_the_bits_that_peft_merges(
 
 def peft_layer(layer: nn.Module, factors: LowRankFactors) -> Any:
     """PEFT's layer around a copy of `layer`, with the LoRA's factors."""
-    peer: Any = lora_layers.Linear(
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import Linear
+
+    peer: Any = Linear(
         deepcopy(layer),
         "default",
         LoraConfig(),
@@ -108,6 +109,7 @@ def test_the_sum_of_two_is_not_the_product_of_sums(model: DiffusionModel, base: 
     assert (change.flatten(1) - one.scale * sums).abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_thousand_patches_come_back_to_the_same_bits_and_keep_no_more_than_the_layers(
     model: DiffusionModel, base: BaseLayers, patch: WeightPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_devices_for_those_who_wait_run_the_batches_of_the_others_on_their_kind(
     assert moved.rates == {Course(noise, (small,)): 1.0, Course(late, (small,)): 0.5, Course(late, (far,)): 0.25}
 
 
+@pytest.mark.slow
 def test_after_a_burst_nobody_is_late_for_long_where_late_requests_are_painted() -> None:
     """Forty a second for half a minute, then what seven of eight devices carry: all of these were late, for as long as
     that load went on."""
