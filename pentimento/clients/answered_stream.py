@@ -1,4 +1,4 @@
-"""A stream of requests and answers, each of one kind of its message's `oneof`."""
+"""A stream of requests and answers, with the kinds of the messages' `oneof`."""
 
 import asyncio
 from typing import Generic, Literal, Protocol, TypeVar, cast
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer", bound=_Answer)
 
 
 class AnsweredStream(Generic[Request, Answer]):
-    """Writes and reads one call. `gone_reason` and `other_end` say of whom it is told that the stream ended."""
+    """Write and read one call. `gone_reason` and `other_end` name the other end in errors."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Request, Answer]", gone_reason: str, other_end: str) -> None:
         self._call = call
@@ -27,7 +27,7 @@ class AnsweredStream(Generic[Request, Answer]):
         self._written = WrittenCall(call)
 
     async def send(self, message: Request) -> None:
-        """Write a message. Raises what the other end ended the stream with."""
+        """Write a message. Raises the error with which the other end ended the stream."""
         async with self._written.domain_errors():
             try:
                 await self._call.write(message)
@@ -37,8 +37,8 @@ class AnsweredStream(Generic[Request, Answer]):
                 raise self._gone() from None
 
     async def read(self, wanted: str) -> Answer:
-        """Return the next answer. Raises what the other end ended the stream with, and Aborted (STALE_FRAME) where the
-        answer is of another kind than `wanted`."""
+        """Return the next answer. Raises the error with which the other end ended the stream; Aborted (STALE_FRAME) for
+        an answer of another kind than `wanted`."""
         async with self._written.domain_errors():
             answer = await self._call.read()
         if answer is grpc.aio.EOF:
@@ -49,7 +49,7 @@ class AnsweredStream(Generic[Request, Answer]):
         return message
 
     def cancel(self) -> None:
-        """End the stream at once."""
+        """End the stream immediately."""
         self._call.cancel()
 
     def _gone(self) -> Unavailable:

@@ -1,4 +1,4 @@
-"""Client of several embedders that are alike."""
+"""Client of several equal embedders."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,18 +11,20 @@ from pentimento.domain.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
-# Of those that the plan names; the configured one is asked after them.
+# The plan's embedders; the configured one comes after them.
 TRIES = 2
 EmbedderCall = Callable[[EmbedderClient], Awaitable[tuple[Embedding, ...]]]
 
 
 class Embedders:
-    """Takes calls as one `EmbedderClient` does, and gives each to the embedder with the fewest of them under way; of
-    equals to the same one for the same input, which may remember it. One that is gone is passed over once. An encoder
-    that refused a picture, having texts alone, is sent no other. On the event loop only."""
+    """Distribute calls over embedders, with the methods of `EmbedderClient`; on the event loop only.
+
+    A call goes to the embedder with the fewest running calls; among equals the same input goes to the same one, which
+    may have memoized it. An unavailable embedder is skipped once. An encoder without an image tower gets no second
+    image."""
 
     def __init__(self, open_client: Callable[[str], EmbedderClient], configured: str) -> None:
-        """`configured` is asked while `follow` names nobody, and where those it names are gone."""
+        """Start with the `configured` embedder; it is also the fallback if those of `follow` are unavailable."""
         self._open_client = open_client
         self._configured = configured
         self._planned: tuple[str, ...] = ()
@@ -33,11 +35,11 @@ class Embedders:
 
     @property
     def embeds_images(self) -> bool:
-        """Return False where the encoder is known to have texts alone."""
+        """Return False if the encoder is known to embed only texts."""
         return self._encoder_digest not in self._texts_alone
 
     def follow(self, planned: Sequence[str]) -> None:
-        """Ask these from now on."""
+        """Use these embedders from now on."""
         self._planned = tuple(planned)
         wanted = dict.fromkeys((*planned, self._configured))
         self._clients = {address: self._clients.get(address) or self._open_client(address) for address in wanted}
@@ -55,7 +57,7 @@ class Embedders:
         self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
         """Return a vector for each image, in order; `images` are PNG, JPEG or WebP. Raises FailedPrecondition
-        NO_IMAGE_TOWER where the encoder has texts alone."""
+        NO_IMAGE_TOWER if the encoder embeds only texts."""
         digest = self._encoder_digest
         if not self.embeds_images:
             raise FailedPrecondition(Reason.NO_IMAGE_TOWER, "the encoder embeds texts only")
@@ -71,7 +73,7 @@ class Embedders:
             raise
 
     async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:
-        # As they are now: one that is still to be asked may leave the plan meanwhile.
+        # A copy: an embedder may leave the plan during the calls.
         clients, (*others, last) = self._clients, self._in_order(seed)
         for address in others:
             try:

@@ -1,4 +1,4 @@
-"""Errors of a call as the domain's: what the other process raised, or that it could not be reached."""
+"""Turn errors of calls into the domain's: the other process's error, or Unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -12,7 +12,7 @@ from pentimento.rpc.errors import error_from_rpc
 
 Known = TypeVar("Known")
 
-# What grpc.aio says of a write that failed; for how long the other end's status is waited for then.
+# grpc.aio's message for a failed write, and the time to wait for the other end's status then.
 _WRITE_FAILED = "Internal error from Core"
 _LOOK_S = 0.01
 _LOOKS = 100
@@ -20,8 +20,7 @@ _LOOKS = 100
 
 @contextmanager
 def domain_errors() -> Iterator[None]:
-    """Turn a failed RPC into the `PentimentoError` of the catalogue. Goes around a call, or the reading of its
-    stream."""
+    """Turn a failed RPC into the `PentimentoError` of the catalogue; wraps a call or the reading of its stream."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -30,8 +29,8 @@ def domain_errors() -> Iterator[None]:
 
 @contextmanager
 def judging_answers() -> Iterator[None]:
-    """Goes around what judges an answer: nonsense is the other end's (Aborted, STALE_FRAME), and tells nothing of the
-    request, which the other end itself refuses by InvalidArgument."""
+    """Turn InvalidArgument into Aborted (STALE_FRAME); wraps the validation of an answer. An invalid answer is a fault
+    of the other end, not of the request."""
     try:
         yield
     except InvalidArgument as error:
@@ -39,8 +38,8 @@ def judging_answers() -> Iterator[None]:
 
 
 class WrittenCall:
-    """A call whose client writes messages one by one. Where one is being written while the other end refuses,
-    `grpc.aio` says INTERNAL in the place of the status that comes, a moment before or after it: this tells that one."""
+    """A call with messages that the client writes one by one. If the other end rejects the call during a write,
+    `grpc.aio` raises INTERNAL a moment before or after the real status; this class raises the real one."""
 
     def __init__(self, call: "grpc.aio.Call") -> None:
         self._call = call
@@ -49,14 +48,14 @@ class WrittenCall:
 
     @asynccontextmanager
     async def domain_errors(self) -> AsyncIterator[None]:
-        """Do as the function of that name does, around whatever waits for this call."""
+        """Turn failed RPCs into domain errors like the function of this name, for this call."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(await self._told(error)) from None
 
     async def _told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Return the other end's status, or the error itself where none comes in time."""
+        """Return the other end's status, or the error itself if none arrives in time."""
         for _ in range(_LOOKS):
             if self._ended is not None or error.details() != _WRITE_FAILED:
                 return self._ended or error
@@ -71,7 +70,7 @@ class WrittenCall:
 
 
 def _known(answer: Coroutine[Any, Any, Known]) -> Known:
-    """Return what a coroutine that has nothing to wait for returns."""
+    """Return the result of a coroutine that never waits."""
     try:
         answer.send(None)
     except StopIteration as returned:

@@ -1,4 +1,4 @@
-"""Client of what operators ask of the frontdoor; `image` is the public API."""
+"""Client of the frontdoor's service for operators; `image` is the public API."""
 
 import grpc.aio
 
@@ -8,7 +8,7 @@ from pentimento.clients.errors import domain_errors
 
 
 class FrontdoorClient:
-    """Calls a frontdoor's own service, which operators and the CLI ask."""
+    """Call a frontdoor's service for operators and the CLI."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = FrontdoorServiceStub(channel)

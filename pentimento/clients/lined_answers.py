@@ -1,4 +1,4 @@
-"""Answers to steps that went by a line: who waits for them, and until when they are kept."""
+"""Answers to steps that were sent by a line: the waiting callers, and the lifetime of answers."""
 
 import asyncio
 import threading
@@ -15,14 +15,15 @@ from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.step_lines import AskingLine
 
-# How often somebody looks whether an answer is overdue.
+# Interval of the check for overdue answers.
 LOOK_S = 1.0
 
 
 class LinedAnswers:
-    """One stream's, which ends every wait when it ends, and a step that was not answered for `silent_after_s` ends it.
-    `listener` hears what comes, by default the event loop; `heard` is called where somebody who asks `arrived` and
-    `failed` is to ask again. On the event loop only, but for what says otherwise."""
+    """Hold the answers of one stream; on the event loop only, except where a method says otherwise.
+
+    The end of the stream ends every wait; a step without an answer for `silent_after_s` ends the stream. `listener`
+    reads the answers, by default the event loop; `heard` is called when `arrived` or `failed` may have changed."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class LinedAnswers:
         self._kept_from = 0
         self._error: PentimentoError | None = None
         self._closed = False
-        # One reads at a time, and nobody while the line is closed.
+        # One thread reads at a time, none while the line is being closed.
         self._reading = threading.Lock()
         self._hears_on_loop = listener is None
         self._listener = listener or LoopListener()
@@ -52,17 +53,17 @@ class LinedAnswers:
 
     @property
     def failed(self) -> bool:
-        """Whether no more answers will come; on any thread."""
+        """Return whether no further answers will arrive; on any thread."""
         return self._error is not None or self._closed
 
     @property
     def idle(self) -> bool:
-        """Whether all that was asked was answered; on any thread."""
+        """Return whether all steps are answered; on any thread."""
         return not self._asked_at
 
     def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
-        """Send a step's latents, and give answers of steps before `keeps_from` up, on any thread, one at a time.
-        Raises Unavailable where the line takes nothing."""
+        """Send a step's latents, and drop answers of steps before `keeps_from`; on any thread, one at a time. Raises
+        Unavailable if the line accepts nothing."""
         self._kept_from = keeps_from
         given_back: list[pb.SharedMemoryAck] = []
         for step in [step for step in list(self._found) if step < keeps_from or step == step_index]:
@@ -76,16 +77,16 @@ class LinedAnswers:
             raise
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's answer, as far as it has come and is not given up, on any thread."""
+        """Return the received part of a step's answer, unless dropped; on any thread."""
         if step_index in self._asked_at:
             self._hear()
         return self._found.get(step_index)
 
     async def of(self, step_index: int) -> ReceivedTensors:
-        """Return a step's whole answer; nothing for one that is given up by now: whoever asked for it took it as it
-        arrived. Raises what the stream ends with, Aborted (STALE_FRAME) for an answer to anything else."""
+        """Return a step's whole answer; empty for a dropped one, which its caller has read in parts. Raises the
+        stream's error; Aborted (STALE_FRAME) for an answer to another step."""
         waiting: asyncio.Future[ReceivedTensors] = self._loop.create_future()
-        # Before it looks: what is heard on another thread from here on is told to those who wait.
+        # Set before reading: answers that another thread reads from here on wake the waiting callers.
         self._waiting[step_index] = waiting
         try:
             found = self._whole(step_index)
@@ -98,7 +99,7 @@ class LinedAnswers:
             del self._waiting[step_index]
 
     def close(self) -> None:
-        """Let go of the line; who waits is cancelled, as by a call that is."""
+        """Close the line and cancel the waiting callers, like the end of a call does."""
         self._listener.forget(self._line.fileno())
         with self._reading:
             self._closed = True
@@ -109,7 +110,7 @@ class LinedAnswers:
             waiting.cancel()
 
     def _hear(self) -> None:
-        """On the listener's thread, and on that of whoever asks what arrived."""
+        """Read answers; on the listener's thread and on the threads of callers of `arrived`."""
         with self._reading:
             if self.failed:
                 return
@@ -119,7 +120,7 @@ class LinedAnswers:
             except PentimentoError as error:
                 self._listener.forget(self._line.fileno())
                 self._error = error
-        # Whoever hears on a thread of its own asks there what arrived.
+        # A listener with its own thread calls `arrived` on it.
         if self._hears_on_loop or self._waiting or self._error is not None:
             self._loop.call_soon_threadsafe(self._tell)
 
@@ -148,7 +149,7 @@ class LinedAnswers:
 
     async def _follow(self, stream: AnsweredStream[Any, Any]) -> None:
         try:
-            await stream.read("")  # nothing more is due there
+            await stream.read("")  # no further answer is due there
         except PentimentoError as error:
             self._fail(error)
 
@@ -164,22 +165,22 @@ class LinedAnswers:
 
 
 class MayBeLined:
-    """What a stream tells of its line on any thread, whether it has one or not."""
+    """Report the state of a stream's optional line; on any thread."""
 
     _line: LinedAnswers | None = None
 
     @property
     def lined(self) -> bool:
-        """Whether steps go by a line."""
+        """Return whether steps are sent by a line."""
         return self._line is not None
 
     @property
     def failed(self) -> bool:
-        """Whether no more answers will come by the line."""
+        """Return whether no further answers will arrive by the line."""
         line = self._line
         return line is None or line.failed
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's answer, as far as it has come by the line and is not given up."""
+        """Return the part of a step's answer that the line has received, unless dropped."""
         line = self._line
         return None if line is None else line.arrived(step_index)

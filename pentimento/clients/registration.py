@@ -1,13 +1,13 @@
-"""How a replica stays in the fleet: it registers, reports, and says when it goes.
+"""Keep a replica in the fleet: register, report, deregister.
 
     registration = Registration(controller, replica=lambda: ..., report=lambda: ...)
-    registration.start()            # once the service is warm; or `run()` where a task is at hand
-    registration.report_soon()      # optional: what the report says has just changed (draining)
+    registration.start()            # once the service is warm; or `run()` inside an existing task
+    registration.report_soon()      # optional: the report has just changed (draining)
     await registration.close()      # deregisters, within `RegistrationTiming.close_timeout_s`
 
-`run` never raises and never holds the service up: a controller that is away, restarted or talking nonsense costs
-log lines only. The controller's state is soft, so NOT_FOUND to a report means that it restarted, and the replica
-registers again. So it does where what it says of itself has changed and is in no report.
+`run` never raises and never blocks the service: an unavailable, restarted or faulty controller causes only log lines.
+The controller's state is soft: NOT_FOUND to a report means that it restarted, and the replica registers again. It also
+registers again if its description changed in a way that reports do not contain.
 """
 
 import asyncio
@@ -27,26 +27,24 @@ logger = logging.getLogger(__name__)
 
 
 class FleetRegistry(Protocol):
-    """The part of `ControllerClient` that a replica talks to. Every method raises `PentimentoError`s."""
+    """The methods of `ControllerClient` that a replica calls. Every method raises `PentimentoError`s."""
 
     async def register(self, replica: Replica) -> ReplicaLease:
         """Register the replica and return its lease."""
         ...
 
     async def report(self, report: ReplicaReport) -> object:
-        """Send a heartbeat. NotFound asks the replica to register
-        anew."""
+        """Send a heartbeat. NotFound asks the replica to register again."""
         ...
 
     async def deregister(self, instance_id: str, generation: int) -> None:
-        """Take the replica out of the fleet."""
+        """Remove the replica from the fleet."""
         ...
 
 
 @dataclass(frozen=True)
 class RegistrationTiming:
-    """Times of a registration, in seconds. The interval of the reports comes from the controller, kept within the two
-    limits here."""
+    """Times of a registration, in seconds. The controller chooses the report interval, within the two limits here."""
 
     retries: Backoff = Backoff(first_s=0.1, max_s=2.0)
     call_timeout_s: float = 1.0
@@ -57,8 +55,7 @@ class RegistrationTiming:
 
 
 def generation_at(clock: Clock) -> int:
-    """Return wall milliseconds at the start of a process, which grow from start to start of an instance without any
-    state."""
+    """Return the wall-clock milliseconds of a process's start, which grow from start to start without stored state."""
     return int(clock.wall() * 1000)
 
 
@@ -68,7 +65,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class RegistrationNews:
-    """Who is told on the event loop that the controller took the replica in, and that it answered a report."""
+    """Callbacks on the event loop: the controller registered the replica, or answered a report."""
 
     registered: Callable[[], None] = _nothing
     answered: Callable[[], None] = _nothing
@@ -78,7 +75,7 @@ NO_NEWS = RegistrationNews()
 
 
 class Registration:
-    """One replica's place in the fleet. `replica` and `report` are asked anew for every call, on the event loop."""
+    """Keep one replica registered. `replica` and `report` are called for every message, on the event loop."""
 
     def __init__(
         self,
@@ -98,7 +95,7 @@ class Registration:
         self._random = random_source or random.Random()
         self._lease: ReplicaLease | None = None
         self._known_as: tuple[str, int] | None = None
-        # What the controller knows of the replica that no report tells.
+        # The replica's description at the controller, without the parts that reports contain.
         self._told: Replica | None = None
         self._failures = 0
         self._wake = asyncio.Event()
@@ -121,11 +118,11 @@ class Registration:
             self._loop.cancel()
 
     def report_soon(self) -> None:
-        """Send the next report now instead of at its turn."""
+        """Send the next report now."""
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop reporting and deregister. Takes at most `close_timeout_s`; the lease ends what could not be said."""
+        """Stop reporting and deregister, within `close_timeout_s`; without a deregistration the lease expires."""
         self._closed = True
         if self._loop is not None:
             self._loop.cancel()
@@ -137,7 +134,7 @@ class Registration:
         try:
             async with asyncio.timeout(self._timing.close_timeout_s):
                 await self._controller.deregister(instance_id, generation)
-        except Exception as error:  # nothing is lost: the lease runs out by itself
+        except Exception as error:  # harmless: the lease expires
             logger.info("could not deregister (%s: %s)", type(error).__name__, error)
 
     async def _keep_registered(self) -> None:
@@ -146,11 +143,11 @@ class Registration:
             await self._pause(self._delay_s())
 
     async def _attempt(self, call: Callable[[], Awaitable[None]]) -> None:
-        """One call; a failure of any kind is counted and logged once per outage, never raised."""
+        """Make one call; failures are counted, and logged once per outage, never raised."""
         try:
             async with asyncio.timeout(self._timing.call_timeout_s):
                 await call()
-        except Exception as error:  # whatever it is, the service goes on and so does the next attempt
+        except Exception as error:  # after any error the service and the next attempt continue
             self._note_failure(error)
         else:
             if self._failures:
@@ -175,7 +172,7 @@ class Registration:
         try:
             await self._controller.report(self._report())
         except (NotFound, FailedPrecondition):
-            # A restarted controller does not know us, or another start of this instance took our place.
+            # The controller restarted, or another start of this instance replaced this one.
             self._lease = None
             await self._register()
         else:
@@ -186,7 +183,7 @@ class Registration:
         if self._failures > 1:
             return
         if isinstance(error, FailedPrecondition):
-            # Another live process has the identity: nobody is sent here until this one has its own.
+            # Another live process has this identity: no requests come here until this process has its own.
             logger.error("the controller rejects this replica (%s): %s", error.reason, error.message)
         elif isinstance(error, PentimentoError | TimeoutError):
             logger.warning("controller cannot be reached (%s: %s); serving continues", type(error).__name__, error)
@@ -206,8 +203,8 @@ class Registration:
 
 
 def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) -> float:
-    """Return the seconds between reports that the lease asks for, unless it is nonsense: at least two reports a lease,
-    within our own limits."""
+    """Return the lease's interval between reports in seconds, bounded by two reports per lease and by the limits of
+    `RegistrationTiming`."""
     if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
         return timing.default_interval_s
     asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
@@ -215,7 +212,7 @@ def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) ->
 
 
 def _unreported(replica: Replica) -> Replica:
-    # LoRAs come and go with every picture; whoever paints with them is told with the credits.
+    # LoRAs change with every image; the credits report them.
     return replace(replica, resident_models=(), held_model_digest="", adapters=())
 
 

@@ -1,4 +1,4 @@
-"""The events of one request over several calls: a stream that breaks is asked for again, and goes on where it was."""
+"""Yield the events of one request over several calls: a broken stream is reopened and continues."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from pentimento.domain.errors import Cancelled, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress
 from pentimento.domain.reasons import Reason
 
-# Asks under an idempotency key, and with a deadline in milliseconds from now.
+# Makes a call with an idempotency key and a deadline in milliseconds from now.
 StreamCall = Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]
 
 
@@ -23,12 +23,12 @@ async def retried_events(
     deadline_ms: int | None = None,
     accepted: bool = False,
 ) -> AsyncGenerator[GenerateEvent, None]:
-    """Yield the events of `call`, which is made under a key and with a deadline, and again where the server did not
-    answer. `accepted`: it is of a request that was accepted before."""
+    """Yield the events of `call`, which gets a key and a deadline and is retried if the server does not answer.
+    `accepted`: the request was accepted before."""
     key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
     deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
     for attempt in itertools.count(1):
-        # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
+        # With a generated key a retry is a new request; with the caller's key the caller decides.
         may_begin_anew = begun_anew < retries.tries - 1 and not idempotency_key
         begin_anew, wished_ms = False, None
         try:
@@ -55,13 +55,13 @@ async def retried_events(
 
 
 def taken_for_gone(error: PentimentoError) -> bool:
-    """Return whether a request, or one of its several pictures, ended because its client's connection broke."""
+    """Return whether a request, or one of its images, ended because its client's connection broke."""
     return error.reason == Reason.CLIENT_LEFT
 
 
 class ReportedEvents:
-    """The events that a stream has given, by kind and picture, so that a retry gives nothing but progress again, and
-    none of a picture that has ended; where it is another request, all else of that one."""
+    """Record the events of a stream by kind and image. A retry repeats only progress, and none of ended images; if it
+    is another request, all its events are new."""
 
     def __init__(self) -> None:
         self._request_id: str | None = None
@@ -72,16 +72,16 @@ class ReportedEvents:
 
     @property
     def accepted(self) -> bool:
-        """Whether the server has accepted a request."""
+        """Return whether the server has accepted a request."""
         return self._request_id is not None
 
     @property
     def all_completed(self) -> bool:
-        """Whether all has been told: how the call ends after it concerns nobody."""
+        """Return whether all images have ended; an error of the call after that is ignored."""
         return self._has_picture and len(self._ended) == self._count
 
     def is_new(self, event: GenerateEvent) -> bool:
-        """Return whether the caller has not had such an event yet, and note that it now has."""
+        """Return whether the caller has not received such an event yet, and record it."""
         if isinstance(event, Accepted):
             return self._begin(event)
         key = (type(event), event.image_index)
@@ -94,7 +94,7 @@ class ReportedEvents:
         return True
 
     def _begin(self, accepted: Accepted) -> bool:
-        """Return whether it is another request than before."""
+        """Return whether an event begins another request."""
         if accepted.request_id == self._request_id:
             return False
         self._request_id, self._given = accepted.request_id, set()

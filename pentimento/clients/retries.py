@@ -1,4 +1,4 @@
-"""When a call that the server did not answer is made again."""
+"""Retry calls that the server did not answer."""
 
 import asyncio
 import random
@@ -13,16 +13,16 @@ from pentimento.domain.reasons import Reason
 
 T = TypeVar("T")
 
-# A request that the server has accepted has ended so: whoever asks again is told the same.
+# The final error of an accepted request: a retry would get the same.
 _ENDS = (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When a failed call is tried again; seconds, and at most `tries` calls in all (1: never again). For a request that
-    the server has accepted there are `accepted_tries` where that is more: it goes on while nobody answers, and a server
-    takes longer to start again than a call should take to fail. Pauses double, and are drawn at random so that clients
-    spread out."""
+    """Decide about retries of failed calls; pauses in seconds, `tries` calls at most (1: no retry).
+
+    An accepted request gets `accepted_tries` if that is more: it continues meanwhile, and a restart of a server takes
+    longer than a call should take to fail. Pauses double, with a random factor that spreads clients."""
 
     tries: int = 6
     first_pause_s: float = 0.2
@@ -31,14 +31,13 @@ class RetryPolicy:
     accepted_tries: int = 30
 
     def pause_s(self, attempt: int, wished_ms: int | None) -> float:
-        """Return the pause after the failure of try `attempt` (1, 2, …): at least what the server asked for
-        (RetryInfo)."""
+        """Return the pause after the failure of try `attempt` (1, 2, …), at least the server's RetryInfo."""
         pauses = Backoff(self.first_pause_s, self.max_pause_s)
         return max(pauses.random_delay_s(attempt, self.generator), (wished_ms or 0) / 1000)
 
     def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
-        """Return how often a call that failed so is made at most. `accepted`: it waits for an accepted request; `late`:
-        the caller's deadline has passed, in which another request would come too late."""
+        """Return the most tries of a call after an error. `accepted`: the call waits for an accepted request; `late`:
+        the caller's deadline has passed, so another request would be late."""
         if accepted and error.reason in _ENDS:
             return 1
         if late:
@@ -46,7 +45,7 @@ class RetryPolicy:
         return max(self.tries, self.accepted_tries) if accepted and self.tries > 1 else self.tries
 
     async def answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what `call` answers, which is made again while the server does not (UNAVAILABLE)."""
+        """Return the answer of `call`, retried while the server does not answer (UNAVAILABLE)."""
         attempt = 1
         while True:
             try:
@@ -60,7 +59,7 @@ class RetryPolicy:
 
 
 class CallersDeadline:
-    """The time that a caller gives a request from now on, whatever is begun anew; None is no end."""
+    """A caller's deadline for a request and all its retries; None is no deadline."""
 
     def __init__(self, deadline_ms: int | None) -> None:
         self._deadline_ms = deadline_ms
@@ -68,12 +67,12 @@ class CallersDeadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether the deadline has passed."""
         return self._deadline_ms is not None and self._left_ms(self._deadline_ms) <= 0
 
     @property
     def left_ms(self) -> int | None:
-        """What is left, at least a millisecond, of which a server says that it is over."""
+        """Return the milliseconds left, at least one: the server then reports the passed deadline."""
         return None if self._deadline_ms is None else max(self._left_ms(self._deadline_ms), 1)
 
     def _left_ms(self, deadline_ms: int) -> int:

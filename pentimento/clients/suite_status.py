@@ -1,4 +1,4 @@
-"""A suite as its controller, frontdoor and gateway tell of it: what `pentimento status` and the console show."""
+"""Collect the status of controller, frontdoor and gateway, for `pentimento status` and the console."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -16,8 +16,8 @@ from pentimento.domain.provenance_document import as_json
 
 @dataclass(frozen=True)
 class SuiteStatus:
-    """A part is None where its process is not part of the suite or did not answer; `unanswered` says why, by the
-    process's name."""
+    """Hold the status of a suite. A part is None if its process is missing or did not answer; `unanswered` has the
+    reasons by process."""
 
     fleet: Fleet | None
     frontdoor: FrontdoorStatus | None
@@ -26,7 +26,7 @@ class SuiteStatus:
 
     @property
     def answered(self) -> bool:
-        """Whether any process did."""
+        """Return whether any process answered."""
         return any(part is not None for part in (self.fleet, self.frontdoor, self.cache))
 
     @classmethod
@@ -66,5 +66,5 @@ async def gathered(
     frontdoor: Awaitable[FrontdoorStatus | None],
     cache: Awaitable[CacheStatistics | None],
 ) -> SuiteStatus:
-    """Return what the three answer, asked at once; one that fails leaves its part out and its reason in."""
+    """Call all three concurrently; a failed one has a reason in place of its part."""
     return SuiteStatus.of(*await asyncio.gather(fleet, frontdoor, cache, return_exceptions=True))

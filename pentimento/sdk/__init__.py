@@ -8,8 +8,8 @@
         for image in client.generate_all(ImageRequest("a blue ring", image_count=4)).images:
             image.to_pil().show()
 
-`AsyncClient` is the same for asyncio. Both stream typed events, and raise the errors of `pentimento.domain.errors`.
-Names are imported when they are first used: what does not call needs no grpc.
+`AsyncClient` is the same for asyncio. Both stream typed events and raise the errors of `pentimento.domain.errors`.
+Names are imported on first use, so that programs without calls need no grpc.
 """
 
 import importlib

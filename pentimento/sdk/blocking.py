@@ -1,4 +1,4 @@
-"""The public API for programs without asyncio: the asyncio client on a thread of its own."""
+"""The public API for programs without asyncio: the asyncio client on its own thread."""
 
 import asyncio
 import atexit
@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 
 class Client:
-    """`AsyncClient` with blocking methods; safe to share among threads. An interrupt (Ctrl-C) cancels the request. One
-    that nobody closes is closed with the interpreter. It does not outlast a fork, and neither does gRPC: a process that
-    was forked off after the first client has none (RuntimeError); one that was spawned makes its own."""
+    """`AsyncClient` with blocking methods; threads may share it.
+
+    An interrupt (Ctrl-C) cancels the request. The interpreter closes clients at its exit. Like gRPC, a client does not
+    survive a fork: a process forked after the first client cannot use any (RuntimeError); a spawned one can."""
 
     def __init__(
         self,
@@ -47,9 +48,9 @@ class Client:
         tls_client_key_file: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """As `AsyncClient`."""
+        """Connect; arguments as for `AsyncClient`."""
         self._loop = asyncio.new_event_loop()
-        # Whether no work is begun any more, and whether none of it is looked at.
+        # Whether no work starts any more, and whether the loop handles no callbacks any more.
         self._closed = self._stopped = False
         self._why_closed = "the client is closed"
         self._ending: set[asyncio.Task[None]] = set()
@@ -87,7 +88,7 @@ class Client:
         self._end()
 
     def _run(self) -> None:
-        """Run the loop until it is stopped, then tell whoever came too late that their work does not begin."""
+        """Run the loop until it is stopped, then handle late calls, which get an error."""
         self._loop.run_forever()
         self._closed = self._stopped = True
         self._loop.call_soon(self._loop.stop)
@@ -104,13 +105,13 @@ class Client:
         return self._call(self._client.generate(request, idempotency_key=idempotency_key))
 
     def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
-        """Return the finished images of a request for several; as `AsyncClient.generate_all`."""
+        """Return the finished images of a request for several; like `AsyncClient.generate_all`."""
         return self._call(self._client.generate_all(request, idempotency_key=idempotency_key))
 
     def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Generator[GenerateEvent, None, None]:
-        """Yield what `AsyncClient.stream` does. Leaving the loop early cancels the request."""
+        """Yield the events of `AsyncClient.stream`. Leaving the loop early cancels the request."""
         return self._events(
             self._client.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         )
@@ -123,7 +124,7 @@ class Client:
         deadline_ms: int | None = None,
         idempotency_key: str = "",
     ) -> GeneratedImage:
-        """Return the image of a completed request, generated again; as `AsyncClient.replay`."""
+        """Return the image of a completed request, generated again; like `AsyncClient.replay`."""
         return self._call(
             self._client.replay(request_id, inputs=inputs, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
         )
@@ -131,7 +132,7 @@ class Client:
     def replay_stream(
         self, request: ReplayRequest, *, idempotency_key: str = ""
     ) -> Generator[GenerateEvent, None, None]:
-        """Yield what `stream` does, of an image that is generated again."""
+        """Yield the events of a replay, like `stream`."""
         return self._events(self._client.replay_stream(request, idempotency_key=idempotency_key))
 
     def _events(self, events: AsyncGenerator[T, None]) -> Generator[T, None, None]:
@@ -139,7 +140,7 @@ class Client:
             while (event := self._call(next_or_none(events))) is not None:
                 yield event
         finally:
-            # With the client its streams have ended: whoever lets go of one afterwards hears nothing of it.
+            # A closed client has ended its streams, so that closing one does nothing.
             if not self._closed:
                 self._let_go(events)
 
@@ -147,25 +148,25 @@ class Client:
         if threading.current_thread() is not self._thread:
             self._call(events.aclose())
             return
-        # Of a generator that nobody closed the garbage collector lets go, on whichever thread: ours waits for nobody.
+        # The garbage collector closes an abandoned generator on any thread; the loop's own thread must not wait.
         ending = self._loop.create_task(events.aclose())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
     def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
-        """Have the request painted as a job, which goes on without this client; as `AsyncClient.submit`."""
+        """Submit the request as a job, which continues without this client; like `AsyncClient.submit`."""
         return self._call(self._client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook_url))
 
     def attach(self, request_id: str) -> Generator[GenerateEvent, None, None]:
-        """Yield what `stream` does, of a request that was asked for before. Leaving the loop early cancels no job."""
+        """Yield the events of an earlier request, like `stream`. Leaving the loop early cancels no job."""
         return self._events(self._client.attach(request_id))
 
     def wait(self, request_id: str) -> GeneratedImage:
-        """Return the image of a request that was asked for before, once it is there. An interrupt cancels no job."""
+        """Wait for an earlier request and return its image. An interrupt cancels no job."""
         return self._call(self._client.wait(request_id))
 
     def wait_all(self, request_id: str) -> ImageSet:
-        """Return the images of a request that was asked for before; as `AsyncClient.wait_all`."""
+        """Wait for an earlier request and return its images; like `AsyncClient.wait_all`."""
         return self._call(self._client.wait_all(request_id))
 
     def result(self, request_id: str) -> GeneratedImage:
@@ -181,44 +182,44 @@ class Client:
         return self._events(self._client.jobs(*states))
 
     def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return an address of an image that expires; as `AsyncClient.result_url`."""
+        """Return a URL of an image that expires; like `AsyncClient.result_url`."""
         return self._call(self._client.result_url(request_id, expires_in_ms=expires_in_ms))
 
     def webhook_key(self) -> str:
-        """Return what webhooks of this tenant are signed with (Standard Webhooks, whsec_…)."""
+        """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
         return self._call(self._client.webhook_key())
 
     def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
-        """Keep what a completed request's image started from for so long from now; as `AsyncClient.pin`."""
+        """Keep the start of a completed request's image for a time from now; like `AsyncClient.pin`."""
         return self._call(self._client.pin(request_id, duration_ms))
 
     def unpin(self, request_id: str) -> None:
-        """End the pin of a request; no error where it has none."""
+        """End the pin of a request; without one do nothing."""
         self._call(self._client.unpin(request_id))
 
     def cancel(self, request_id: str) -> RequestState:
-        """Stop a request within one denoising step, and return the state it is in afterwards."""
+        """Cancel a request within one denoising step, and return its state afterwards."""
         return self._call(self._client.cancel(request_id))
 
     def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return the request's state, with its image when it is completed. NotFound when there is none, or it is
-        another tenant's."""
+        """Return a request's state, with its image if it is completed. NotFound for an unknown request or another
+        tenant's."""
         return self._call(self._client.get_request(request_id, omit_image=omit_image))
 
     def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
-        """Return the route that `generate` would take now, and so many of the cache's nearest entries (at most 50)."""
+        """Return the route that `generate` would take now, and up to 50 of the cache's nearest entries."""
         return self._call(self._client.explain(request, neighbour_count=neighbour_count))
 
     def list_models(self) -> tuple[ModelInfo, ...]:
-        """Return the models that are served, with their limits."""
+        """Return the served models with their limits."""
         return self._call(self._client.list_models())
 
     def list_adapters(self) -> tuple[Adapter, ...]:
-        """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
+        """Return the LoRAs and ControlNets that a request may name, with the models that they fit."""
         return self._call(self._client.list_adapters())
 
     async def _open(self, address: str, **options: Any) -> AsyncClient:
-        # On the loop's own thread: a channel belongs to the loop it was made on.
+        # On the loop's thread: a channel belongs to the loop that it was created on.
         return AsyncClient(address, **options)
 
     async def _finish(self) -> None:
@@ -232,9 +233,9 @@ class Client:
         await self._loop.shutdown_asyncgens()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop's thread. Wherever an interrupt comes, the work is cancelled and has ended."""
+        """Run `work` on the loop's thread. An interrupt at any point cancels the work and waits for its end."""
         begun: list[asyncio.Task[T]] = []
-        # A lock of `threading`, and a future's, may be left in disorder by an interrupt; this queue is one call into C.
+        # An interrupt may leave locks of `threading` and futures inconsistent; this queue is a single call into C.
         ended: SimpleQueue[None] = SimpleQueue()
 
         def begin() -> None:
@@ -264,17 +265,17 @@ class Client:
             raise RuntimeError("the client was closed during the call") from error
 
     def _hand_over(self, act: Callable[[], None], ended: "SimpleQueue[None]") -> None:
-        """Have the loop's thread act, and wait for the end that it leads to; not where it acts no more."""
-        # A loop that is closed takes nothing.
+        """Run `act` on the loop's thread and wait until it signals `ended`; do nothing after the loop stopped."""
+        # A closed loop raises.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
-        # What was handed over before is looked at: it is looked once more after this is set.
+        # After `_stopped` is set the loop runs its callbacks once more, so earlier ones still signal.
         if not self._stopped:
             ended.get()
 
 
-# Whose threads run. They do not outlive the interpreter, and a fork has none of them: who then let go of a stream, or
-# asked anything, would wait for ever.
+# Clients with a running thread. At the interpreter's exit and in a fork these threads are missing: a call or the close
+# of a stream would wait for ever.
 _OPEN: set[Client] = set()
 
 
@@ -289,7 +290,7 @@ def _close_all() -> None:
 def _leave_all_to_the_parent() -> None:
     for client in _OPEN:
         client._closed = client._stopped = True
-        client._why_closed = "the client is of the process that this one was forked off from"
+        client._why_closed = "the client belongs to the parent process of a fork"
     _OPEN.clear()
 
 
@@ -297,5 +298,5 @@ os.register_at_fork(after_in_child=_leave_all_to_the_parent)
 
 
 async def next_or_none(events: AsyncGenerator[T, None]) -> T | None:
-    """Return the next one; None at the end of the stream."""
+    """Return the next event; None at the end of the stream."""
     return await anext(events, None)

@@ -32,11 +32,11 @@ from pentimento.sdk.job_calls import JobCalls
 
 
 class AsyncClient:
-    """Calls `pentimento.api.image.v1.ImageService` at `address` (host:port or unix:/path).
+    """Call `pentimento.api.image.v1.ImageService` at `address` (host:port or unix:/path).
 
-    A call that the server did not answer (UNAVAILABLE) is made again. Every request carries an idempotency key, the
-    caller's or one made for it, by which the server goes on with the first one; nothing is painted twice. Who waits for
-    a request that was accepted waits through a restart of the server.
+    A call that the server does not answer (UNAVAILABLE) is retried. Every request has an idempotency key, the caller's
+    or a new one: a retry continues the first request, so that no image is generated twice. Waiting for an accepted
+    request continues through a restart of the server.
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class AsyncClient:
         tls_client_key_file: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """`tls_ca_file`: PEM authorities of the server, which is called over TLS then; the other two are shown to one
-        that asks for a certificate. InvalidArgument names a file that lacks, SettingsError one that is none; in a
-        process that was forked off after the first client, RuntimeError."""
+        """Connect to the server.
+
+        `tls_ca_file`: PEM authorities of the server, for TLS; the other two files hold the client's certificate.
+        InvalidArgument names a missing file, SettingsError an invalid one; RuntimeError in a process forked after the
+        first client."""
         settings = client_settings(tls_ca_file, tls_client_cert_file, tls_client_key_file)
         self._channel = open_channel(address, settings, token or None)
         self._images = ImageClient(self._channel)
@@ -73,8 +75,8 @@ class AsyncClient:
     async def generate(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> GeneratedImage:
-        """Return the finished image. Cancelling the task cancels the request. InvalidArgument for several images,
-        which `generate_all` returns."""
+        """Return the finished image. Cancelling the task cancels the request. InvalidArgument for several images: use
+        `generate_all`."""
         if request.image_count not in (None, 1):
             raise InvalidArgument.of("image_count", f"must be 1, got {request.image_count}: generate_all has several")
         return await _image_of(
@@ -87,8 +89,8 @@ class AsyncClient:
         )
 
     async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
-        """Return the finished images of a request, as many as its `image_count`, and why others failed. Raises the
-        first one's error where all did. Cancelling the task cancels the request."""
+        """Return the finished images of a request, and the errors of the others. If all failed, raise the first error.
+        Cancelling the task cancels the request."""
         return await images_of(self.stream(request, idempotency_key=idempotency_key, omit_progress=True))
 
     def stream(
@@ -99,10 +101,12 @@ class AsyncClient:
         preview_interval_steps: int = 0,
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed; of several images the last three of each, with its index, and
-        failed for one that will not come. `omit_progress`: not routed, and of the progress only what has a preview. A
-        retry goes on in the same stream; where it is another request, accepted comes again, and it has what is left of
-        the deadline. Close it (`aclose`) to cancel."""
+        """Yield accepted, routed, progress and completed; for several images the last three per image, with its index,
+        or failed.
+
+        `omit_progress`: without routed, and only progress with a preview. A retry continues in the same stream; if it
+        is another request, accepted comes again, and it has the rest of the deadline. Close the generator (`aclose`) to
+        cancel."""
         return self._retried(
             lambda key, deadline_ms: self._images.generate(
                 replace(request, deadline_ms=deadline_ms), key, preview_interval_steps, omit_progress=omit_progress
@@ -119,16 +123,18 @@ class AsyncClient:
         deadline_ms: int | None = None,
         idempotency_key: str = "",
     ) -> GeneratedImage:
-        """Return the image of a completed request, generated again. `inputs` are the bytes that it came with, by their
-        place ("init_image.image"). Its provenance says whether the bytes are the first ones (`replay_equal`). NotFound
-        ANCESTOR_GONE where what it started from is not kept any more, UNKNOWN_REQUEST where the request is not."""
+        """Return the image of a completed request, generated again.
+
+        `inputs` are the request's input images by field ("init_image.image"). The provenance says whether the bytes are
+        the same (`replay_equal`). NotFound ANCESTOR_GONE if the image's start is no longer stored, UNKNOWN_REQUEST if
+        the request is not."""
         asked = ReplayRequest(request_id, tuple((inputs or {}).items()), deadline_ms)
         return await _image_of(self.replay_stream(asked, idempotency_key=idempotency_key))
 
     def replay_stream(
         self, request: ReplayRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield what `stream` does, of an image that is generated again."""
+        """Yield the events of a replay, like `stream`."""
         return self._retried(
             lambda key, deadline_ms: self._images.replay(
                 replace(request, deadline_ms=deadline_ms), key, preview_interval_steps
@@ -138,23 +144,23 @@ class AsyncClient:
         )
 
     async def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
-        """Have the request painted as a job, which goes on without this client, and return its id once it is accepted.
-        `webhook_url` is called when it has ended, where the deployment allows its host."""
+        """Submit the request as a job, which continues without this client, and return its id once it is accepted.
+        `webhook_url` is called at its end, if the deployment allows the host."""
         return await self._jobs.submit(request, idempotency_key, webhook_url)
 
     def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield what `stream` does, of a request that was asked for before; a retry goes on in the same stream. Closing
-        it cancels no job."""
+        """Yield the events of an earlier request, like `stream`; a retry continues in the same stream. Closing the
+        generator cancels no job."""
         return self._retried(self._jobs.attached(request_id), idempotency_key=request_id, accepted=True)
 
     async def wait(self, request_id: str) -> GeneratedImage:
-        """Return the image of a request that was asked for before, once it is there; raises what it ended with.
-        Cancelling the task cancels no job. InvalidArgument for several images, which `wait_all` returns."""
+        """Wait for an earlier request and return its image, or raise its error. Cancelling the task cancels no job.
+        InvalidArgument for several images: use `wait_all`."""
         return await _image_of(self.attach(request_id))
 
     async def wait_all(self, request_id: str) -> ImageSet:
-        """Return the images of a request that was asked for before, once all have ended, and why others failed.
-        Raises the first one's error where all did. Cancelling the task cancels no job."""
+        """Wait for an earlier request and return its images, and the errors of the failed ones. If all failed, raise
+        the first error. Cancelling the task cancels no job."""
         return await images_of(self.attach(request_id))
 
     async def result(self, request_id: str) -> GeneratedImage:
@@ -170,21 +176,22 @@ class AsyncClient:
         return self._jobs.jobs(frozenset(states))
 
     async def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return an address under which anybody may read the image of a completed request until it expires: a path of
-        the HTTP API where that serves it."""
+        """Return a URL of a completed request's image, readable without a token until it expires; a path if the HTTP
+        API serves it."""
         return await self._jobs.result_url(request_id, expires_in_ms)
 
     async def webhook_key(self) -> str:
-        """Return what webhooks of this tenant are signed with (Standard Webhooks, whsec_…)."""
+        """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
         return await self._jobs.webhook_key()
 
     async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
-        """Keep what a completed request's image started from for so long from now: until then it can be replayed.
-        ResourceExhausted QUOTA_EXCEEDED beyond what the tenant may pin, NotFound ANCESTOR_GONE where it is too late."""
+        """Keep the start of a completed request's image, so that it can be replayed for a time from now.
+        ResourceExhausted QUOTA_EXCEEDED above the tenant's quota, NotFound ANCESTOR_GONE if the start is no longer
+        stored."""
         return await self._retries.answered(lambda: self._images.pin(request_id, duration_ms))
 
     async def unpin(self, request_id: str) -> None:
-        """End the pin of a request; no error where it has none."""
+        """End the pin of a request; without one do nothing."""
         await self._retries.answered(lambda: self._images.unpin(request_id))
 
     def _retried(
@@ -195,32 +202,32 @@ class AsyncClient:
         )
 
     async def cancel(self, request_id: str) -> RequestState:
-        """Stop a request within one denoising step, and return the state it is in afterwards."""
+        """Cancel a request within one denoising step, and return its state afterwards."""
         return await self._retries.answered(lambda: self._images.cancel(request_id))
 
     async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return the request's state, with its image when it is completed. NotFound when there is none, or it is
-        another tenant's."""
+        """Return a request's state, with its image if it is completed. NotFound for an unknown request or another
+        tenant's."""
         return await self._retries.answered(lambda: self._images.get_request(request_id, omit_image))
 
     async def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
-        """Return the route that `generate` would take now, and so many of the cache's nearest entries (at most 50)."""
+        """Return the route that `generate` would take now, and up to 50 of the cache's nearest entries."""
         return await self._retries.answered(lambda: self._images.explain(request, neighbour_count=neighbour_count))
 
     async def list_models(self) -> tuple[ModelInfo, ...]:
-        """Return the models that are served, with their limits."""
+        """Return the served models with their limits."""
         return await self._retries.answered(self._images.list_models)
 
     async def list_adapters(self) -> tuple[Adapter, ...]:
-        """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
+        """Return the LoRAs and ControlNets that a request may name, with the models that they fit."""
         return await self._retries.answered(self._images.list_adapters)
 
 
 async def _image_of(stream: AsyncGenerator[GenerateEvent, None]) -> GeneratedImage:
-    """Return the image that the stream ends with."""
+    """Return the image at the end of a stream."""
     image: GeneratedImage | None = None
     async with aclosing(stream) as events:
-        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
+        # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
         async for event in events:
             if isinstance(event, Accepted) and event.image_request_ids:
                 count = len(event.image_request_ids)

@@ -44,8 +44,8 @@ class GeneratedImage:
         return Image.open(io.BytesIO(self.data))
 
     def save(self, path: str | Path) -> Path:
-        """Write the file whole or not at all. A PNG carries its provenance; its pixels stay what they were. What is no
-        file but a device or a pipe is written to, and not replaced. OSError names the file."""
+        """Write the file atomically; a PNG contains its provenance. A device or a pipe is written to directly. OSError
+        names the file."""
         target = Path(path)
         data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
         try:
@@ -54,19 +54,19 @@ class GeneratedImage:
             else:
                 _put(data, target)
         except OSError as error:
-            # That of a write names none, and that of the draft another.
+            # The error of a write has no name, that of the draft another one.
             raise OSError(error.errno, error.strerror, str(target)) from error
         return target
 
 
 def _put(data: bytes, target: Path) -> None:
-    # Nobody else's: others may save to the same place at once.
+    # A unique name: others may save to the same path at the same time.
     draft = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         draft.write_bytes(data)
         draft.replace(target)
     except BaseException:
-        # An interrupt, too.
+        # Also on an interrupt.
         draft.unlink(missing_ok=True)
         raise
 
@@ -79,7 +79,7 @@ def with_provenance(png: bytes, provenance: Provenance) -> bytes:
 
 
 def without_provenance(png: bytes) -> bytes:
-    """Return the PNG as the server sent it. InvalidArgument when the file is no PNG or carries no provenance."""
+    """Return the PNG as the server sent it. InvalidArgument unless the file is a PNG with a provenance."""
     content = _provenance_text(png)
     chunk = png_chunk(b"iTXt", _PREFIX + content)
     before, _, after = png.partition(chunk)
@@ -87,7 +87,7 @@ def without_provenance(png: bytes) -> bytes:
 
 
 def read_provenance(png: bytes) -> dict[str, Any]:
-    """Return what `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
+    """Return the provenance in a PNG. InvalidArgument unless the file is a PNG with a provenance."""
     try:
         provenance = json.loads(_provenance_text(png))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Collect the images of one request, and the errors of those that failed."""
+"""Collect the images of one request, and the errors of the failed ones."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,24 +12,24 @@ from pentimento.sdk.generated_image import GeneratedImage
 @dataclass(frozen=True)
 class ImageSet:
     """Hold the results of a request for one or several images. `images` are in the order of their indexes; `failures`
-    has the indexes that failed. `request_id` is of all of them together."""
+    has the indexes that failed. `request_id` identifies the whole request."""
 
     request_id: str
     images: tuple[GeneratedImage, ...]
     failures: tuple[PictureFailed, ...] = ()
 
     def raise_failure(self) -> "ImageSet":
-        """Return this set if every image is there. Raises the error of the first that is not."""
+        """Return this set if no image failed, else raise the first error."""
         if self.failures:
             raise self.failures[0].error
         return self
 
 
 async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
-    """Return the images that the stream brings. Raises what it ends with, where that is an error."""
+    """Return the images of a stream, or raise the error at its end."""
     request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, PictureFailed]()
     async with aclosing(stream) as events:
-        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
+        # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
         async for event in events:
             match event:
                 case Accepted():

@@ -1,4 +1,4 @@
-"""What a client asks about requests that go on without it, and about those it made before."""
+"""Calls about jobs and earlier requests."""
 
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -13,21 +13,20 @@ from pentimento.sdk.generated_image import GeneratedImage
 
 
 class JobCalls:
-    """Jobs and lists of requests. Calls that the server did not answer (UNAVAILABLE) are made again."""
+    """Make calls about jobs and lists of requests. Calls that the server does not answer (UNAVAILABLE) are retried."""
 
     def __init__(self, images: ImageClient, retries: RetryPolicy) -> None:
         self._images = images
         self._retries = retries
 
     async def submit(self, request: ImageRequest, idempotency_key: str, webhook_url: str) -> Accepted:
-        """Return the id of the job that the request became; under a key, so that a repeated call makes no second
-        one."""
+        """Submit a request as a job and return its id. A key prevents a second job by a retry."""
         key = idempotency_key or uuid.uuid4().hex
         return await self._retries.answered(lambda: self._images.submit(request, key, webhook_url=webhook_url))
 
     async def result(self, request_id: str) -> GeneratedImage:
-        """Return the image of a completed request. FailedPrecondition NOT_COMPLETED for any other, which names its
-        state and, where it failed, the reason."""
+        """Return the image of a completed request. FailedPrecondition NOT_COMPLETED for any other, with its state and
+        the reason of a failure."""
         status = await self._retries.answered(lambda: self._images.get_request(request_id))
         if status.pictures:
             raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
@@ -41,7 +40,7 @@ class JobCalls:
         return await self._retries.answered(lambda: self._images.list_requests(query))
 
     async def jobs(self, states: frozenset[RequestState]) -> AsyncGenerator[RequestSummary, None]:
-        """Yield the tenant's jobs, newest first, a page after another."""
+        """Yield the tenant's jobs, newest first, page by page."""
         token = ""
         while True:
             page = await self.page(RequestQuery(states, jobs_only=True, page_token=token))
@@ -52,13 +51,13 @@ class JobCalls:
                 return
 
     async def result_url(self, request_id: str, expires_in_ms: int | None) -> ResultUrl:
-        """Return an address of the image that expires."""
+        """Return a URL of the image that expires."""
         return await self._retries.answered(lambda: self._images.result_url(request_id, expires_in_ms))
 
     async def webhook_key(self) -> str:
-        """Return what the tenant's webhooks are signed with."""
+        """Return the key that signs the tenant's webhooks."""
         return await self._retries.answered(self._images.webhook_key)
 
     def attached(self, request_id: str) -> Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]:
-        """Return the call that hears of a request; key and deadline that retries come with are of no use to it."""
+        """Return the call that attaches to a request; it ignores the key and the deadline of a retry."""
         return lambda _key, _deadline_ms: self._images.attach(request_id)
