@@ -44,7 +44,6 @@ SECOND = {
     # Units that import torch.
     "unit/controller/test_uploads.py",
     "unit/controlnet_svc",
-    "unit/devices/test_pace.py",
     "unit/discriminator",
     "unit/files/test_lora_headers.py",
     "unit/tensors/test_device_memory.py",
