@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.control_overlap import Blocks, OverlapSubject, TimedPicture, started, trace_events
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.report import TRACES, Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.emulation.pace import read_pace
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
 from lab.fixtures.controlled_painting import conditions_for
@@ -221,7 +221,7 @@ def main() -> int:
     rounds, figures, notes = 2 if options.quick else 7, [], {}
     for name in options.rest["subject"] or SUBJECTS:
         few = min(rounds, 3) if name == "sd15-size" else rounds
-        pictures = asyncio.run(pictures_of(name, few, options.quick, cores, options.out.parent / "traces"))
+        pictures = asyncio.run(pictures_of(name, few, options.quick, cores, TRACES))
         figures += figures_of(name, pictures)
         notes[name] = rows_of(pictures)
     pinned = {"worker": cores[0], "replicas and this process": cores[-1]}

@@ -22,7 +22,7 @@ from benchmarks.paper_mixture import figure_10, figure_11, figure_12_13, figure_
 from benchmarks.paper_orders import Comparison
 from benchmarks.paper_plots import plot_all
 from benchmarks.parts import PartResult, merge_parts
-from benchmarks.report import Figure, at_least, parse_options, publish
+from benchmarks.report import PLOTS, Figure, at_least, parse_options, publish
 
 FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
     "diffserve4": figure_4,
@@ -44,7 +44,7 @@ REPLAYED = ("diffserve7", "katz14")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=FIGURES, help="only these figures; the file keeps the others")
-    parser.add_argument("--plots", type=Path, help="folder of the plots (default: next to the result)")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: build/plots)")
 
 
 def as_part(name: str, comparison: Comparison) -> PartResult:
@@ -64,8 +64,8 @@ def main() -> int:
         print(f"{name}: " + "\n".join(comparison.lines()), flush=True)
         found[name] = as_part(name, comparison)
     figures, notes = merge_parts(options.out if options.rest["only"] else None, list(FIGURES), found)
-    rows = {figure.name.partition(": ")[0]: figure.samples for figure in figures}
-    plot_all(rows, options.rest["plots"] or options.out.parent / "plots")
+    rows = {figure.name.partition(": ")[0]: figure.samples for figure in figures if figure.samples}
+    plot_all(rows, options.rest["plots"] or PLOTS)
     return publish(options, figures, notes={"parts": notes})
 
 

@@ -10,28 +10,30 @@
 `publish` writes `benchmarks/results/NAME.json`, prints a line a figure and `figure … target … ok|short` last, and
 returns the exit code: 0 if every figure reaches its target, 1 if one falls short.
 
-The file has `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure
-at the top, `ok` of all together, and every figure with the same keys under `figures`; `quick` marks a short run,
-`duration_s` is its duration, `notes` describe the setting. A figure that could not be measured is null and misses any
-target; a figure with an interval reaches its target if the whole interval does. `earlier_runs` has the figures of
-earlier full runs of clean commits, oldest first, without samples.
+The file has `benchmark, figure, unit, target` of the first figure, `ok` of all together, `commit, at, machine, seconds`
+of the run, scalar `notes` on the setting, and under `figures` a line for each: `name, figure, unit, interval, target,
+ok, n`, and the interval's `method`. `quick` marks a short run. A figure that could not be measured is null and misses
+any target; a figure with an interval reaches its target if the whole interval does. Samples and earlier runs are not
+kept: a file has at most 12 KB.
 """
 
 import argparse
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, binomial_interval, bootstrap_interval
-from lab.fixtures.machine import ROOT, current_commit, describe_machine, is_clean, now
+from lab.fixtures.machine import ROOT, current_commit, describe_machine, now
 
 Sample = TypeVar("Sample")
 
 EXACT = "Clopper-Pearson"
+PLOTS, TRACES = ROOT / "build" / "plots", ROOT / "build" / "traces"
+MOST_CHARACTERS = 300  # of a note
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figure:
-    """Hold one measured number, its target, and the raw samples (JSON values, in order).
+    """Hold one measured number, its target, and the raw samples (in order).
 
-    Its value is None if the measured thing does not exist.
+    Its value is None if the measured thing does not exist. `read_count`: of a figure that was read back, the number of
+    its samples, which no file has.
     """
 
     name: str
@@ -132,6 +135,7 @@ class Figure:
     target: Target
     samples: Sequence[Any]
     interval: Interval | None
+    read_count: int = 0
 
     @property
     def ok(self) -> bool:
@@ -140,20 +144,20 @@ class Figure:
     def row(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "figure": self.value,
+            "figure": short(self.value),
             "unit": self.target.unit,
+            "interval": self.interval and [short(self.interval.low), short(self.interval.high)],
             "target": str(self.target),
             "ok": self.ok,
-            "n": len(self.samples),
-            "confidence_interval": None if self.interval is None else asdict(self.interval),
-            "samples": list(self.samples),
-        }
+            "n": len(self.samples) or self.read_count,
+        } | ({} if self.interval is None else {"method": self.interval.method})
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Figure":
         """Return a figure from a result's row."""
-        interval = row["confidence_interval"] and Interval(**row["confidence_interval"])
-        return cls(row["name"], row["figure"], Target.parse(row["target"], row["unit"]), row["samples"], interval)
+        low, high = row["interval"] or (0.0, 0.0)
+        interval = Interval(low, high, CONFIDENCE, row["method"]) if row["interval"] else None
+        return cls(row["name"], row["figure"], Target.parse(row["target"], row["unit"]), (), interval, row["n"])
 
     def shown(self) -> str:
         return "missing" if self.value is None else f"{self.value:.4g} {self.target.unit}".rstrip()
@@ -218,37 +222,38 @@ def publish(
     """Write and print the result, and return the exit code. `notes` say how it was measured: seeds, pinning,
     configuration."""
     ok = all(figure.ok for figure in figures)
-    result = {"benchmark": options.benchmark, **figures[0].row(), "ok": ok, "quick": options.quick, "at": now()}
-    duration_s = round(time.monotonic() - options.began_s, 1)
-    result |= {"duration_s": duration_s, "machine": describe_machine(device), "commit": current_commit()}
-    result["notes"] = notes or {}
-    result["figures"] = [figure.row() for figure in figures]
-    result["earlier_runs"] = earlier_runs(options.out)
+    first = {key: value for key, value in figures[0].row().items() if key in ("figure", "unit", "target")}
+    result = {"benchmark": options.benchmark, **first, "ok": ok, "commit": current_commit(), "at": now()}
+    result |= {"machine": describe_machine(device), "seconds": round(time.monotonic() - options.began_s, 1)}
+    result |= {"quick": options.quick, "notes": scalars(notes or {}), "figures": [figure.row() for figure in figures]}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    options.out.write_text(as_text(result))
     print_figures(figures, ok)
     return 0 if ok else 1
 
 
-def earlier_runs(out: Path) -> list[dict[str, Any]]:
-    """Return the earlier runs in the file at `out`, including its last; none without such a file."""
-    try:
-        before: dict[str, Any] = json.loads(out.read_text())
-    except (FileNotFoundError, ValueError):
-        return []
-    own = [] if before["quick"] or not is_clean(before["commit"]) else [run_record(before)]
-    return [*before.get("earlier_runs", []), *own]
+def short(value: float | None) -> float | None:
+    """Return a number with six significant digits; whole numbers keep all of theirs."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def run_record(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a run that stays after another replaces it."""
-    figures = []
-    for row in result["figures"]:
-        interval = row["confidence_interval"]
-        figure = {key: row[key] for key in ("name", "figure", "unit", "target", "ok")}
-        figures.append(figure | {"interval": interval and [interval["low"], interval["high"]]})
-    record = {key: result.get(key) for key in ("commit", "at", "duration_s", "machine")}
-    return record | {"figures": figures}
+def scalars(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notes without lists, long texts and what is then empty."""
+    kept = {}
+    for key, value in notes.items():
+        if isinstance(value, Mapping):
+            value = scalars(value) or None
+        if isinstance(value, bool | int | float | dict) or (isinstance(value, str) and len(value) <= MOST_CHARACTERS):
+            kept[key] = value
+    return kept
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return a result as JSON, a line for each key and each figure."""
+    compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    lines = [f"{json.dumps(key)}:{compact(value)}" for key, value in result.items() if key != "figures"]
+    figures = ",\n".join(map(compact, result["figures"]))
+    return "{" + ",\n".join([*lines, f'"figures":[\n{figures}\n]']) + "}\n"
 
 
 def print_figures(figures: Sequence[Figure], ok: bool) -> None:

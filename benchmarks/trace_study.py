@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Figure, informative, measured, parse_options, publish
+from benchmarks.report import PLOTS, Figure, informative, measured, parse_options, publish
 from benchmarks.scene_log import counts, percent
-from lab.fixtures.machine import ROOT
 from lab.runs import save_panels
 from lab.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
 from lab.studies.neighbours import TIE, Vectors, nearest_of_misses
@@ -160,7 +159,7 @@ def beside(figures: dict[int, str], size: int) -> str:
 def draw(studied: StudiedLog) -> None:
     study = make_study(studied.log, studied.vectors, StudySettings())
     title = f"{studied.name}, first {study.prompt_count} prompts in published order"
-    save_panels(study_panels(study), ROOT / "benchmarks" / "results" / "plots" / "trace-study.png", title)
+    save_panels(study_panels(study), PLOTS / "trace-study.png", title)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.parts import PartResult, publish_parts
-from benchmarks.report import parse_options
+from benchmarks.report import PLOTS, parse_options
 from benchmarks.zoo_curves.setting import CurveSetting
 from pentimento.domain.errors import NotFound
 from zoo.evaluate.studio import Studio
@@ -53,7 +53,7 @@ def main() -> int:
         Studio(rest["weights"], rest["work"], rest["wide_prompts"], rest["wide_seeds"]),
         rest["receivers"],
         rest["adapted"],
-        rest["plots"] or options.out.parent / "plots",
+        rest["plots"] or PLOTS,
     )
     found = {part: measure(setting, part) for part in rest["only"] or PARTS}
     return publish_parts(options, list(PARTS), found, {"threads": rest["threads"]})
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide-seeds", type=int, default=3, help="images per prompt of light-as-good")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--work", type=Path, default=WORK, help="work folder of the scorers and of generated images")
-    parser.add_argument("--plots", type=Path, help="folder of the plots (default: next to the result)")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: build/plots)")
     parser.add_argument("--threads", type=int, default=1)
 
 

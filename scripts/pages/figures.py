@@ -10,6 +10,20 @@ PUBLISHES = re.compile(r"return publish(?:_parts)?\(options")
 PUBLISHING = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if PUBLISHES.search(path.read_text())}
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+MOST_KB = 12
+# Results with more than a hundred figures. These limits may only fall.
+LARGER_KB = {
+    "zoo_quality": 46,
+    "latent_storage": 46,
+    "gpu_rows": 44,
+    "eviction": 28,
+    "end_to_end": 19,
+    "cascade_quality": 15,
+    "controlnet_residency": 15,
+    "zoo_phenomena": 14,
+    "cache_value": 14,
+    "match_predictor": 14,
+}
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").glob("*.json")}
 NUMBER = re.compile(r"[+−]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # The end of a row's first cell: how many there were.
@@ -46,9 +60,8 @@ def half_a_digit(text: str) -> float:
 def measured(benchmark: str) -> list[float]:
     """Figures and bounds in the results of a benchmark, those with an option too."""
     rows = [row for result in RESULTS.values() if result["benchmark"] == benchmark for row in result["figures"]]
-    intervals = [row["confidence_interval"] or {"low": row["figure"], "high": row["figure"]} for row in rows]
-    bounds = [interval[end] for interval in intervals for end in ("low", "high")]
-    return [number for number in (*(row["figure"] for row in rows), *bounds) if number is not None]
+    found = [number for row in rows for number in (row["figure"], *(row["interval"] or ()))]
+    return [number for number in found if number is not None]
 
 
 def each_result_has_a_row_and_a_section() -> Iterator[str]:
@@ -80,7 +93,17 @@ def figures_of_pages_equal_the_results() -> Iterator[str]:
                 yield f"{page}: {benchmark}{what}: no result has this number of samples"
 
 
+def results_are_small() -> Iterator[str]:
+    for path in sorted((ROOT / "benchmarks" / "results").rglob("*")):
+        if path.is_dir() or "quick" in path.parts:
+            continue
+        limit = LARGER_KB.get(path.stem, MOST_KB) * 1024
+        if path.suffix != ".json" or path.stat().st_size > limit:
+            yield f"{path.relative_to(ROOT)}: must be a JSON file of at most {limit:,} bytes, without samples"
+
+
 RULES = (
+    results_are_small,
     each_result_has_a_row_and_a_section,
     make_bench_runs_every_benchmark_or_the_page_says_why_not,
     figures_of_pages_equal_the_results,

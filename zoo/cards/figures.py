@@ -50,9 +50,8 @@ def _benchmarked(result: dict[str, Any]) -> dict[str, PartFigures]:
     rows: dict[str, list[Cells]] = {}
     for figure in result.get("figures", []):
         part, _, name = figure["name"].partition(": ")
-        interval = figure["confidence_interval"]
         if figure["figure"] is not None:
-            bounds = (interval["low"], interval["high"]) if interval else None
+            bounds = tuple(figure["interval"]) if figure["interval"] else None
             rows.setdefault(part, []).append(
                 _row(name, figure["figure"], bounds, figure["unit"], figure["target"], figure["ok"])
             )

@@ -44,7 +44,7 @@ def test_a_row_gives_figures_or_reasons(name: str) -> None:
     answer = row(name)
 
     assert answer["figures"] or answer["not_run"]
-    assert all(figure["figure"] is not None and figure["samples"] for figure in answer["figures"])
+    assert all(figure["figure"] is not None and figure["n"] for figure in answer["figures"])
     assert all(reason.split(":")[0].isupper() for reason in answer["not_run"].values()), answer["not_run"]
 
 

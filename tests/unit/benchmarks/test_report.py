@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,34 @@ def published(tmp_path: Path, figures: list[Figure]) -> tuple[int, dict[str, Any
 def test_result_has_every_key_of_the_form(tmp_path: Path) -> None:
     _, result = published(tmp_path, [measured("latency", [1.0, 2.0, 3.0], statistics.median, at_most(5, "ms"))])
 
-    form = "benchmark figure target ok machine commit at n confidence_interval samples figures"
-    assert set(form.split()) <= set(result)
-    assert result["samples"] == [1.0, 2.0, 3.0]
-    assert result["n"] == 3
+    assert " ".join(result) == "benchmark figure unit target ok commit at machine seconds quick notes figures"
+    (row,) = result["figures"]
+    assert " ".join(row) == "name figure unit interval target ok n method"
+    assert (row["figure"], row["n"]) == (2.0, 3)
+
+
+def test_result_keeps_notes_without_lists_and_long_texts(tmp_path: Path) -> None:
+    out = tmp_path / "example.json"
+    notes = {
+        "seed": 3,
+        "pinned": True,
+        "text": "short",
+        "long": "x" * 301,
+        "rows": [1],
+        "parts": {"a": {"n": 1, "r": []}},
+    }
+
+    publish(Options("example", False, out), [measured("a", [1.0], statistics.median, at_most(5))], notes=notes)
+
+    kept = {"seed": 3, "pinned": True, "text": "short", "parts": {"a": {"n": 1}}}
+    assert json.loads(out.read_text())["notes"] == kept
 
 
 def test_a_result_says_how_long_its_run_took(tmp_path: Path) -> None:
     options = Options("example", False, tmp_path / "example.json", began_s=time.monotonic() - 3600.0)
     publish(options, [measured("latency", [1.0], statistics.median, at_most(5, "ms"))])
 
-    assert 3600.0 <= json.loads(options.out.read_text())["duration_s"] < 7200.0
+    assert 3600.0 <= json.loads(options.out.read_text())["seconds"] < 7200.0
 
 
 def test_last_line_says_ok_and_exit_code_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +155,9 @@ def test_a_figure_reads_back_as_it_was_published(tmp_path: Path, target: Target)
 
     _, result = published(tmp_path, [figure])
 
-    assert Figure.from_row(result["figures"][0]) == figure
+    read = Figure.from_row(result["figures"][0])
+    assert read == replace(figure, samples=(), read_count=2)
+    assert read.row() == figure.row()
 
 
 def test_bootstrap_is_reproducible_and_holds_the_statistic() -> None:
@@ -208,52 +228,6 @@ def publish_from(monkeypatch: pytest.MonkeyPatch, commit: str, out: Path, value:
     monkeypatch.setattr("benchmarks.report.current_commit", lambda: commit)
     interval = Interval(value - 0.5, value + 0.5, 0.95, "by hand")
     publish(Options("example", quick, out), [Figure("latency", value, at_most(5, "ms"), [value, value], interval)])
-
-
-def test_a_run_that_another_one_takes_the_place_of_is_kept_without_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "example.json"
-
-    publish_from(monkeypatch, "f00d", out, 1.0)
-    first = json.loads(out.read_text())
-    publish_from(monkeypatch, "cafe", out, 2.0)
-    publish_from(monkeypatch, "beef", out, 6.0)
-
-    result = json.loads(out.read_text())
-    assert [(run["commit"], run["figures"][0]["figure"]) for run in result["earlier_runs"]] == [
-        ("f00d", 1.0),
-        ("cafe", 2.0),
-    ]
-    assert (first["earlier_runs"], result["commit"]) == ([], "beef")
-    assert result["earlier_runs"][0] == {
-        "commit": "f00d",
-        "at": first["at"],
-        "duration_s": first["duration_s"],
-        "machine": first["machine"],
-        "figures": [
-            {
-                "name": "latency",
-                "figure": 1.0,
-                "unit": "ms",
-                "target": "<= 5 ms",
-                "ok": True,
-                "interval": [0.5, 1.5],
-            }
-        ],
-    }
-
-
-@pytest.mark.parametrize("commit, quick", [("f00d-dirty", False), ("unknown", False), ("f00d", True)])
-def test_a_run_that_was_short_or_of_no_clean_commit_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str, quick: bool
-) -> None:
-    out = tmp_path / "example.json"
-
-    publish_from(monkeypatch, commit, out, 1.0, quick=quick)
-    publish_from(monkeypatch, "cafe", out, 2.0)
-
-    assert json.loads(out.read_text())["earlier_runs"] == []
 
 
 def test_a_result_takes_the_place_of_a_file_that_cannot_be_read(

@@ -36,10 +36,10 @@ FIGURES = [
         "unit": "",
         "target": ">= 0.85",
         "ok": True,
-        "confidence_interval": {"low": 0.9, "high": 0.925},
+        "interval": [0.9, 0.925],
     },
-    {"name": "heavy: CLIPScore", "figure": 0.7, "unit": "", "target": "none", "ok": True, "confidence_interval": None},
-    {"name": "light: missing", "figure": None, "unit": "", "target": ">= 0", "ok": False, "confidence_interval": None},
+    {"name": "heavy: CLIPScore", "figure": 0.7, "unit": "", "target": "none", "ok": True, "interval": None},
+    {"name": "light: missing", "figure": None, "unit": "", "target": ">= 0", "ok": False, "interval": None},
 ]
 
 
