@@ -28,6 +28,8 @@ PYTEST = timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT) \
 TOGETHER := -m "not compose and not faults and not training and not gpu"
 # The folders in which tests have a mark: to look through all for them takes half a minute.
 MARKED = $(sort $(dir $(shell grep -rl --include='*.py' 'mark\.$(1)\b' tests)))
+# Where the product looks for plug-ins, and what that code is made of.
+PRODUCT = cli controller service settings supervisor
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 CONSTRAINTS := constraints/$(DEVICE).txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
@@ -52,6 +54,7 @@ BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rest test-all test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -66,6 +69,9 @@ test-rest: $(DEV_READY) ## the tests that `make test` leaves out: PostgreSQL, S3
 	$(PYTEST) --tier second $(TOGETHER) $(PYTEST_ARGS)
 
 test-all: test test-rest ## both: every test but those of the next targets, and those of a container engine or a GPU
+
+test-product: $(DEV_READY) ## fast tests of the product with the lab hidden, as where pentimento alone is installed
+	PYTHONPATH=tests/without_lab $(PYTEST) $(addprefix tests/unit/,$(PRODUCT)) $(PYTEST_ARGS)
 
 test-faults: $(DEV_READY) ## kills and stops of real processes under load
 	$(PYTEST) -m faults $(call MARKED,faults) $(PYTEST_ARGS)

@@ -1,12 +1,14 @@
 """Reports that could not be written are refused before the load is played, not after it."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from lab.commands.report import check_forms
+from lab.commands.report import check_forms, report_of, show
+from lab.runs import Run
 from pentimento.cli import cli
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 
@@ -39,3 +41,11 @@ def test_a_png_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(FailedPrecondition, match="needs matplotlib"):
         check_forms([tmp_path / "r.png"], 1)
+
+
+def test_reports_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [report_of(Run(name, {}, ()), 0.0) for name in ("one", "two")]
+
+    show(reports, (), as_json=True)
+
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pentimento.cli.bench import bench
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 
+NO_VECTORS = "--embeddings must be given, or else --embedder-address, and not both"
 PROMPTS = ["a cat", "a dog", "a cat", "a ship"] * 4
 
 
@@ -82,3 +83,20 @@ def test_a_png_without_matplotlib_is_told_before_anything_is_computed(log, tmp_p
 
     with pytest.raises(FailedPrecondition, match="needs matplotlib"):
         run(log, "-r", tmp_path / "study.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], NO_VECTORS),
+        (["--embeddings", __file__, "--embedder-address", "unix:x"], NO_VECTORS),
+        (
+            ["--embeddings", __file__, "--save-embeddings", "vectors.npy"],
+            "--save-embeddings must come with --embedder-address",
+        ),
+    ],
+)
+def test_trace_study_with_options_that_exclude_each_other_is_wrong_usage(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(bench, ["trace-study", __file__, *arguments])
+
+    assert (done.exit_code, f"Error: {words}\n" in done.output) == (2, True)

@@ -19,7 +19,7 @@ from pentimento.policies.serving.entry import LATENT, NOISE, entry_of
 from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
-from pentimento.settings import load_settings
+from pentimento.settings import SettingsError, load_settings
 from services.controller.planner import Planner
 from services.controller.settings import ControllerSettings
 from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
@@ -157,6 +157,13 @@ def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
     policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
 
     assert policy.name == name
+
+
+def test_controller_with_a_static_cascade_without_a_peak_names_the_flag() -> None:
+    flags = ["--allocator", "static-cascade", "--heavy", "h", "--light", "l", "--slo-s", "1"]
+
+    with pytest.raises(SettingsError, match="--peak-per-s must be above 0"):
+        load_settings(ControllerSettings, "controller", flags, {})
 
 
 @pytest.mark.parametrize("name", sorted(LAB_POLICIES))

@@ -9,8 +9,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lab.commands import report
-from lab.runs import Run
 from pentimento.cli import SUBCOMMANDS, adapters, cli, detached, models, token
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
@@ -18,6 +16,7 @@ from pentimento.domain.image_request import PinnedPicture
 from pentimento.domain.models import RegisteredModels
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
+pytest.importorskip("lab.commands", reason="walks commands of the lab too")
 PAGE = Path(__file__).parents[3] / "docs" / "command-json.md"
 # Commands that have no --json of their own, and why.
 WITHOUT_JSON = {
@@ -89,14 +88,6 @@ def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
     assert list(detached.serving_document(endpoint, StateDirectory(tmp_path))) == fields_of("up")
     assert list(adapters._document(adapter)) == fields_of("adapters list") == fields_of("adapters add")
     assert ["file", *vars(PinnedPicture("r", 1, 2, True))] == fields_of("pin")
-
-
-def test_reports_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    reports = [report.report_of(Run(name, {}, ()), 0.0) for name in ("one", "two")]
-
-    report.show(reports, (), as_json=True)
-
-    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
 
 
 def test_what_is_registered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

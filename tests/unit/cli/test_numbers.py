@@ -7,6 +7,7 @@ import pytest
 
 from pentimento.cli import cli
 
+pytest.importorskip("lab.commands", reason="walks commands of the lab too")
 NO_NUMBERS = ("nan", "inf", "-inf", "1e999", "x")
 
 

@@ -219,13 +219,15 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--allocator guess", "--allocator must be one of aimd, .*, got 'guess'"),
-        ("--allocator vanilla", "--heavy must name a model for vanilla"),
-        ("--allocator proteus --heavy h", "--light must name a model for proteus"),
+        ("--allocator guess", "--allocator must be one of .*diffserve, .*, got 'guess'"),
+        ("--allocator diffserve", "--heavy must name a model for diffserve"),
+        ("--allocator diffserve --heavy h", "--light must name a model for diffserve"),
         ("--allocator modm --heavy h", "--small must name a model for modm"),
-        ("--allocator aimd --heavy h --light h --slo-s 1", "--light must be another model than heavy for aimd, got h"),
-        ("--allocator clipper-light --light l", "--slo-s must be above 0 and finite for clipper-light"),
-        ("--allocator static-cascade --heavy h --light l --slo-s 1", "--peak-per-s must be above 0"),
+        (
+            "--allocator diffserve --heavy h --light h --slo-s 1",
+            "--light must be another model than heavy for diffserve",
+        ),
+        ("--allocator joint --heavy h --light l", "--slo-s must be above 0 and finite for joint"),
         ("--slo-s -1", "--slo-s must be at least 0, got -1"),
         ("--overprovision 11", "--overprovision must be at most 10, got 11"),
         (
