@@ -225,7 +225,7 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
         ("--allocator modm --heavy h", "--small must name a model for modm"),
         (
             "--allocator diffserve --heavy h --light h --slo-s 1",
-            "--light must be another model than heavy for diffserve",
+            "--light must be another model than heavy",
         ),
         ("--allocator joint --heavy h --light l", "--slo-s must be above 0 and finite for joint"),
         ("--slo-s -1", "--slo-s must be at least 0, got -1"),
