@@ -53,7 +53,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 .PHONY: help demo test test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
