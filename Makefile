@@ -54,7 +54,6 @@ BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
-.PHONY: help demo test test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
