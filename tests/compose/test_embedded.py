@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests.compose.composition import Composition, running
-from tests.tiny_models import size_px
+from tests.support.tiny_models import size_px
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.composition import running
-from tests.tiny_models import WEIGHTS
+from tests.support.tiny_models import WEIGHTS
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 

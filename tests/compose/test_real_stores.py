@@ -10,7 +10,7 @@ from PIL import Image
 
 from deploy.make_secrets import main as make_secrets
 from tests.compose.composition import Composition, running
-from tests.tiny_models import WEIGHTS, size_px
+from tests.support.tiny_models import WEIGHTS, size_px
 
 # Prints how many entries are in the index that the gateway uses.
 INDEXED = """

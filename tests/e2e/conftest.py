@@ -15,7 +15,7 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
 from tests.e2e.folder_suite import FolderSuite
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 STARTED = FolderSuite(Path(__file__).parent, apart=("guarded", "two_models"))
 

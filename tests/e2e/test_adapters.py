@@ -22,6 +22,7 @@ from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.sdk.generated_image import read_provenance
 from pentimento.stores.objects.store import digest_of
 from pentimento.supervisor.local import LocalSuite
+from tests.support.images import png_of
 from zoo.drawing.conditions import edge_f1, edges
 
 EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
@@ -48,12 +49,6 @@ def outline() -> bytes:
     drawing = Image.new("L", (SIDE_PX, SIDE_PX))
     ImageDraw.Draw(drawing).ellipse((6, 18, 34, 46), outline=255)
     return png_of(drawing)
-
-
-def png_of(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
 
 
 def request(*controlnets: AskedControlNet, seed: int = 3, **fields: object) -> ImageRequest:

@@ -15,7 +15,7 @@ from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 from pentimento.sdk.generated_image import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.models import WEIGHTS
-from tests.tiny_models import size_px
+from tests.support.tiny_models import size_px
 
 COMMAND = (sys.executable, "-m", "pentimento.cli")
 

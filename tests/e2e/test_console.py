@@ -22,7 +22,7 @@ from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.supervisor.local import LocalSuite
 from tests.e2e.console_tabs import PROMPT, STEPS, Console
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 WHY_NOT = why_no_browser() or ", ".join(missing())
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]

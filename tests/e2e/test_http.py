@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pentimento.supervisor.local import LocalSuite
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
 

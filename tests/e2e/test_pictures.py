@@ -13,7 +13,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.sdk.generated_image import read_provenance, with_provenance
 from pentimento.supervisor.local import LocalSuite
-from tests.tiny_models import size_px
+from tests.support.tiny_models import size_px
 
 QUICK = 4
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from pentimento.supervisor.local import LocalSuite
 from scripts.pages.blocks import Block, blocks, shell_lines
 from scripts.pages.not_run import why_not_run
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 # The shared suite listens elsewhere; nothing else of a text is touched.
 DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS = "127.0.0.1:50400", "127.0.0.1:50480"

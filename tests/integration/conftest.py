@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.paced_worker import PacedWorker, serve
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import pytest_sessionfinish
 from tests.file_scheduling import ByFile
-from tests.started_processes import runs
+from tests.support.processes import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("TEST_PROCESS_KILL_COUNT", "1"))

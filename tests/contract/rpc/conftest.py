@@ -9,7 +9,7 @@ import pytest
 
 from pentimento.rpc import RpcServerSettings
 from tests.contract.rpc.scripted import Scripted, channel_to, serving
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from lab.fixtures.clocks import SetClock
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from tests.contract.stores.journal_records import NOW_S
-from tests.postgresql import PostgresqlServer, running_server, why_not
-from tests.s3_server import running_s3_server
+from tests.support.postgresql import PostgresqlServer, running_server, why_not
+from tests.support.s3_server import running_s3_server
 
 _buckets = count(1)
 

@@ -25,7 +25,7 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.frames import Frame, send_frame
 from pentimento.stores.vectors.index_shard import IndexShard, _serve
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
-from tests.started_processes import runs
+from tests.support.processes import runs
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)

@@ -13,7 +13,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
-from tests.postgresql import PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
 
 FIRST = Migration(1, ("CREATE TABLE things (id TEXT PRIMARY KEY)", "INSERT INTO things (id) VALUES ('kept')"))
 SECOND = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}",))

@@ -20,7 +20,7 @@ from pentimento.stores.ledger.database import open_engine, typed_errors
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
 from tests.contract.stores.cache_records import add, live
-from tests.postgresql import PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
 
 
 def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: PostgresqlServer) -> None:

@@ -15,7 +15,7 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import ObjectPin
 from tests.contract.stores.test_cache_pins import LATENT, SHARED, add, evict
 from tests.contract.stores.test_postgresql_ledger import waiting_count
-from tests.postgresql import PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
 
 Begin = Callable[[], "Future[Any]"]
 WANTED = ObjectPin("t", "r1", LATENT, 2000.0)

@@ -11,7 +11,7 @@ from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from tests.e2e.folder_suite import FolderSuite
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 STARTED = FolderSuite(Path(__file__).parent)
 

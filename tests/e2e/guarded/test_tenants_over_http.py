@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.guarded.conftest import Guarded
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
 # Guided by nothing, so that one worker paints each.

@@ -17,7 +17,7 @@ from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.supervisor.leftovers import marked_processes
 from tests.e2e.guarded.conftest import Guarded
-from tests.started_processes import runs
+from tests.support.processes import runs
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 

@@ -13,7 +13,7 @@ from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.supervisor.local import LocalSuite
 from services.edge.images.events import error_event
 from tests.e2e.strangers.environment import ROOT, run
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXAMPLES = ROOT / "examples"

@@ -16,7 +16,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
-from tests.started_processes import ROOT, Process, StartedProcesses
+from tests.support.processes import ROOT, Process, StartedProcesses
 
 pytestmark = pytest.mark.faults
 

@@ -20,8 +20,8 @@ from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.readiness import wait_until_serving
 from pentimento.wire.plans import plan_to_bytes
 from services.frontdoor.workers.plan_watch import PlanWatch
-from tests.postgresql import running_server, why_not
-from tests.started_processes import Process, StartedProcesses
+from tests.support.postgresql import running_server, why_not
+from tests.support.processes import Process, StartedProcesses
 
 pytestmark = pytest.mark.faults
 

@@ -9,7 +9,7 @@ import pytest
 from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, processes
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 
 @pytest.fixture(autouse=True)

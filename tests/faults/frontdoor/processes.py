@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.started_processes import Process, StartedProcesses
+from tests.support.processes import Process, StartedProcesses
 
 
 class Processes:

@@ -20,7 +20,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, kill, processes, serving
-from tests.started_processes import ROOT
+from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.faults
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from lab.fixtures.paced_worker import picture_of
-from tests.edge_packages import missing
 from tests.faults.frontdoor.processes import Processes, kill, serving
+from tests.support.edge_packages import missing
 
 pytestmark = [
     pytest.mark.faults,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 
 @pytest.fixture(autouse=True)

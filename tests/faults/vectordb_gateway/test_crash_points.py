@@ -39,7 +39,7 @@ from services.vectordb_gateway.settings import (
 )
 from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
-from tests.gateways import ENCODER, attempt, embedding, scope
+from tests.support.gateways import ENCODER, attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
 

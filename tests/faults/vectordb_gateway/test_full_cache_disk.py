@@ -10,8 +10,8 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.errors import StoreFull
-from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
-from tests.small_disks import mounted_tmpfs
+from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 

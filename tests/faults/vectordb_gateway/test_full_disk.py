@@ -9,7 +9,7 @@ from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
-from tests.small_disks import mounted_tmpfs
+from tests.support.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 

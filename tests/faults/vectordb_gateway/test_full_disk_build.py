@@ -11,7 +11,7 @@ from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.shard_process import ShardTiming
-from tests.small_disks import mounted_tmpfs
+from tests.support.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 

@@ -21,7 +21,7 @@ from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.vectordb_gateway.test_killed_gateway import gateway_process
-from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.support.gateways import attempt, embedding, running_gateway, scope
 
 pytestmark = pytest.mark.faults
 

@@ -18,7 +18,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, FromLatent
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
-from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.support.gateways import attempt, embedding, running_gateway, scope
 
 pytestmark = pytest.mark.faults
 

@@ -24,7 +24,7 @@ from lab.fixtures.controlled_painting import (
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import Scheduler
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"
 EVERYWHERE = ControlSetting()

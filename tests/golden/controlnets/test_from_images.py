@@ -22,7 +22,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.images import decode_mask, decode_pixels
 from pentimento.diffusion.painting import ImageStart, first_img2img_step
 from pentimento.domain.generation import NoiseForm
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 IMAGE, MASK = noise_image(SIDE_PX, SIDE_PX), mask_image(SIDE_PX, SIDE_PX)
 SETTINGS = (ControlSetting(scale=0.7), ControlSetting(0.6, start_fraction=0.3, end_fraction=0.7))

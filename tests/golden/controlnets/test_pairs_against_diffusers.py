@@ -19,7 +19,7 @@ from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, NEGATIVE, PROMPT, THREE
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_pairing import Peer
 

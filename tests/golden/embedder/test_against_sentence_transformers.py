@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import NotFound
 from pentimento.supervisor.models import find_encoder
 from services.embedder.model import EmbeddingModel, open_model
-from tests.encoders import write_sentence_encoder
-from tests.run_directories import directory_for_the_run
+from tests.support.encoders import write_sentence_encoder
+from tests.support.run_directories import directory_for_the_run
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

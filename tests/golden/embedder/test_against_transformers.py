@@ -19,8 +19,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from pentimento.pictures.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
-from tests.encoders import PREPROCESSING, SIDE_PX, write_encoder
-from tests.run_directories import directory_for_the_run
+from tests.support.encoders import PREPROCESSING, SIDE_PX, write_encoder
+from tests.support.run_directories import directory_for_the_run
 
 TOLERANCE = 1e-5
 ZOO = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-clip"

@@ -12,7 +12,7 @@ from lab.fixtures.checkpoints import T5_TOKENS, write_checkpoint, write_flow_che
 from lab.fixtures.diffusers_reference import Case
 from pentimento.domain.generation import Scheduler
 from tests.golden.unet_worker.comparison import compare
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"
 

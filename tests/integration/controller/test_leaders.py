@@ -17,7 +17,7 @@ from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
-from tests.lease_looks import LooksBetweenBeats
+from tests.support.lease_looks import LooksBetweenBeats
 
 LEASE_S = 1.0
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))

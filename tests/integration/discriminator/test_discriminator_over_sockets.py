@@ -26,7 +26,7 @@ from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire as wire_controller
 from services.discriminator.settings import DiscriminatorSettings
 from services.discriminator.wiring import wire
-from tests.torch_threads import torch_threads
+from tests.support.torch_threads import torch_threads
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "zoo" / "weights" / "tiny-discriminator"

@@ -12,8 +12,8 @@ import pytest_asyncio
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.files.signing_keys import new_signing_key
-from tests.edge_packages import missing
-from tests.patient_connections import be_patient
+from tests.support.edge_packages import missing
+from tests.support.patient_connections import be_patient
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

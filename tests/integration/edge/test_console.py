@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -11,21 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.generation import InitImage
 from pentimento.domain.requests import RequestState
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
+from tests.support.images import a_png
 
 DATA = "/console/data"
 PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview_every_steps": 2}
-
-
-def png(size: tuple[int, int], colour: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @asynccontextmanager
@@ -136,7 +129,7 @@ async def test_one_of_several_that_fails_is_told_and_the_others_come(edge: EdgeU
 
 
 async def test_an_image_and_its_mask_reach_the_worker_and_the_replay(edge: EdgeUnderTest) -> None:
-    image, mask = png((8, 4), "red"), png((8, 4), "white")
+    image, mask = a_png(8, 4, "red"), a_png(8, 4, "white")
     sent = {"image": base64.b64encode(image).decode(), "mask": base64.b64encode(mask).decode()}
 
     first = (await paint(edge, **PAINT, **sent, strength=0.5, size="32x32"))[-1][1]

@@ -16,7 +16,7 @@ from lab.fixtures.browser import running_browser, why_no_browser
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, serve
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()
 pytestmark = [

@@ -11,21 +11,16 @@ from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
-
-
-def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(buffer, "PNG")
-    return buffer.getvalue()
+from tests.support.images import a_png
 
 
 async def edit(edge: EdgeUnderTest, **options: Any) -> Any:
     async with openai_client(edge) as ai:
-        return await ai.images.edit(**{"prompt": "a red circle", "image": png(), **options})
+        return await ai.images.edit(**{"prompt": "a red circle", "image": a_png(), **options})
 
 
 async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
-    for image in (png(), [png()], ("some name.png", png(), "image/png")):
+    for image in (a_png(), [a_png()], ("some name.png", a_png(), "image/png")):
         answer = await edit(edge, image=image, extra_body={"strength": 0.5, "num_inference_steps": 4, "seed": 3})
 
         spec = edge.worker.executed[-1]
@@ -38,7 +33,7 @@ async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
 
 async def test_an_edit_without_a_size_keeps_its_images(edge: EdgeUnderTest) -> None:
     """Open WebUI sends none."""
-    answers = [await edit(edge, image=png(52, 40), **size) for size in ({}, {"size": "auto"}, {"size": "32x32"})]
+    answers = [await edit(edge, image=a_png(52, 40), **size) for size in ({}, {"size": "auto"}, {"size": "32x32"})]
 
     assert [answer.size for answer in answers] == ["48x40", "48x40", "32x32"]
 
@@ -52,10 +47,10 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
     from openai import BadRequestError
     from openai.types import ImagesResponse
 
-    mask = png(colour="white")
+    mask = a_png(colour="white")
     body = {
         "prompt": "a red circle",
-        "images": [{"image_url": data_url(png())}],
+        "images": [{"image_url": data_url(a_png())}],
         "mask": {"image_url": data_url(mask)},
         "n": None,
         "strength": 0.5,
@@ -68,36 +63,36 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
             await ai.post("/images/edits", body=fetched, cast_to=ImagesResponse)
 
     (spec,) = edge.worker.executed
-    assert spec.init_image == InitImage(png(), 0.5, mask)
+    assert spec.init_image == InitImage(a_png(), 0.5, mask)
     assert answer.data is not None and base64.b64decode(answer.data[0].b64_json or "") == picture_of(spec)
     assert refused.value.param == "images[0].image_url" and "no URL is fetched" in str(refused.value)
 
 
 async def test_a_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
-    body = {"prompt": "x", "image": data_url(png()), "strength": 0.5, "num_inference_steps": 4}
+    body = {"prompt": "x", "image": data_url(a_png()), "strength": 0.5, "num_inference_steps": 4}
 
     job = (await edge.http.post("/v1/jobs", json=body)).json()
     await edge.http.get(f"/v1/jobs/{job['id']}/events")
 
-    assert edge.worker.executed[0].init_image == InitImage(png(), 0.5)
+    assert edge.worker.executed[0].init_image == InitImage(a_png(), 0.5)
 
 
 async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> None:
     async with openai_client(edge) as ai:
-        stream = await ai.images.edit(prompt="a red circle", image=png(), stream=True)
+        stream = await ai.images.edit(prompt="a red circle", image=a_png(), stream=True)
         events = [event async for event in stream]
 
     assert [event.type for event in events] == ["image_edit.completed"]
 
 
-@pytest.mark.parametrize("image", [png(), [png()]], ids=["image", "image[]"])
+@pytest.mark.parametrize("image", [a_png(), [a_png()]], ids=["image", "image[]"])
 async def test_a_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | list[bytes]) -> None:
-    mask = png(colour="white")
+    mask = a_png(colour="white")
 
     answer = await edit(edge, image=image, mask=mask, extra_body={"strength": 1.0, "num_inference_steps": 2})
 
     spec = edge.worker.executed[-1]
-    assert spec.init_image == InitImage(png(), 1.0, mask)
+    assert spec.init_image == InitImage(a_png(), 1.0, mask)
     assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
 
 
@@ -108,16 +103,16 @@ def jpeg() -> bytes:
 
 
 WRONG_MASKS: tuple[tuple[list[bytes], str], ...] = (
-    ([png(width=32)], "must be of the image's size, 64 x 64, got 32 x 64"),
+    ([a_png(32)], "must be of the image's size, 64 x 64, got 32 x 64"),
     ([jpeg()], "must be a PNG image, got JPEG"),
     ([b"GIF89a no picture"], "PNG"),
-    ([png(), png()], "must be one file, got 2"),
+    ([a_png(), a_png()], "must be one file, got 2"),
 )
 
 
 async def test_a_wrong_mask_is_named(edge: EdgeUnderTest) -> None:
     for masks, says in WRONG_MASKS:
-        files = [("image[]", png()), *(("mask", mask) for mask in masks)]
+        files = [("image[]", a_png()), *(("mask", mask) for mask in masks)]
         answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
 
         error = answer.json()["error"]
@@ -126,17 +121,17 @@ async def test_a_wrong_mask_is_named(edge: EdgeUnderTest) -> None:
 
 
 async def test_a_mask_without_an_image_is_refused(edge: EdgeUnderTest) -> None:
-    answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files={"mask": png()})
+    answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files={"mask": a_png()})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
 
 
 WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"image": []}, "image", "must be one image to start from, got none"),
-    ({"image": [png(), png()]}, "image", "must be one image: no model here accepts several, got 2"),
+    ({"image": [a_png(), a_png()]}, "image", "must be one image: no model here accepts several, got 2"),
     ({"image": b"GIF89a no picture"}, "image", "PNG"),
     ({"image": b""}, "image", "got none"),
-    ({"image": png(80, 40)}, "image", "must have sides of 8 to 64 pixels without a size, got 80 x 40"),
+    ({"image": a_png(80, 40)}, "image", "must have sides of 8 to 64 pixels without a size, got 80 x 40"),
     ({"extra_body": {"strength": 2}}, "strength", "between 0 and 1"),
     ({"extra_body": {"strength": "much"}}, "strength", "must be a number"),
     ({"extra_body": {"colour": "red"}}, "colour", "is not a parameter"),
@@ -159,7 +154,7 @@ async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
 
 async def test_a_mask_that_only_the_worker_can_judge_is_named_as_any_other(edge: EdgeUnderTest) -> None:
     edge.worker.fail_with = InvalidArgument.of("spec.init_image.mask", "must be black somewhere; it is all white")
-    files = [("image", png()), ("mask", png(colour="white"))]
+    files = [("image", a_png()), ("mask", a_png(colour="white"))]
 
     answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
 

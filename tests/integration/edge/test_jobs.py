@@ -2,26 +2,19 @@
 
 import asyncio
 import base64
-import io
 import json
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.generation import InitImage
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 from tests.integration.edge.sockets import connection
+from tests.support.images import a_png
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
-
-
-def png(colour: str = "red") -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (64, 64), colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 async def submit(edge: EdgeUnderTest, key: str = "", **values: object) -> httpx.Response:
@@ -199,7 +192,7 @@ async def test_a_wrong_submission_is_refused_and_leaves_nothing(
 
 
 async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> None:
-    files = [("image", png()), ("mask", png("white"))]
+    files = [("image", a_png()), ("mask", a_png(colour="white"))]
     asked = {"prompt": "a red circle", "strength": "0.5", "num_inference_steps": "4"}
     submitted = await edge.http.post("/v1/jobs", data=asked, files=files, headers={"Idempotency-Key": "key"})
     job_id = submitted.json()["id"]
@@ -208,7 +201,7 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
 
     (spec,) = edge.worker.executed
     assert (submitted.status_code, submitted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
-    assert spec.init_image == InitImage(png(), 0.5, png("white"))
+    assert spec.init_image == InitImage(a_png(), 0.5, a_png(colour="white"))
     assert base64.b64decode(result["data"][0]["b64_json"]) == picture_of(spec)
 
 
@@ -228,7 +221,7 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
 async def test_a_wrong_form_is_refused_and_leaves_nothing(
     shared_edge: EdgeUnderTest, values: dict[str, str], status: int, named: str | None
 ) -> None:
-    answer = await shared_edge.http.post("/v1/jobs", data={"prompt": "x", **values}, files=[("image", png())])
+    answer = await shared_edge.http.post("/v1/jobs", data={"prompt": "x", **values}, files=[("image", a_png())])
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
     assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []

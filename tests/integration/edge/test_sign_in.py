@@ -14,7 +14,7 @@ from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()
 pytestmark = [

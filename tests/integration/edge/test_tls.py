@@ -17,7 +17,7 @@ from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
 from tests.integration.edge.conftest import files_of, signing_keys
-from tests.silent_connections import silent_connections
+from tests.support.silent_connections import silent_connections
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 1}
 SHOWN = {"Authorization": "Bearer a-token"}

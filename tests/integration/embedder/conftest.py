@@ -10,7 +10,7 @@ from pentimento.clients.embedder import EmbedderClient
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.embedder.settings import EmbedderSettings
 from services.embedder.wiring import EmbedderProcess, wire
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 
 
 @pytest.fixture(scope="session")

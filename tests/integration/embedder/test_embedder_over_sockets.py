@@ -19,7 +19,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.embedder.model import open_model
 from services.embedder.settings import EmbedderSettings
 from services.embedder.wiring import wire
-from tests.encoders import write_sentence_encoder
+from tests.support.encoders import write_sentence_encoder
 
 ROOT = Path(__file__).parents[3]
 

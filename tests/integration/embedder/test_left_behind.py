@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 DIRECTORIES = """
-from tests.run_directories import directory_for_the_run
+from tests.support.run_directories import directory_for_the_run
 for prefix in ("pmt-encoder-", "pmt-sentences-"):
     (directory_for_the_run(prefix) / "folder").mkdir()
 """

@@ -1,9 +1,7 @@
 import asyncio
-import io
 from dataclasses import fields, replace
 
 import pytest
-from PIL import Image
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker, picture_of
@@ -30,6 +28,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import transport
+from tests.support.images import a_png
 
 
 async def test_the_stream_is_accepted_routed_progress_completed(suite: FrontdoorSuite) -> None:
@@ -165,12 +164,6 @@ async def test_the_same_key_and_body_joins_the_running_request(suite: FrontdoorS
     assert len(worker.executed) == 1
 
 
-def png() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(buffer, "png")
-    return buffer.getvalue()
-
-
 # Another value for every field that this suite takes one for (it serves no adapters).
 OTHER_VALUES: dict[str, object] = {
     "prompt": "another",
@@ -184,8 +177,8 @@ OTHER_VALUES: dict[str, object] = {
     "eta": 0.5,
     "seed": 2,
     "loras": (AskedLora("neon"),),
-    "controlnets": (AskedControlNet("edges", png()),),
-    "init_image": InitImage(png(), 0.5),
+    "controlnets": (AskedControlNet("edges", a_png(32, 32)),),
+    "init_image": InitImage(a_png(32, 32), 0.5),
     "cache": CacheMode.OFF,
     "format": ImageFormat.JPEG,
     "encoding_quality": 100,

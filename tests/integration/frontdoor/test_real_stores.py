@@ -12,8 +12,8 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
 from tests.integration.frontdoor.inputs import png
-from tests.postgresql import PostgresqlServer, running_server, why_not
-from tests.s3_server import running_s3_server
+from tests.support.postgresql import PostgresqlServer, running_server, why_not
+from tests.support.s3_server import running_s3_server
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
 

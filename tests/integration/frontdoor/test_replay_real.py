@@ -21,9 +21,9 @@ from pentimento.domain.replay import ancestor_of
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import find_model
 from services.frontdoor.requests.pins import ROW_BYTES
-from tests.gateways import RunningGateway, running_gateway
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 from tests.integration.unet_worker.conftest import serve
+from tests.support.gateways import RunningGateway, running_gateway
 
 FIRST = ImageRequest("a red circle", num_inference_steps=10, seed=1)
 SECOND = ImageRequest("a red circle at the top", num_inference_steps=10, seed=2)

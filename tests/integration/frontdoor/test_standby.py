@@ -19,7 +19,7 @@ from pentimento.stores.ledger import Journal, open_journal
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire
-from tests.lease_looks import LooksBetweenBeats
+from tests.support.lease_looks import LooksBetweenBeats
 
 LEASE_S = 1.0
 

@@ -25,7 +25,7 @@ from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.supervisor import Supervisor
-from tests.started_processes import runs
+from tests.support.processes import runs
 
 DEVICES = ("4", "5")
 POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)

@@ -24,7 +24,7 @@ from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import wire
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 # What a busy machine takes long for is waited for, and not done without.
 UNHURRIED: dict[str, Any] = {"warm_up_s": 600.0, "donor_timeout_s": 120.0, "upload_timeout_s": 120.0}

@@ -64,7 +64,7 @@ from tests.integration.unet_worker.test_pairs import (
     painted_for,
     peers_come_second,
 )
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -46,7 +46,7 @@ from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker.conftest import Served, at_step, serve
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -52,7 +52,7 @@ from pentimento.wire.tensors import UNBOUND, tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.pairing.halves import GuidanceHalves
 from tests.integration.unet_worker.conftest import Served, at_step, serve
-from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways import RunningGateway, running_gateway
+from tests.support.gateways import RunningGateway, running_gateway
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries, FromLatent
-from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
-from tests.patient_connections import be_patient
+from tests.support.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.patient_connections import be_patient
 
 BAD_SCOPES: list[tuple[str, object]] = [
     ("tenant", ""),

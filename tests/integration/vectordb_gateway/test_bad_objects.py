@@ -10,8 +10,8 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.generation import FromNoise, ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
-from tests.gateways import RunningGateway, embedding, running_gateway
-from tests.s3_server import running_s3_server
+from tests.support.gateways import RunningGateway, embedding, running_gateway
+from tests.support.s3_server import running_s3_server
 
 SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
     "gone": lambda sound: None,

@@ -12,7 +12,7 @@ from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings
 from services.vectordb_gateway.tenant_limits import TenantLimits
-from tests.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
 

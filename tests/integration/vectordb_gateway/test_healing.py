@@ -8,7 +8,7 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.stores.objects.suspects import BAD_READINGS
 from services.vectordb_gateway.wiring import GatewayProcess
-from tests.gateways import RunningGateway, embedding, running_gateway
+from tests.support.gateways import RunningGateway, embedding, running_gateway
 
 
 async def found(gateway: RunningGateway) -> FromLatent:

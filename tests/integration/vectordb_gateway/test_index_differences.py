@@ -16,7 +16,7 @@ from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint, open_vectors
 from services.vectordb_gateway import index_differences
 from tests.contract.stores.cache_records import VECTOR, add
-from tests.gateways import embedding, running_gateway
+from tests.support.gateways import embedding, running_gateway
 
 UNKNOWN = [f"{digit}0000000-0000-4000-8000-000000000000" for digit in "04f"]
 

@@ -11,7 +11,7 @@ import pytest
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import indexing
-from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 
 async def test_what_the_index_refused_goes_in_with_the_next_round(

@@ -9,7 +9,7 @@ from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
 from services.vectordb_gateway.integrity import main
-from tests.gateways import embedding, running_gateway
+from tests.support.gateways import embedding, running_gateway
 
 
 def check(directory: Path, ledger: str = "ledger.sqlite") -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.generation import FromLatent
 from services.vectordb_gateway.match_predictor import match_watch, predictor
-from tests.gateways import RunningGateway, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, embedding, running_gateway, scope
 
 pytest.importorskip("sklearn")
 

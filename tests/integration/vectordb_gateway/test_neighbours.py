@@ -11,7 +11,7 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.retrieval import LookupCandidate, Neighbour
-from tests.gateways import RunningGateway, at_similarity, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, at_similarity, embedding, running_gateway, scope
 
 
 @pytest_asyncio.fixture

@@ -15,8 +15,8 @@ from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
 from pentimento.domain.online_quality import PaintedAgain, ReuseQuality, ThresholdPosition
 from pentimento.policies.online_quality import HIGHEST
 from pentimento.policies.selector_profiles import ProfiledStep
-from tests.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
 from tests.integration.vectordb_gateway.test_selector_profiles import written
+from tests.support.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
 
 MODEL = scope().model_digest
 STEPS = (ProfiledStep(5, 80, 0.9, 0.8, 0.7), ProfiledStep(10, 80, 0.95, 0.9, 0.85))

@@ -18,7 +18,7 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.store_threads import StoreThreads
-from tests.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
 
 TIMEOUT_S = 120.0
 

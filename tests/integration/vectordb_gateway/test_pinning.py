@@ -9,7 +9,7 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import FromLatent, ObjectReference
 from services.vectordb_gateway import metrics
-from tests.gateways import ALL_STEPS, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.gateways import ALL_STEPS, RunningGateway, attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
 DAY_S = 86_400.0

@@ -14,7 +14,15 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.settings import SettingsError
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import wire
-from tests.gateways import RunningGateway, at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
+from tests.support.gateways import (
+    RunningGateway,
+    at_similarity,
+    attempt,
+    embedding,
+    gateway_settings,
+    running_gateway,
+    scope,
+)
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]

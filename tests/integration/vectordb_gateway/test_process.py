@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from pentimento.domain.fleet import ReplicaKind
-from tests.gateways import embedding, running_gateway
+from tests.support.gateways import embedding, running_gateway
 
 MEBIBYTE = 1024 * 1024
 SCRIPT = (

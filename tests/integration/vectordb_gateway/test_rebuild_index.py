@@ -10,7 +10,7 @@ from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from services.vectordb_gateway.rebuild_index import main
-from tests.gateways import at_similarity, embedding, running_gateway
+from tests.support.gateways import at_similarity, embedding, running_gateway
 
 
 def rebuild(directory: Path, index_url: str = "") -> int:

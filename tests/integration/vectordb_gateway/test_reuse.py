@@ -12,7 +12,7 @@ from sqlalchemy import text
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
-from tests.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 # Another value for every field of a scope that changes the picture.
 OTHERS: dict[str, object] = {

@@ -7,9 +7,9 @@ import pytest
 
 from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.generation import FromLatent, FromNoise
-from tests.gateways import attempt, embedding, running_gateway, scope
-from tests.postgresql import PostgresqlServer, running_server, why_not
-from tests.s3_server import running_s3_server
+from tests.support.gateways import attempt, embedding, running_gateway, scope
+from tests.support.postgresql import PostgresqlServer, running_server, why_not
+from tests.support.s3_server import running_s3_server
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.selector_profiles import profile_to_json
-from tests.gateways import at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
+from tests.support.gateways import at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 

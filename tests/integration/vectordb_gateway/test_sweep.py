@@ -8,8 +8,8 @@ import pytest
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.objects import ObjectStore, s3
 from services.vectordb_gateway import maintenance
-from tests.gateways import attempt, embedding, running_gateway, scope
-from tests.s3_server import running_s3_server
+from tests.support.gateways import attempt, embedding, running_gateway, scope
+from tests.support.s3_server import running_s3_server
 
 PAGE_COUNT, BATCH_COUNT = 10, 4
 

@@ -10,7 +10,7 @@ import pytest
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
-from tests.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 
 
 async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(gateway: RunningGateway) -> None:

@@ -16,7 +16,7 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.unet_worker.process import WorkerProcess
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 FLEET = """\
 seed = 3

@@ -10,8 +10,8 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import Attempt, CacheGrant, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.domain.grant_signature import GrantBinding, sign
-from tests.gateways import attempt, running_gateway, scope
 from tests.lab.emulated_fleet.conftest import Emulated, serve
+from tests.support.gateways import attempt, running_gateway, scope
 
 SPEC = GenerationSpec("a red circle", "", "heavy", 512, 512, 10, 3.0, Scheduler.DDIM, seed=7)
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[3]
 PATIENT_COMMAND = """
 import pytest
 from pentimento.cli import main
-from tests.patient_connections import be_patient
+from tests.support.patient_connections import be_patient
 
 be_patient(pytest.MonkeyPatch())
 main()

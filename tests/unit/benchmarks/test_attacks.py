@@ -12,7 +12,7 @@ from benchmarks.attacks.calls import nested, varint
 from benchmarks.attacks.pictures import noise, weapons
 from benchmarks.attacks.target import AttackTarget
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from tests.edge_packages import missing
+from tests.support.edge_packages import missing
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,15 @@
 """What the judge of attributes says of pictures: the share of what its own prompt asks for."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from benchmarks import attribute_judge
 from benchmarks.attribute_judge import AttributeJudge
+from tests.support.images import a_png
 from zoo.drawing.captions import UNSAID
 
 
@@ -25,12 +24,6 @@ class SeesClassOne:
         return wanted == 1, torch.zeros(wanted.shape)
 
 
-def picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_a_picture_is_worth_the_share_of_its_own_prompts_attributes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,4 +32,4 @@ def test_a_picture_is_worth_the_share_of_its_own_prompts_attributes(
     monkeypatch.setattr(attribute_judge, "Examiner", SeesClassOne)
     judge = AttributeJudge(tmp_path, [(1, 1, UNSAID, UNSAID), (1, 2, 2, 1), (2, 2, 2, 2)])
 
-    assert judge.qualities([picture()] * 4, [1, 0, 2, 1]) == [0.5, 1.0, 0.0, 0.5]
+    assert judge.qualities([a_png(4, 4)] * 4, [1, 0, 2, 1]) == [0.5, 1.0, 0.0, 0.5]

@@ -11,7 +11,7 @@ from benchmarks.selector_profile import HeldOut, figures_of_rule
 from pentimento.policies.selector_profiles import ProfiledStep
 from pentimento.policies.selector_profiling import ThresholdRule
 from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair
-from tests.selector_profiles import LATENT_PROFILE
+from tests.support.selector_profiles import LATENT_PROFILE
 
 PROFILE = replace(LATENT_PROFILE, steps=(ProfiledStep(5, 80, None, 0.8, 0.8), ProfiledStep(10, 80, None, 0.9, 0.9)))
 PAIRS = tuple(ReusePair(number, 0, 0.75 + number * 0.001) for number in range(200))

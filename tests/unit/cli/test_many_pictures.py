@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import io
 import json
 import os
 import re
@@ -13,7 +12,6 @@ from typing import cast
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from pentimento.cli import cli
 from pentimento.cli.generate import all_prompts, summary
@@ -30,18 +28,13 @@ from pentimento.domain.image_request import (
     Progress,
 )
 from pentimento.sdk import AsyncClient, GeneratedImage
-
-
-def png(colour: str = "red", width: int = 16, height: int = 8) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(buffer, "png")
-    return buffer.getvalue()
+from tests.support.images import a_png
 
 
 def completed(index: int, seed: int, colour: str = "red") -> Completed:
     spec = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, seed)
     provenance = Provenance("r", spec, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
-    return Completed("r", png(colour), ImageFormat.PNG, 16, 8, provenance, index)
+    return Completed("r", a_png(16, 8, colour), ImageFormat.PNG, 16, 8, provenance, index)
 
 
 class ScriptedClient:
@@ -76,11 +69,11 @@ BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
 async def test_data_of_pictures_that_nobody_is_shown_is_in_their_files_alone(tmp_path: Path) -> None:
     outcomes = await painted(tmp_path, [B], b=[completed(0, 7)])
 
-    assert outcomes.pictures[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(png("red"))
+    assert outcomes.pictures[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(a_png(16, 8, "red"))
 
 
 def test_an_image_that_many_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "start.png").write_bytes(png("blue"))
+    (tmp_path / "start.png").write_bytes(a_png(16, 8, "blue"))
     seen: list[bytes] = []
 
     async def hear(client: object, wishes: list[Wish], *_: object) -> None:

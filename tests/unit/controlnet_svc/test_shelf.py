@@ -11,7 +11,7 @@ from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceExhausted
 from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 class _Network:

@@ -18,7 +18,7 @@ from pentimento.diffusion.families import (
     load_model,
     row_kernels,
 )
-from tests.torch_threads import torch_threads
+from tests.support.torch_threads import torch_threads
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)

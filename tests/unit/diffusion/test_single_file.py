@@ -11,7 +11,7 @@ from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from tests.single_files import split_copy
+from tests.support.single_files import split_copy
 from tests.unit.diffusion.specs import paint, spec_with
 
 

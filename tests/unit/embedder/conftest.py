@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.embedder.model import EmbeddingModel, open_model
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.errors import FailedPrecondition
 from services.embedder.model import open_model
 from services.embedder.sentence_checkpoint import Pooling, open_sentence_encoder
-from tests.encoders import SENTENCE_TOKENS, write_sentence_encoder
+from tests.support.encoders import SENTENCE_TOKENS, write_sentence_encoder
 
 
 @pytest.fixture(scope="session")

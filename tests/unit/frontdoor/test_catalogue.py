@@ -7,7 +7,7 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.fleet import RegisteredDigest
 from services.frontdoor.workers.catalogue import Catalogue
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 def test_before_any_worker_was_heard_every_model_is_awaited() -> None:

@@ -27,18 +27,13 @@ from services.frontdoor.requests.resolution import (
     resolve_limits,
 )
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from tests.support.images import a_png
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
 
 
 def resolved(**fields: Any) -> ResolvedRequest:
     return resolve(ImageRequest(**{"prompt": "a red circle", **fields}), HELD, AdapterCatalogue(), LIMITS, drawn_seed=7)
-
-
-def png(width: int, height: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height)).save(buffer, "png")
-    return buffer.getvalue()
 
 
 def test_what_is_left_open_comes_from_the_model_and_the_deployment() -> None:
@@ -130,19 +125,19 @@ IMAGE_SIZES = [
 
 @pytest.mark.parametrize(("image_size", "size"), IMAGE_SIZES)
 def test_image_without_size_keeps_its_own(image_size: tuple[int, int], size: tuple[int, int]) -> None:
-    spec = resolved(init_image=InitImage(png(*image_size), 0.5)).spec
+    spec = resolved(init_image=InitImage(a_png(*image_size), 0.5)).spec
 
     assert (spec.width_px, spec.height_px) == size
 
 
 def test_image_with_size_is_resized() -> None:
-    spec = resolved(init_image=InitImage(png(300, 48), 0.5), width_px=16, height_px=24).spec
+    spec = resolved(init_image=InitImage(a_png(300, 48), 0.5), width_px=16, height_px=24).spec
 
     assert (spec.width_px, spec.height_px) == (16, 24)
 
 
 def test_image_with_one_side_keeps_the_other() -> None:
-    spec = resolved(init_image=InitImage(png(48, 40), 0.5), width_px=16).spec
+    spec = resolved(init_image=InitImage(a_png(48, 40), 0.5), width_px=16).spec
 
     assert (spec.width_px, spec.height_px) == (16, 40)
 
@@ -152,7 +147,7 @@ def test_image_outside_the_models_sizes_is_refused(image_size: tuple[int, int]) 
     shown = " x ".join(map(str, image_size))
     limit = f"init_image.image: must have sides of 8 to 64 pixels without a size, got {shown}"
     with pytest.raises(InvalidArgument, match=limit):
-        resolved(init_image=InitImage(png(*image_size), 0.5))
+        resolved(init_image=InitImage(a_png(*image_size), 0.5))
 
 
 def test_a_request_above_the_cost_cap_is_refused() -> None:
@@ -175,10 +170,10 @@ def test_a_request_above_its_own_max_cost_is_refused() -> None:
         (b"GIF89a", 0.5, "init_image.image"),
         (b"\x89PNG\r\n\x1a\n", 0.5, "init_image.image"),
         (b"x" * (LIMITS.max_init_image_bytes + 1), 0.5, "init_image.image"),
-        (png(8, 8), math.nan, "init_image.strength"),
-        (png(8, 8), -0.1, "init_image.strength"),
-        (png(8, 8), 1.1, "init_image.strength"),
-        (png(8, 8), 0.01, "init_image.strength"),
+        (a_png(8, 8), math.nan, "init_image.strength"),
+        (a_png(8, 8), -0.1, "init_image.strength"),
+        (a_png(8, 8), 1.1, "init_image.strength"),
+        (a_png(8, 8), 0.01, "init_image.strength"),
     ],
 )
 def test_a_bad_start_image_is_refused(image: bytes, strength: float, field: str) -> None:
@@ -199,19 +194,19 @@ def jpeg(width: int, height: int) -> bytes:
     [
         (b"GIF89a", "must be a PNG, JPEG or WebP image"),
         (jpeg(16, 8), "must be a PNG image, got JPEG"),
-        (png(8, 16), "must be of the image's size, 16 x 8, got 8 x 16"),
+        (a_png(8, 16), "must be of the image's size, 16 x 8, got 8 x 16"),
         (b"x" * (LIMITS.max_init_image_bytes + 1), "must have at most 8388608 bytes, got 8388609"),
     ],
 )
 def test_a_bad_mask_is_refused_by_name(mask: bytes, limit: str) -> None:
     with pytest.raises(InvalidArgument, match=limit) as caught:
-        resolved(init_image=InitImage(png(16, 8), 0.5, mask))
+        resolved(init_image=InitImage(a_png(16, 8), 0.5, mask))
 
     assert [violation.field for violation in caught.value.violations] == ["init_image.mask"]
 
 
 def test_a_mask_of_the_image_s_size_is_kept_beside_it() -> None:
-    asked = InitImage(png(16, 8), 0.5, png(16, 8))
+    asked = InitImage(a_png(16, 8), 0.5, a_png(16, 8))
 
     assert resolved(init_image=asked).spec.init_image == asked
     assert not resolved(init_image=asked).cacheable
@@ -266,7 +261,7 @@ def test_default_deadline_scales_with_measured_step(step_s: float, asked: dict[s
 
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     """8 MB of pixels promised by 70 bytes of file; the promise alone is judged."""
-    bomb = bytearray(png(8, 8))
+    bomb = bytearray(a_png(8, 8))
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2
 
     with pytest.raises(InvalidArgument, match="must have at most 8388608 pixels, got 60000 x 60000"):
@@ -275,7 +270,7 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
 
 def test_a_picture_from_the_clients_own_image_stays_out_of_the_cache() -> None:
     assert resolved().cacheable
-    assert not resolved(init_image=InitImage(png(8, 8), 0.5)).cacheable
+    assert not resolved(init_image=InitImage(a_png(8, 8), 0.5)).cacheable
     assert not resolved(cache=CacheMode.OFF).cacheable
 
 

@@ -1,4 +1,3 @@
-import io
 import math
 from dataclasses import replace
 from typing import Any
@@ -6,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
@@ -18,15 +16,10 @@ from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, res
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from tests.support.images import a_png
 from tests.unit.frontdoor.adapters import EDGES, NEON, credits, known_adapters
 
 LIMITS = RequestLimits(selections=SelectionLimits(max_loras=2, max_controlnets=2, max_conditioning_image_bytes=4096))
-
-
-def png(width: int = 32, height: int = 32) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (width, height)).save(buffer, "png")
-    return buffer.getvalue()
 
 
 def resolved(catalogue: AdapterCatalogue | None = None, **fields: Any) -> ResolvedRequest:
@@ -35,14 +28,14 @@ def resolved(catalogue: AdapterCatalogue | None = None, **fields: Any) -> Resolv
 
 
 def edges(image: bytes = b"", **fields: Any) -> dict[str, Any]:
-    return {"controlnets": (AskedControlNet("edges", image or png(), **fields),)}
+    return {"controlnets": (AskedControlNet("edges", image or a_png(32, 32), **fields),)}
 
 
 def test_what_is_left_open_is_filled_in() -> None:
     spec = resolved(loras=(AskedLora("neon"),), **edges()).spec
 
     assert spec.loras == (LoraSelection("neon", 1.0, NEON.digest),)
-    assert spec.controlnets == (ControlNetSelection("edges", png(), 1.0, 0.0, 1.0, EDGES.digest),)
+    assert spec.controlnets == (ControlNetSelection("edges", a_png(32, 32), 1.0, 0.0, 1.0, EDGES.digest),)
 
 
 def test_what_was_said_is_taken_zero_as_well() -> None:
@@ -99,7 +92,14 @@ BAD_NAMES = ("", "../neon", "a/b", "neon\0", "Neon", "NEON", "ｎeon", "neon\u03
         (edges(start_fraction=0.6, end_fraction=0.5), "controlnets[0].start_fraction"),
         *[
             (edges(image), "controlnets[0].conditioning_image")
-            for image in (b"GIF89a", png()[:20], png() + bytes(5000), png(32, 40), png(8, 8), b"\xff\xd8\xff\x00")
+            for image in (
+                b"GIF89a",
+                a_png(32, 32)[:20],
+                a_png(32, 32) + bytes(5000),
+                a_png(32, 40),
+                a_png(8, 8),
+                b"\xff\xd8\xff\x00",
+            )
         ],
         ({"width_px": 64, **edges()}, "controlnets[0].conditioning_image"),
         ({"controlnets": (AskedControlNet("edges", b""),)}, "controlnets[0].conditioning_image"),
@@ -121,7 +121,7 @@ def test_the_error_says_what_an_adapter_of_another_family_is_for() -> None:
 
 
 def test_a_picture_bomb_is_refused_by_its_header() -> None:
-    bomb = bytearray(png())
+    bomb = bytearray(a_png(32, 32))
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2
 
     with pytest.raises(
@@ -135,8 +135,8 @@ def test_a_picture_bomb_is_refused_by_its_header() -> None:
     [
         ({"loras": (AskedLora("no-such"),)}, "UNKNOWN_LORA"),
         ({"loras": (AskedLora("edges"),)}, "UNKNOWN_LORA"),
-        ({"controlnets": (AskedControlNet("no-such", png()),)}, "UNKNOWN_CONTROLNET"),
-        ({"controlnets": (AskedControlNet("neon", png()),)}, "UNKNOWN_CONTROLNET"),
+        ({"controlnets": (AskedControlNet("no-such", a_png(32, 32)),)}, "UNKNOWN_CONTROLNET"),
+        ({"controlnets": (AskedControlNet("neon", a_png(32, 32)),)}, "UNKNOWN_CONTROLNET"),
     ],
 )
 def test_a_name_that_nobody_knows_is_not_found(fields: dict[str, Any], reason: str) -> None:
@@ -170,7 +170,7 @@ def test_what_no_worker_can_do_is_said_to_be_missing(
 
 def test_a_controlnet_without_a_replica_may_come_back() -> None:
     with pytest.raises(Unavailable) as caught:
-        resolved(controlnets=(AskedControlNet("gone", png()),))
+        resolved(controlnets=(AskedControlNet("gone", a_png(32, 32)),))
 
     assert caught.value.retry_after_ms is not None
 
@@ -196,7 +196,8 @@ floats = st.one_of(st.none(), st.floats())
 names = st.one_of(st.sampled_from(["neon", "mosaic", "edges", "layout"]), st.text(max_size=10))
 asked_loras = st.lists(st.builds(AskedLora, names, floats), max_size=3).map(tuple)
 asked_controlnets = st.lists(
-    st.builds(AskedControlNet, names, st.sampled_from([png(), png(8, 8), b"x"]), floats, floats, floats), max_size=3
+    st.builds(AskedControlNet, names, st.sampled_from([a_png(32, 32), a_png(8, 8), b"x"]), floats, floats, floats),
+    max_size=3,
 ).map(tuple)
 
 

@@ -17,7 +17,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 CREDITS = WorkerCredits("w1", HELD, 2, 0)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)

@@ -8,7 +8,7 @@ from pentimento.policies.cache_selection import SelectionRules, Threshold, captu
 from pentimento.policies.reuse_rules import NO_PROFILE, UNPROFILED, ReuseRules
 from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfiles
 from pentimento.policies.selector_profiling import ThresholdRule
-from tests.selector_profiles import LATENT_PROFILE
+from tests.support.selector_profiles import LATENT_PROFILE
 
 NOTHING = SelectionRules(latents=(), images=())
 TOLD = SelectionRules(latents=(Threshold(0.5, 0.5),), images=(Threshold(0.2, 0.2),), quality=0.8)

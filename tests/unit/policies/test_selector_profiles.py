@@ -23,7 +23,7 @@ from pentimento.policies.selector_profiles import (
     read_selector_profiles,
 )
 from pentimento.policies.selector_profiling import StepThresholds, ThresholdRule
-from tests.selector_profiles import LATENT_PROFILE as PROFILE
+from tests.support.selector_profiles import LATENT_PROFILE as PROFILE
 
 IMAGES = replace(PROFILE, kind=ReuseKind.IMAGES, model="light", model_digest="sha256:light", alpha=0.95)
 

@@ -14,7 +14,7 @@ from pentimento.rpc.channel import FileToken, GivenToken, KitCall, KitChannel, N
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.rpc.errors import CODE_OF, cut, error_from_rpc, from_status, to_status
 from pentimento.rpc.metadata import STATUS_DETAILS
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 UNAVAILABLE, INTERNAL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
 

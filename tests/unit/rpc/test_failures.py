@@ -15,7 +15,7 @@ from pentimento.rpc.failures import (
     too_many_calls_of_one,
     too_many_messages,
 )
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 PATH = "/a.B/C"
 REFUSED = errors.NotFound("GONE", "it is gone")

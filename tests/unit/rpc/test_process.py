@@ -14,7 +14,7 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.rpc.process import run_service
 from pentimento.settings import SettingsError
 from pentimento.telemetry.logs import TextFormatter
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 CANARY = "-".join(["canary", "prompt"])
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2_grpc
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.server import Registrar, limits_of
 from pentimento.settings import SettingsError
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits() -> None:

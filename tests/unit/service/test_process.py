@@ -13,7 +13,7 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaR
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess
 from pentimento.telemetry.logs import TextFormatter
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 REPLICA = Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 7)
 

@@ -15,7 +15,7 @@ from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import SLOT_COUNT, TensorSender, open_sender
 from pentimento.tensors.step_lines import make_answering_line
 from pentimento.wire.tensors import Binding, Dtype
-from tests.small_disks import mounted_tmpfs
+from tests.support.small_disks import mounted_tmpfs
 
 BINDING = Binding("request", 7, 3, "mid_block", "sha256:model", 2)
 TENSOR = torch.randn(2, 3, 64, 64)

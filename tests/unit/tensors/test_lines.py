@@ -14,7 +14,7 @@ from pentimento.tensors.receiving import TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.tensors import UNBOUND
-from tests.open_files import files_open_under
+from tests.support.open_files import files_open_under
 
 
 @pytest.fixture

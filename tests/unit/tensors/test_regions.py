@@ -10,7 +10,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pentimento.tensors.regions import MAX_REGION_BYTES, PAGE_BYTES, RegionDirectory, RegionSize
-from tests.open_files import files_open_under
+from tests.support.open_files import files_open_under
 
 SIZE = RegionSize(slot_size_bytes=100, slot_count=3)
 

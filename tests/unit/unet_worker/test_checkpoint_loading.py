@@ -11,7 +11,7 @@ from pentimento.diffusion.families import DiffusionModel
 from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.settings import CompileChoice, DeviceChoice, ProfileSettings
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """One attempt on the real engine: what is not finite fails alone, and is neither stored nor answered."""
 
 import asyncio
-import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.cache.uploads import Uploads
+from tests.support.images import png_of
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
@@ -237,12 +237,6 @@ async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(
     parts.close()
 
     assert sorted(hung.asked) == ["images/one", "latents/k2", "latents/k2", "latents/k6"]
-
-
-def png_of(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
 
 
 SIZE_PX = (ORDER.spec.width_px, ORDER.spec.height_px)

@@ -5,7 +5,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Aborted, InvalidArgument
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 NOW_S = 1_800_000_000.0
 NOW_MS = 1_800_000_000_000

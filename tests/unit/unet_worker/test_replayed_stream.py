@@ -13,7 +13,7 @@ from services.unet_worker import metrics
 from services.unet_worker.control import replayed_stream
 from services.unet_worker.control.replayed_stream import MAX_FULL_WAITS, MAX_REPLAYS, ReplayedStream
 from services.unet_worker.control.replicas import StreamPlace
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 LATENTS = cast(OutgoingTensor, None)
 

@@ -22,7 +22,7 @@ from pentimento.domain.errors import InvalidArgument
 from services.unet_worker.device import torch_device
 from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.models.warm_up import BatchMeasurement
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 KEY = BatchKey(32, 32, guided=True)
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.settings import MatchPredictorSettings
-from tests.gateways import scope
+from tests.support.gateways import scope
 
 ENCODER = "sha256:encoder"
 VECTOR = struct.pack("<2f", 1.0, 0.0)

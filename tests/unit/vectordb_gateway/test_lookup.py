@@ -30,8 +30,8 @@ from services.vectordb_gateway import store_threads
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.contract.stores.cache_records import bind
-from tests.gateways import scope
-from tests.logged import said_by
+from tests.support.gateways import scope
+from tests.support.logged import said_by
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,

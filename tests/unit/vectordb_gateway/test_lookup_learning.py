@@ -20,8 +20,8 @@ from services.vectordb_gateway.match_predictor.match_watch import Forecast, Matc
 from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.store_threads import StoreThreads
 from tests.contract.stores.cache_records import bind
-from tests.gateways import scope
-from tests.selector_profiles import LATENT_PROFILE
+from tests.support.gateways import scope
+from tests.support.selector_profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,

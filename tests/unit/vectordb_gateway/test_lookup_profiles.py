@@ -13,8 +13,8 @@ from pentimento.policies.selector_profiles import ProfiledStep, SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from tests.contract.stores.cache_records import bind
-from tests.gateways import scope
-from tests.selector_profiles import LATENT_PROFILE
+from tests.support.gateways import scope
+from tests.support.selector_profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
 
 PROFILE = replace(

@@ -11,7 +11,7 @@ from pentimento.stores.errors import StoreUnavailable
 from services.vectordb_gateway import store_threads
 from services.vectordb_gateway.stalls import StallWatch, WatchedStore
 from services.vectordb_gateway.store_threads import StoreThreads
-from tests.logged import said_by
+from tests.support.logged import said_by
 
 
 @pytest.fixture

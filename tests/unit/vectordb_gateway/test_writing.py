@@ -21,7 +21,7 @@ from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.settings import CapacitySettings, GrantSettings
 from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
-from tests.gateways import attempt, scope
+from tests.support.gateways import attempt, scope
 from tests.unit.vectordb_gateway.said_index import SaidIndex
 
 

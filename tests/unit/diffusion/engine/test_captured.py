@@ -16,7 +16,7 @@ from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.families.layer_forwards import replaced
 from pentimento.domain.errors import FailedPrecondition
-from tests.logged import said_by
+from tests.support.logged import said_by
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 

@@ -27,7 +27,7 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.domain.errors import FailedPrecondition
-from tests.logged import said_by
+from tests.support.logged import said_by
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 KEY = BatchKey(32, 32, guided=True)

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPTokenizer
 
-from tests.run_directories import directory_for_the_run
+from tests.support.run_directories import directory_for_the_run
 from zoo.drawing.tokenizer import build_tokenizer
 
 TOKENS = 24
