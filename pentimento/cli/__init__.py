@@ -1,4 +1,4 @@
-"""The `pentimento` command. Each subcommand's module is imported when it is called, so that `--help` stays quick."""
+"""The `pentimento` command. A subcommand's module is imported only when called, which keeps `--help` fast."""
 
 import codecs
 import importlib
@@ -35,14 +35,14 @@ SUBCOMMANDS = {
     "zoo": "train, measure and export the tiny models",
     "completion": "complete this command in a shell",
 }
-# Subcommands that an entry point names.
+# Subcommands of entry points.
 PLUGINS = frozenset({"simulate"})
 
 SHOWN_CHARS = 40
 
 
 class LazyGroup(click.Group):
-    """Knows the subcommands by name and one line; `module:command` of each is `pentimento.cli.NAME:NAME`."""
+    """Import subcommands on call; the command NAME is `pentimento.cli.NAME:NAME`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -69,7 +69,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: what went wrong is one line on stderr, and the exit code 1 (2 for wrong usage, 130 for Ctrl-C)."""
+    """Run the command. An error is one line on stderr, with the exit code 1 (2 for wrong usage, 130 for Ctrl-C)."""
     open_closed_streams()
     print_any_text()
     try:
@@ -87,7 +87,7 @@ def main() -> None:
         click.echo(f"pentimento: {error}", err=True)
         sys.exit(2)
     except UnicodeEncodeError as error:
-        # The shell may hand over bytes that are no UTF-8; Python keeps them as surrogates, which no message carries.
+        # Arguments may have bytes that are not UTF-8; Python stores them as surrogates, which no message can encode.
         click.echo(f"pentimento: {error.object[:SHOWN_CHARS]!a} must be UTF-8 text", err=True)
         sys.exit(2)
     except OSError as error:
@@ -97,17 +97,17 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """Let what was closed of standard input, output and error be the null device: whatever is opened next would get
-    its descriptor, and what a library prints would go there."""
+    """Open the null device for closed standard streams: the next opened file would get the descriptor, and a library's
+    output would go into it."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest descriptor that is free is the one that was closed.
+            # The lowest free descriptor is the closed one.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def print_any_text() -> None:
-    """Have standard output and error take every character: what their encoding lacks, and bytes of a file's name that
-    are no text, are written as JSON writes them. Else a picture would be there and nobody be told of it."""
+    """Make standard output and error accept every text: characters that their encoding lacks, and bytes of file names
+    that are not UTF-8, are written as JSON escapes. Otherwise a saved image could not be reported."""
     codecs.register_error("json-escape", json_escape)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -115,19 +115,19 @@ def print_any_text() -> None:
 
 
 def json_escape(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands in for characters that cannot be encoded, and where to go on."""
+    """Return the JSON escapes of characters that cannot be encoded, and the position after them."""
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def words_of(error: OSError) -> str:
-    """Return what the system refused, and of which file."""
+    """Return the system's error and its file."""
     words = error.strerror or str(error)
     return f"{error.filename}: {words}" if error.filename else words
 
 
 def describe(error: PentimentoError) -> str:
-    """One line that names the field where there is one, and the option of a token that lacks."""
+    """Return an error as one line, with its field, or with the option of a missing token."""
     if isinstance(error, Unauthenticated) and error.reason == Reason.TOKEN_REQUIRED:
         return "this suite asks for a token: --token TOKEN or @FILE, or PENTIMENTO_TOKEN"
     if not error.violations:

@@ -24,8 +24,7 @@ NONE_UPLOADED = (
 
 @click.group()
 def adapters() -> None:
-    """Adds, lists and removes LoRAs while the suite serves, which takes an administrator's token, and registers those
-    of a directory."""
+    """Add, list and remove LoRAs of a running suite (needs an administrator's token), and register directories."""
 
 
 adapters.add_command(register)
@@ -55,7 +54,7 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Uploads FILE, a LoRA in a safetensors file, and has it served under a name."""
+    """Upload FILE, a LoRA in a safetensors file, and serve it under a name."""
     size_bytes, digest = _measured(file)
     upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
     added = _asked(options, lambda client: client.add_lora(upload, _chunks(file)))
@@ -66,7 +65,7 @@ def add(
 @json_option
 @controller_options
 def list_all(as_json: bool, **options: Any) -> None:
-    """Shows the LoRAs that were uploaded; as JSON one a line. `pentimento status` shows those of directories too."""
+    """List uploaded LoRAs, as JSON one per line. `pentimento status` also shows LoRAs from directories."""
     found = _asked(options, lambda client: client.loras())
     for adapter in found:
         say(_document(adapter), _line(adapter), as_json=as_json)
@@ -79,7 +78,7 @@ def list_all(as_json: bool, **options: Any) -> None:
 @json_option
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
-    """Takes a LoRA away: no new request may ask for it."""
+    """Remove a LoRA: new requests cannot name it."""
     _asked(options, lambda client: client.remove_lora(name))
     say({"removed": name}, f"{name} is removed for new requests", as_json=as_json)
 
@@ -89,7 +88,7 @@ def _asked(options: dict[str, Any], question: Callable[[AdapterRegistryClient], 
 
 
 def _measured(file: Path) -> tuple[int, str]:
-    """Bytes and digest."""
+    """Return a file's size in bytes and its digest."""
     found, size_bytes = hashlib.sha256(), 0
     for chunk in _chunks(file):
         found.update(chunk)
@@ -104,7 +103,7 @@ def _chunks(file: Path) -> Iterator[bytes]:
 
 
 def _document(adapter: Adapter) -> dict[str, Any]:
-    """Return a LoRA as JSON shows it."""
+    """Return a LoRA as a JSON document."""
     return {
         "name": adapter.name,
         "family": adapter.family,

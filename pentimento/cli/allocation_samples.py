@@ -1,4 +1,4 @@
-"""Samples of the allocation: what a plan assigns, its thresholds, and what became of requests until then.
+"""Samples of the allocation: a plan's workers and thresholds, and the counts of requests at that time.
 
 `pentimento status --watch --record FILE` writes a sample a refresh, `pentimento bench allocation` draws them.
 """
@@ -18,8 +18,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class AllocationSample:
-    """One look, `at_s` seconds after any start. `workers` by model, `thresholds` by cascade and stage as
-    `light>heavy light`; the counts are totals of the frontdoor since its start."""
+    """A sample, `at_s` seconds after any start. `workers` by model, `thresholds` by cascade and stage as
+    `light>heavy light`; the counts are totals since the frontdoor's start."""
 
     at_s: float
     plan: str
@@ -35,18 +35,17 @@ class AllocationSample:
 
     @property
     def arrived_count(self) -> int:
-        """Requests that came, refused ones included."""
+        """Return the number of arrived requests, rejected ones included."""
         return self.accepted_count + self.rejected_count
 
     @property
     def violated_count(self) -> int:
-        """Requests that were refused, dropped, late or failed."""
+        """Return the number of rejected, dropped, late and failed requests."""
         return self.failed_count + self.rejected_count + self.late_count
 
 
 def sample_of_plan(at_s: float, plan: Plan, **counts: int) -> AllocationSample:
-    """Return what a plan says; `counts` are those of the sample. Where a stage has several thresholds, its largest
-    counts."""
+    """Return a sample of a plan with `counts`. A stage with several thresholds has its largest one."""
     thresholds = {
         f"{cascade.cascade} {stage.pool}": max(entry.confidence for entry in stage.thresholds)
         for cascade in plan.cascades
@@ -70,13 +69,13 @@ def sample_line(sample: AllocationSample) -> str:
 
 
 def violation_shares(samples: Sequence[AllocationSample]) -> tuple[float, ...]:
-    """Return, from each sample to the next, the share of arrivals whose SLO was broken; NaN where nobody came, or the
-    frontdoor began anew."""
+    """Return the share of SLO violations among the arrivals from each sample to the next; NaN without arrivals or after
+    a restart of the frontdoor."""
     return tuple(_violation_share(before, after) for before, after in pairwise(samples))
 
 
 def sparkline(values: Iterable[float], top: float) -> str:
-    """Return a character a value, the higher the nearer to `top`; a blank for NaN."""
+    """Return one character per value, higher for values nearer to `top`; a blank for NaN."""
     return "".join(
         " " if value != value else _BARS[min(max(int(value / max(top, 1e-9) * len(_BARS)), 0), len(_BARS) - 1)]
         for value in values
@@ -86,5 +85,5 @@ def sparkline(values: Iterable[float], top: float) -> str:
 def _violation_share(before: AllocationSample, after: AllocationSample) -> float:
     arrived = after.arrived_count - before.arrived_count
     violated = after.violated_count - before.violated_count
-    # Who fails now may have come before: the share of a short time can exceed 1.
+    # A failed request may have arrived earlier, so the share of a short time can exceed 1.
     return min(violated / arrived, 1.0) if arrived > 0 and violated >= 0 else math.nan

@@ -1,4 +1,4 @@
-"""LoRAs and ControlNets as the command line has them: `--lora NAME[:SCALE]`,
+"""Parse LoRAs and ControlNets of the command line: `--lora NAME[:SCALE]`,
 `--controlnet NAME:FILE[:SCALE[:START-END]]`."""
 
 from pathlib import Path
@@ -8,20 +8,20 @@ from pentimento.domain.image_request import AskedControlNet, AskedLora
 
 LORA_FORM = "NAME[:SCALE]"
 CONTROLNET_FORM = "NAME:FILE[:SCALE[:START-END]]"
-# Of a picture that a request comes with; servers take less.
+# The largest input image; servers accept less.
 MAX_FILE_BYTES = 64 << 20
 _LIMIT_PARTS = 2
 
 
 def lora_of(text: str) -> AskedLora:
-    """Return what `NAME[:SCALE]` asks for. What the server knows the limits of is left to it."""
+    """Parse `NAME[:SCALE]`; the server validates the values."""
     name, colon, scale = text.partition(":")
     return AskedLora(name, _number("lora", LORA_FORM, scale, text) if colon else None)
 
 
 def controlnet_of(text: str) -> AskedControlNet:
-    """Return what `NAME:FILE[:SCALE[:START-END]]` asks for, with the file's bytes. A file whose name holds a colon is
-    found as well. InvalidArgument names the option and its form."""
+    """Parse `NAME:FILE[:SCALE[:START-END]]` and read the file; its name may contain colons. InvalidArgument names the
+    option and its form."""
     name, _, rest = text.partition(":")
     file, limits = _split(rest, text)
     scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
@@ -30,7 +30,7 @@ def controlnet_of(text: str) -> AskedControlNet:
 
 
 def _split(rest: str, text: str) -> tuple[Path, list[str]]:
-    """The file that is there, and what follows it."""
+    """Split the text into an existing file and the rest."""
     parts = rest.split(":")
     for count in range(len(parts), max(len(parts) - _LIMIT_PARTS, 1) - 1, -1):
         file = ":".join(parts[:count])
@@ -56,8 +56,7 @@ def _number(option: str, form: str, text: str, whole: str) -> float:
 
 
 def read_image(option: str, file: Path) -> bytes:
-    """Return the bytes of a picture that a request comes with. InvalidArgument names the option of a file that is too
-    large for one."""
+    """Return the bytes of an input image. InvalidArgument names the option of a too large file."""
     with file.open("rb") as opened:
         data = opened.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:

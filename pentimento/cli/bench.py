@@ -113,7 +113,7 @@ def handover_profile(
 
 
 def _run_with_encoder(module: str, arguments: list[str], encoder: str, embedder_address: str | None) -> None:
-    """Become `python -m module`, by an embedder that runs or beside one that is started for it."""
+    """Become `python -m module`, with a running embedder or with a new one."""
     if embedder_address is not None:
         os.environ["PYTHONPATH"] = source_path()
         command = [sys.executable, "-P", "-m", module, *arguments, "--embedder-address", embedder_address]

@@ -1,4 +1,4 @@
-"""How a command calls the suite: the frontdoor by the public client, the controller over a channel."""
+"""Call the suite from a command: the frontdoor by the public client, the controller over a channel."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def controller_options(command: Command) -> Command:
-    """Say which controller a command talks to, and as whom."""
+    """Add the options for the controller's address and the token."""
     address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
     for option in (tls_options, token_option, address, state_dir_option):
         command = option(command)
@@ -41,8 +41,8 @@ def controller_options(command: Command) -> Command:
 
 
 def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaitable[T]]) -> T:
-    """Return what the controller of `controller_options` answers. A suite that runs here is asked as itself where no
-    token is given. Raises what the controller says; Unavailable names its address."""
+    """Return the answer of the controller of `controller_options`. Without a token, a suite that runs here is called
+    with its own. Raises the controller's error; Unavailable names the address."""
     address, token = options["controller_address"], read_token(options["token"])
     settings = client_settings(**tls_files(options))
     if not address:
@@ -59,7 +59,7 @@ def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaita
 
 
 def own_token_file(suite: Endpoint, token: str) -> Path | None:
-    """Return the file of the token that a suite shows itself, where it has one and the caller gave none."""
+    """Return the token file of a suite, if it has one and the caller gave no token."""
     return Path(suite.service_token_file) if suite.service_token_file and not token else None
 
 
@@ -73,8 +73,8 @@ def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None
 
 
 def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Return what the frontdoor of `connection_options` answers; an interrupt cancels the question. Unavailable names
-    its address."""
+    """Return the answer of the frontdoor of `connection_options`; an interrupt cancels the call. Unavailable names the
+    address."""
     address = frontdoor_address(options["address"], options["state_dir"])
 
     async def ask() -> T:
@@ -88,7 +88,7 @@ def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awa
 
 @contextmanager
 def naming(address: str) -> Iterator[None]:
-    """Put the address that was called before the message of an Unavailable that no process of ours wrote."""
+    """Prefix the called address to the message of an Unavailable that gRPC itself raised."""
     try:
         yield
     except Unavailable as error:

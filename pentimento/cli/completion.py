@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Prints what makes SHELL complete this command: `eval "$(pentimento completion bash)"`, or for fish
+    """Print the completion script of SHELL: `eval "$(pentimento completion bash)"`, or for fish
     `pentimento completion fish | source`."""
     kind = get_completion_class(shell)
     assert kind is not None

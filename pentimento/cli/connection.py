@@ -1,4 +1,4 @@
-"""Options that say which suite a command talks to, and as whom."""
+"""Options for the suite's address, the token and TLS."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ token_option = click.option(
     "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
 )
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
-# By the names that `client_settings` and the clients of the SDK have for them: variable, and help.
+# By argument of `client_settings` and the SDK's clients: environment variable and help.
 TLS_FILES = {
     "tls_ca_file": ("PENTIMENTO_TLS_CA_FILE", "PEM authorities of the server: call it over TLS"),
     "tls_client_cert_file": (
@@ -39,7 +39,7 @@ TLS_FILES = {
 
 
 def tls_options(command: Command) -> Command:
-    """Say whom a command believes, and what it shows."""
+    """Add the options of TLS: the trusted authorities and the client's certificate."""
     for name, (variable, text) in reversed(TLS_FILES.items()):
         command = click.option(flag_of(name), name, type=PRESENT, envvar=variable, help=text)(command)
     return command
@@ -50,7 +50,7 @@ def flag_of(name: str) -> str:
 
 
 def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given of `tls_options`, by name. UsageError for one that is of no use without another."""
+    """Return the given files of `tls_options` by name. UsageError for a file that needs another one."""
     given = {name: options[name] for name in TLS_FILES}
     try:
         client_settings(**given)
@@ -77,7 +77,7 @@ def read_token(given: str) -> str:
 
 
 def running_suite(state_dir: Path) -> Endpoint:
-    """FailedPrecondition with what to do when no suite serves from this state directory, or with how far one is."""
+    """Return the suite of a state directory. FailedPrecondition says what to do if none serves, or how far one is."""
     state = StateDirectory(state_dir)
     endpoint = state.endpoint()
     if endpoint is None and state.owner() is not None:
@@ -85,7 +85,7 @@ def running_suite(state_dir: Path) -> Endpoint:
         raise FailedPrecondition("SUITE_STARTING", f"the suite of {state_dir} does not serve yet{lines}")
     if endpoint is None:
         raise FailedPrecondition(
-            "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or say where one serves"
+            "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or give its address"
         )
     return endpoint
 

@@ -1,4 +1,4 @@
-"""A suite in the background: the same command again, in a session of its own, watched until it serves."""
+"""Start a suite in the background: the same command in a new session, watched until it serves."""
 
 import os
 import shlex
@@ -18,9 +18,9 @@ LOOK_S = 0.1
 
 
 def start_detached(state: StateDirectory, *, as_json: bool) -> int:
-    """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before. An interrupt
-    stops what was started. FailedPrecondition when a suite runs here."""
-    # Its log is that of the suite that runs.
+    """Run this command without `--detach`; return 0 once all processes serve, or its exit code if it ends before. An
+    interrupt stops the started processes. FailedPrecondition if a suite runs here."""
+    # The log belongs to the running suite.
     state.check_free()
     state.make()
     log = state.logs / "up.log"
@@ -50,7 +50,7 @@ def start_detached(state: StateDirectory, *, as_json: bool) -> int:
 
 
 def await_serving(supervisor: "subprocess.Popen[bytes]", state: StateDirectory) -> Endpoint | None:
-    """Return where the suite of that supervisor serves, once all do; None where it ended before."""
+    """Wait until a supervisor's suite serves and return its addresses; None if it ended before."""
     while supervisor.poll() is None:
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
@@ -60,7 +60,7 @@ def await_serving(supervisor: "subprocess.Popen[bytes]", state: StateDirectory) 
 
 
 def serving_document(endpoint: Endpoint, state: StateDirectory) -> dict[str, Any]:
-    """Return where a suite serves, as JSON tells it: "" for what it has not."""
+    """Return a suite's addresses as a JSON document, "" for missing ones."""
     return {
         "public": endpoint.public,
         "http": endpoint.http,
@@ -73,12 +73,12 @@ def serving_document(endpoint: Endpoint, state: StateDirectory) -> dict[str, Any
 
 
 def stopping(path: Path) -> str:
-    """Return the command that stops the suite of a state directory."""
+    """Return the command that stops a suite."""
     place = "" if path.resolve() == DEFAULT_STATE.resolve() else f" --state-dir {shlex.quote(str(path))}"
     return f"pentimento down{place}"
 
 
 def wait_until_gone(state: StateDirectory) -> None:
-    """Return once no suite runs on this state directory."""
+    """Wait until no suite runs in a state directory."""
     while state.owner() is not None:
         time.sleep(LOOK_S)

@@ -18,7 +18,7 @@ from pentimento.supervisor.state import StateDirectory
 @json_option
 @state_dir_option
 def down(now: bool, as_json: bool, state_dir: Path) -> None:
-    """Stops the suite of this state directory: accepted requests are finished first."""
+    """Stop the suite of this state directory; accepted requests are finished first."""
     state = StateDirectory(state_dir)
     owner = state.owner()
     if owner is None:

@@ -1,9 +1,9 @@
-"""Times as people write them: 30d, 12h, 90m, 45s."""
+"""Parse durations such as 30d, 12h, 90m, 45s."""
 
 from pentimento.domain.errors import InvalidArgument
 
 _UNITS_S = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-# What the contract can carry; the limit that counts is the server's.
+# The limit of the contract; the server has a lower one.
 _MOST_MS = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Waits until the workers of a suite are in the fleet: before that, no request reaches them."""
+"""Wait until a suite's workers are registered; before that, no request reaches them."""
 
 import asyncio
 import time
@@ -12,14 +12,16 @@ from pentimento.supervisor.process_spec import Suite
 
 LOOK_S = 0.05
 LIMIT_S = 120.0
-# The controller plans with a worker as soon as it has registered; one that holds no model may be left out.
+# The controller plans with a worker once it is registered; one without a model may stay unplanned.
 PLANNED_LIMIT_S = 2.0
 WORKERS = ("services.unet_worker", "lab.emulation.emulated_worker")
 
 
 class FleetArrival:
-    """`fleet` asks the controller; `last_line` returns the last line that a process wrote. `unprofiled` are the models
-    without a profile that a policy would plan with, once the workers have come."""
+    """Wait for a suite's workers.
+
+    `fleet` calls the controller; `last_line` returns the last line of a process's output. After the wait, `unprofiled`
+    has the models without a profile that the policy needs."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class FleetArrival:
         self._limit_s = limit_s
 
     async def __call__(self) -> str:
-        """Return "" once every worker has registered, or why one has not in time."""
+        """Wait until every worker is registered and return ""; after the time limit return the reason."""
         began, missing, why = time.monotonic(), self._workers, ""
         while missing:
             try:

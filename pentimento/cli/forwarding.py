@@ -1,13 +1,13 @@
-"""Commands whose flags go on to another program."""
+"""Commands that forward their flags to another program."""
 
 import click
 
 
 class ForwardingCommand(click.Command):
-    """Takes `--help` as its own where it comes first; behind the arguments it goes on with the other flags."""
+    """Handle `--help` only in the first place; after the arguments it is forwarded with the other flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return what click left over; `--help` alone ends the command with its help."""
+        """Return the arguments that click did not parse; a single `--help` prints the command's help."""
         if args[:1] in (["--help"], ["-h"]):
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()

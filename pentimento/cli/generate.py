@@ -18,7 +18,7 @@ from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option
-from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
+from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
@@ -28,9 +28,9 @@ from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 
-# What the contract can carry; the limits that count are the server's.
+# Limits of the contract; the server has lower ones.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
-# No server can be told to paint more for one request; each of them has a line of what became of it.
+# The most images of one request at any server; each one gets a line of output.
 COUNT = click.IntRange(1, 100)
 UINT64 = click.IntRange(0, 2**64 - 1)
 MOST_PX = 2**63 - 1
@@ -40,12 +40,12 @@ MOST_PX = 2**63 - 1
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option(
     "--prompts-file",
-    # Some editors begin a file with a mark of its encoding, which is no part of the first prompt.
+    # utf-8-sig: a byte order mark, which some editors write, must not become part of the first prompt.
     type=click.File(encoding="utf-8-sig", errors="surrogateescape"),
     help="one prompt per line, - for standard input; blank lines are skipped",
 )
 @click.option("--count", type=COUNT, metavar="N", help="images per prompt, with consecutive seeds")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [image-SEED.png]")
 @click.option(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -103,13 +103,13 @@ def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **opt
     prompts = all_prompts(prompts, options["prompts_file"])
     if len(prompts) > 1 or options["count"] not in (None, 1):
         check_for_many(output, options)
-        paint_many(prompts, options, as_json=as_json)
+        generate_many(prompts, options, as_json=as_json)
     else:
-        paint_one(prompts[0], output, options, as_json=as_json)
+        generate_one(prompts[0], output, options, as_json=as_json)
 
 
-def paint_one(prompt: str, output: Path | None, options: dict[str, Any], *, as_json: bool) -> None:
-    """Save and describe the picture of one prompt."""
+def generate_one(prompt: str, output: Path | None, options: dict[str, Any], *, as_json: bool) -> None:
+    """Generate, save and describe the image of one prompt."""
     request = request_from(prompt, options)
     folder = options["output_dir"]
     if output is not None:
@@ -121,17 +121,17 @@ def paint_one(prompt: str, output: Path | None, options: dict[str, Any], *, as_j
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
         )
         with closing(events):
-            picture = watch(events, output or folder / "picture.png", quiet=as_json)
-    saved = picture.save(output or folder / f"picture-{picture.provenance.spec.seed}.png")
+            image = watch(events, output or folder / "image.png", quiet=as_json)
+    saved = image.save(output or folder / f"image-{image.provenance.spec.seed}.png")
     if as_json:
-        click.echo(json.dumps({"file": str(saved), **provenance_as_json(picture.provenance)}, ensure_ascii=False))
+        click.echo(json.dumps({"file": str(saved), **provenance_as_json(image.provenance)}, ensure_ascii=False))
     else:
-        click.echo(summary(saved, picture))
+        click.echo(summary(saved, image))
 
 
 def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the prompts of the command line and then those of a file, a line each. Raises UsageError for none, and
-    InvalidArgument for one that is no text."""
+    """Return the prompts of the command line, then the file's, one per line. UsageError without a prompt,
+    InvalidArgument for one that is not UTF-8."""
     prompts = (*given, *(line.strip() for line in file or () if line.strip()))
     if not prompts:
         raise click.UsageError("give a prompt: PROMPT, or --prompts-file FILE")
@@ -148,23 +148,23 @@ def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
         raise click.UsageError("--preview is for one image")
 
 
-def paint_many(prompts: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
-    """Save and describe the pictures of all prompts. Exits with 1 where one failed; the others are there."""
+def generate_many(prompts: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
+    """Generate, save and describe the images of all prompts. Exits with 1 if one failed; the others are saved."""
     wishes = wishes_of(prompts, options)
     options["output_dir"].mkdir(parents=True, exist_ok=True)
     outcomes = Outcomes(options["output_dir"])
     try:
         with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
-            ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
+            ask_frontdoor(options, lambda client: generate_all(client, wishes, options["parallel"], outcomes, bars))
     finally:
-        # Also of what an interrupt or a full disk ended: hundreds of pictures may be there.
+        # Also after an interrupt or on a full disk: hundreds of images may be saved.
         tell(wishes, outcomes, summary, as_json=as_json)
     if outcomes.errors:
         sys.exit(1)
 
 
 def wishes_of(prompts: Sequence[str], options: dict[str, Any]) -> list[Wish]:
-    """Return a wish for each prompt. What images they come with is read once, and held once."""
+    """Return a wish per prompt. Their common input images are read and stored once."""
     key, first = options["idempotency_key"], request_from(prompts[0], options)
     return [
         Wish(number, replace(first, prompt=prompt), f"{key}-{number}" if key and len(prompts) > 1 else key)
@@ -173,7 +173,7 @@ def wishes_of(prompts: Sequence[str], options: dict[str, Any]) -> list[Wish]:
 
 
 def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
-    """Values go to the server as they are: it knows the limits, and names them."""
+    """Build a request from the options, unvalidated: the server knows the limits and names them."""
     width, height = parse_size(options["size"])
     return ImageRequest(
         prompt=valid_text(prompt),
@@ -206,7 +206,7 @@ def init_image_from(image: Path | None, mask: Path | None, strength: float) -> I
 
 
 def valid_text(prompt: str, field: str = "prompt") -> str:
-    """The shell may hand over bytes that are no UTF-8; Python keeps them as surrogates that nothing can encode."""
+    """Return a prompt. InvalidArgument for bytes that are not UTF-8, which Python stores as surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError:
@@ -223,7 +223,7 @@ def parse_size(text: str | None) -> tuple[int | None, int | None]:
         found = int(width), int(height if by else width)
     except ValueError:
         raise refused from None
-    # What the contract can carry; the limit that counts is the server's.
+    # The limit of the contract; the server has a lower one.
     if max(map(abs, found)) > MOST_PX:
         raise refused
     return found
@@ -238,13 +238,13 @@ def deadline_ms(seconds: float | None) -> int | None:
 
 
 def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> GeneratedImage:
-    """Show the progress on stderr, where that is a terminal, until the image is there."""
+    """Wait for an image and return it, with a progress bar on stderr if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None)
-        picture: GeneratedImage | None = None
-        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
+        image: GeneratedImage | None = None
+        # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
         for event in events:
             match event:
                 case Accepted():
@@ -255,10 +255,10 @@ def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: 
                     bar.update(task, completed=event.step, total=event.step_count)
                     save_preview(event.preview, output)
                 case Completed():
-                    picture = GeneratedImage.of(event)
-    if picture is None:
+                    image = GeneratedImage.of(event)
+    if image is None:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
-    return picture
+    return image
 
 
 def start_in_words(event: Routed) -> str:
@@ -266,15 +266,15 @@ def start_in_words(event: Routed) -> str:
 
 
 def cascade_in_words(provenance: Provenance) -> list[str]:
-    """Return a line on the stages that the picture could go through and where it ended; none without a cascade."""
+    """Return a line on the cascade's stages and the final stage; none without a cascade."""
     models = [stage.model for stage in provenance.route.stages]
     if len(models) < 2:
         return []
-    painted_by, confidence = provenance.spec.model, provenance.discriminator_confidence
-    ended = f"generated by {painted_by}"
-    if painted_by != models[-1] and confidence is not None:
-        ended = f"the image of {painted_by} was accepted with confidence {confidence:.2f}"
-    elif painted_by == models[-1]:
+    model, confidence = provenance.spec.model, provenance.discriminator_confidence
+    ended = f"generated by {model}"
+    if model != models[-1] and confidence is not None:
+        ended = f"the image of {model} was accepted with confidence {confidence:.2f}"
+    elif model == models[-1]:
         ended += f", after {', '.join(models[:-1])}"
     return [f"cascade {' → '.join(models)}: {ended}"]
 
@@ -284,9 +284,9 @@ def save_preview(preview: bytes, output: Path) -> None:
         output.with_name(f"{output.stem}-preview.png").write_bytes(preview)
 
 
-def summary(saved: Path, picture: GeneratedImage) -> str:
-    provenance = picture.provenance
-    size = f"{picture.width_px}×{picture.height_px}"
+def summary(saved: Path, image: GeneratedImage) -> str:
+    provenance = image.provenance
+    size = f"{image.width_px}×{image.height_px}"
     steps = f"{provenance.steps_run} steps"
     if provenance.steps_saved:
         steps += f", {provenance.steps_saved} saved by the cache"

@@ -1,4 +1,4 @@
-"""`pentimento jobs`: requests that go on without whoever asked for them."""
+"""`pentimento jobs`: requests that continue without their client."""
 
 import json
 import sys
@@ -21,9 +21,9 @@ from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 from pentimento.sdk.image_set import ImageSet
 
-# Who waits for a job does so while its frontdoor starts again.
+# Waiting for a job continues through a restart of its frontdoor.
 PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)
-# Of `generate`: what a request may say wherever it is asked for.
+# Options that `generate` and `submit` share.
 REQUEST_OPTIONS = frozenset(
     {
         "negative_prompt",
@@ -60,7 +60,7 @@ def jobs() -> None:
 @connection_options
 def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **options: Any) -> None:
     """Submit PROMPT as a job and print its id."""
-    # One picture: a job of several is the API's to ask for.
+    # One image; jobs with several are submitted by the API.
     request = request_from(prompt, {**dict.fromkeys(NOT_OFFERED), **options})
     with frontdoor_client(options) as client:
         accepted = client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook)
@@ -117,29 +117,29 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
             save_all(client.wait_all(request_id), as_json=as_json)
             return
         with closing(client.attach(request_id)) as events:
-            picture = watch(events, target, quiet=as_json)
-    tell_saved(picture, picture.save(output or file_of(request_id, picture)), as_json=as_json)
+            image = watch(events, target, quiet=as_json)
+    tell_saved(image, image.save(output or file_of(request_id, image)), as_json=as_json)
 
 
 def save_all(found: ImageSet, *, as_json: bool) -> None:
-    """Save and describe the pictures of a job of several. Exits with 1 where one failed; the others are there."""
-    for picture in found.images:
-        tell_saved(picture, picture.save(file_of(picture.provenance.request_id, picture)), as_json=as_json)
+    """Save and describe the images of a job with several. Exits with 1 if one failed; the others are saved."""
+    for image in found.images:
+        tell_saved(image, image.save(file_of(image.provenance.request_id, image)), as_json=as_json)
     for failed in found.failures:
         click.echo(f"{failed.request_id}: {failed.error.message}", err=True)
     if found.failures:
         sys.exit(1)
 
 
-def file_of(request_id: str, picture: GeneratedImage) -> Path:
-    """Return where a picture goes that no file was named for."""
-    return Path(f"{request_id}.{picture.format.value}")
+def file_of(request_id: str, image: GeneratedImage) -> Path:
+    """Return the default file of an image."""
+    return Path(f"{request_id}.{image.format.value}")
 
 
-def tell_saved(picture: GeneratedImage, saved: Path, *, as_json: bool) -> None:
-    """Print where a picture is."""
-    told = {"request_id": picture.provenance.request_id, "file": str(saved)}
-    click.echo(json.dumps(told) if as_json else summary(saved, picture))
+def tell_saved(image: GeneratedImage, saved: Path, *, as_json: bool) -> None:
+    """Print the file of an image."""
+    told = {"request_id": image.provenance.request_id, "file": str(saved)}
+    click.echo(json.dumps(told) if as_json else summary(saved, image))
 
 
 @jobs.command()
@@ -147,19 +147,19 @@ def tell_saved(picture: GeneratedImage, saved: Path, *, as_json: bool) -> None:
 @json_option
 @connection_options
 def cancel(request_id: str, as_json: bool, **options: Any) -> None:
-    """Stops a job, and prints the state that it ended in."""
+    """Cancel a job and print its final state."""
     with frontdoor_client(options) as client:
         state = client.cancel(request_id)
     click.echo(json.dumps({"request_id": request_id, "state": state.value}) if as_json else state.value)
 
 
 def document(one: RequestSummary) -> dict[str, Any]:
-    """Return a request as JSON shows it."""
+    """Return a request as a JSON document."""
     return {**vars(one), "state": one.state.value}
 
 
 def status_document(status: RequestStatus) -> dict[str, Any]:
-    """Return a request as `show --json` prints it."""
+    """Return a request as a document of `show --json`."""
     told: dict[str, Any] = document(status.summary) if status.summary is not None else {}
     if status.progress is not None:
         told |= {"step": status.progress.step, "step_count": status.progress.step_count}
@@ -169,14 +169,14 @@ def status_document(status: RequestStatus) -> dict[str, Any]:
 
 
 def line(one: RequestSummary) -> str:
-    """Return a request on a line: id, state, when it was accepted, how long it took, why it failed."""
+    """Format a request as a line: id, state, time of acceptance, duration, reason of a failure."""
     took = f"{(one.finished_at_ms - one.accepted_at_ms) / 1000:.1f} s" if one.finished_at_ms is not None else ""
     parts = (one.request_id, f"{one.state.value:9}", time_text(one.accepted_at_ms), f"{took:>9}", one.error_reason)
     return "  ".join(parts).rstrip()
 
 
 def status_text(status: RequestStatus) -> str:
-    """Return what `show` prints."""
+    """Format a request for `show`."""
     told = [line(status.summary)] if status.summary is not None else []
     if status.progress is not None:
         told.append(f"step {status.progress.step} of {status.progress.step_count}")
@@ -191,5 +191,5 @@ def status_text(status: RequestStatus) -> str:
 
 
 def time_text(at_ms: int) -> str:
-    """Return a time in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -1,4 +1,4 @@
-"""What commands print for programs: one JSON document, or one a line, in place of words. docs/command-json.md names
+"""Output of commands for programs: one JSON document, or one per line, in place of text. docs/command-json.md names
 the fields."""
 
 import json

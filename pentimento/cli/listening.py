@@ -1,4 +1,4 @@
-"""The addresses that a suite is asked to listen on: judged, and found free, before anything is started for them."""
+"""Validate the addresses that a suite listens on, and check that they are free, before it starts."""
 
 import errno
 import socket
@@ -11,8 +11,8 @@ from pentimento.rpc.settings import check_address, is_unix
 
 
 def with_free_port(flag: str, listen: str, check: Callable[[str, str], None] = check_address) -> str:
-    """Port 0 becomes a port that is free now, so that it can be told before the frontdoor has it. UsageError for what
-    is no address, before anything is started for it."""
+    """Replace port 0 by a free port, so that the address is known before the frontdoor binds it. UsageError for an
+    invalid address."""
     if not listen:
         return ""
     try:
@@ -28,8 +28,8 @@ def with_free_port(flag: str, listen: str, check: Callable[[str, str], None] = c
 
 
 def check_ports_are_free(listens: Mapping[str, str]) -> None:
-    """Raise FailedPrecondition, naming the option, where another process listens on one of the addresses. Whatever else
-    is wrong with one is said by the process that listens."""
+    """Raise FailedPrecondition with the option if another process listens on one of the addresses. Other errors are
+    left to the process that binds it."""
     for flag, listen in listens.items():
         if listen and not is_unix(listen):
             _check_port(flag, listen)
@@ -39,7 +39,7 @@ def _check_port(flag: str, listen: str) -> None:
     host, _, port = listen.rpartition(":")
     try:
         with _socket(host) as probe:
-            # Connections of a listener that has ended may linger; they keep nobody from listening.
+            # Lingering connections of an ended listener do not prevent a new one.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host.strip("[]"), int(port)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`pentimento models`: what is registered with the controller as a model or a cascade."""
+"""`pentimento models`: models and cascades that are registered with the controller."""
 
 import json
 import os
@@ -106,12 +106,12 @@ def remove(name: str, as_json: bool, **options: Any) -> None:
 
 
 def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:
-    """Return what the controller answers. Raises what it says."""
+    """Return the controller's answer, or raise its error."""
     return ask_controller(options, lambda channel: question(ModelRepositoryClient(channel)))
 
 
 def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant:
-    """Return what a directory holds, as a worker sees it. Raises FailedPrecondition with what is wrong with it."""
+    """Describe a directory as a worker does. FailedPrecondition for an invalid one."""
     command = [sys.executable, "-P", "-m", "services.unet_worker.describe", "--model", str(model), "--name", name]
     if profiles:
         command += ["--profiles", ",".join(str(path.resolve()) for path in profiles)]
@@ -125,7 +125,7 @@ def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant
 
 
 def read_cascade(file: Path) -> CascadeVariant:
-    """Return the cascade of a file. Raises InvalidArgument naming the field."""
+    """Read a cascade from a file. InvalidArgument names a wrong field."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -134,8 +134,8 @@ def read_cascade(file: Path) -> CascadeVariant:
 
 
 def profile_text(file: Path) -> str:
-    """Return the text of a hand-over profile, which the controller judges. Raises InvalidArgument for a file that is no
-    text or too large for one."""
+    """Read a hand-over profile, which the controller validates. InvalidArgument for a file that is too large or not
+    UTF-8."""
     with file.open("rb") as opened:
         data = opened.read(MAX_HANDOVER_PROFILE_BYTES + 1)
     if len(data) > MAX_HANDOVER_PROFILE_BYTES:
@@ -148,8 +148,8 @@ def profile_text(file: Path) -> str:
 
 
 def cascade_words(cascade: CascadeVariant) -> str:
-    """Return a cascade's name, its discriminators, and which share of its steps each model may leave out that starts
-    from the picture before it, with where the share comes from."""
+    """Format a cascade: its name, its discriminators, and for each model that starts from the earlier model's image the
+    share of steps that it may skip, with the source of the share."""
     words = (
         f"{plain_cascade(cascade.name)}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
     )
@@ -163,7 +163,7 @@ def cascade_words(cascade: CascadeVariant) -> str:
 
 
 def models_table(registered: RegisteredModels) -> Table:
-    """Return a row a model."""
+    """Return the table of models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("model", "family", "licence", "digest", "costs on"):
         table.add_column(heading, overflow="fold")

@@ -1,4 +1,4 @@
-"""Numbers that options of commands take: never NaN or infinite, which click's own types let pass."""
+"""Types of finite numbers for options; click's own types accept NaN and infinities."""
 
 import math
 from typing import Any
@@ -7,12 +7,12 @@ import click
 
 
 class FiniteFloat(click.ParamType[float]):
-    """A float."""
+    """A finite float."""
 
     name = "float"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number. Fails by the option's name where it is none, NaN or infinite."""
+        """Return the number; NaN, infinities and other texts are a usage error of the option."""
         number = float(click.FLOAT.convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"must be a finite number, got {number}", param, ctx)
@@ -20,10 +20,10 @@ class FiniteFloat(click.ParamType[float]):
 
 
 class FiniteRange(click.FloatRange):
-    """A float within bounds."""
+    """A finite float within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number. Fails by the option's name where it is none, NaN, or out of bounds."""
+        """Return the number; NaN, numbers out of bounds and other texts are a usage error of the option."""
         return float(super().convert(FINITE.convert(value, param, ctx), param, ctx))
 
 

@@ -15,24 +15,24 @@ from pentimento.domain.image_request import PinnedPicture
 
 
 @click.command()
-@click.argument("picture", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
 @json_option
 @connection_options
-def pin(picture: Path, duration: str, as_json: bool, **options: Any) -> None:
+def pin(image: Path, duration: str, as_json: bool, **options: Any) -> None:
     """Keep the start of IMAGE, a PNG of `pentimento generate`, so that it can be replayed until then.
 
     A repeated call sets a new time. Input images are kept only by `generate --pin`; otherwise a replay needs them
     again.
     """
-    request_id, asked_ms = request_id_of(read_file(picture)), duration_ms("for", duration)
+    request_id, asked_ms = request_id_of(read_file(image)), duration_ms("for", duration)
     with frontdoor_client(options) as client:
         pinned = client.pin(request_id, asked_ms)
-    say({"file": str(picture), **vars(pinned)}, told(picture, pinned), as_json=as_json)
+    say({"file": str(image), **vars(pinned)}, told(image, pinned), as_json=as_json)
 
 
-def told(picture: Path, pinned: PinnedPicture) -> str:
-    """Say until when the picture can be replayed, and what that takes."""
+def told(image: Path, pinned: PinnedPicture) -> str:
+    """Describe a pin: its end, its size and the inputs that a replay needs."""
     until = datetime.fromtimestamp(pinned.expires_at_ms / 1000, UTC)
     needs = "" if pinned.inputs_kept else "; a replay needs its input image"
-    return f"{picture} can be replayed until {until:%Y-%m-%d %H:%M} UTC ({pinned.size_bytes} bytes pinned{needs})"
+    return f"{image} can be replayed until {until:%Y-%m-%d %H:%M} UTC ({pinned.size_bytes} bytes pinned{needs})"

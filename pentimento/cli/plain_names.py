@@ -1,4 +1,4 @@
-"""Names of plans as people read them: pools by their model, cascades light → heavy."""
+"""Readable names of plans: pools by their model, cascades as light → heavy."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,8 @@ _STARTS = ("noise", "latent", "image")
 
 
 def plain_pool(pool: str, models: Mapping[str, str]) -> str:
-    """Return the title of a pool: its model, with a number where the model has several. `models` are those of the
-    plan's pools, by pool."""
+    """Return the title of a pool: its model, numbered if the model has several pools. `models`: the plan's models by
+    pool."""
     model = models.get(pool, pool)
     number = pool.removeprefix(f"{model}.")
     return f"{model} (pool {int(number) + 1})" if pool != model and number.isdecimal() else pool

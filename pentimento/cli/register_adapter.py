@@ -26,8 +26,8 @@ REGISTRY = "registry.json"
 @click.option("--base-digest", default="", help="of the one model that it changes")
 @json_option
 def register(directory: Path, name: str, family: str, licence: str, base_digest: str, as_json: bool) -> None:
-    """Writes what DIRECTORY holds, a LoRA or a ControlNet, into registry.json next to it: its digest, measured now, and
-    what the options say. `pentimento up --loras` and `--controlnets` read it at their start."""
+    """Register DIRECTORY, a LoRA or a ControlNet, in the registry.json next to it, with its digest and the options.
+    `pentimento up --loras` and `--controlnets` read it at their start."""
     directory = directory.resolve()
     entry = entry_of(directory, name, family, licence, base_digest)
     registry = directory.parent / REGISTRY
@@ -36,8 +36,7 @@ def register(directory: Path, name: str, family: str, licence: str, base_digest:
 
 
 def entry_of(directory: Path, name: str, family: str, licence: str, base_digest: str) -> dict[str, Any]:
-    """Return the registry's entry. Raises InvalidArgument that names the option, FailedPrecondition for files that are
-    unsound."""
+    """Return the registry's entry. InvalidArgument names a wrong option, FailedPrecondition invalid files."""
     name = name or directory.name.lower().replace(" ", "-")
     if not is_adapter_name(name):
         raise InvalidArgument.of("name", f"{ADAPTER_NAME_RULE}, got {name[:80]!r}")
@@ -54,7 +53,7 @@ def entry_of(directory: Path, name: str, family: str, licence: str, base_digest:
 
 
 def describe(directory: Path) -> dict[str, str]:
-    """Return kind, digest and family, as a worker sees them. Raises FailedPrecondition for unsound files."""
+    """Return kind, digest and family as a worker does. FailedPrecondition for invalid files."""
     command = [sys.executable, "-P", "-m", "services.unet_worker.describe_adapter", "--adapter", str(directory)]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False
@@ -67,8 +66,8 @@ def describe(directory: Path) -> dict[str, str]:
 
 
 def write_entry(registry: Path, entry: dict[str, Any]) -> list[str]:
-    """Put the entry into the file in place of one of its name. Return what lies in the folder and is not named by the
-    registry: that is not served. Raises FailedPrecondition where the file is none."""
+    """Write the entry into the file, in place of an earlier one of its name. Return the directories in the folder
+    without an entry: they are not served. FailedPrecondition for an invalid file."""
     document: dict[str, Any] = {"version": 1, "models": []}
     if registry.is_file():
         read_adapters(registry)
@@ -85,7 +84,7 @@ def write_entry(registry: Path, entry: dict[str, Any]) -> list[str]:
 
 
 def words(entry: dict[str, Any], registry: Path, unnamed: list[str]) -> str:
-    """Return the lines that name the entry, the command that serves it, and the adapters that no entry names."""
+    """Format the entry, the command that serves it, and the directories without an entry."""
     served = f"--controlnets {registry}" if entry["kind"] == "controlnet" else f"--loras {registry.parent}"
     line = f"{entry['name']}: {entry['kind']} for {entry['family']}, {entry['digest']}, in {registry}"
     left = f"\nnot in the registry, so not served: {', '.join(unnamed)}" if unnamed else ""

@@ -23,8 +23,8 @@ LOOK_S = 0.05
 @json_option
 @state_dir_option
 def scale(service: str, count: int, timeout_s: float, as_json: bool, state_dir: Path) -> None:
-    """Has COUNT processes of SERVICE in the suite that runs here: embedder, controlnet_svc, unet_worker (with several
-    models unet_worker/MODEL). New ones start at once; those that leave take nothing more and finish what they have."""
+    """Set the number of processes of SERVICE in the suite that runs here: embedder, controlnet_svc, unet_worker (with
+    several models unet_worker/MODEL). New ones start immediately; removed ones finish their requests first."""
     suite, files = running_suite(state_dir), ReplicaFiles(state_dir.resolve())
     groups = files.there()
     if not state_dir.is_dir():
@@ -42,15 +42,15 @@ def scale(service: str, count: int, timeout_s: float, as_json: bool, state_dir: 
 
 
 def told(count: int) -> str:
-    """Say how many processes serve."""
+    """Describe how many processes serve."""
     return "1 process serves" if count == 1 else f"{count} processes serve"
 
 
 def wait_until_settled(
     files: ReplicaFiles, service: str, count: int, before: GroupStatus, timeout_s: float
 ) -> GroupStatus:
-    """Return what is there once it is what was asked for. Raises FailedPrecondition, with what they said, where some do
-    not come up; DeadlineExceeded."""
+    """Wait until the processes match the request and return them. FailedPrecondition with their output if some do not
+    start; DeadlineExceeded."""
     limit = time.monotonic() + timeout_s
     while time.monotonic() < limit:
         status = files.there().get(service)

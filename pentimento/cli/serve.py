@@ -27,7 +27,7 @@ PLUGINS = ("emulated-worker", "emulated-discriminator", "paced-worker", "paced-c
 @click.argument("service", type=click.Choice(sorted((*SERVICES, *PLUGINS))))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(service: str, flags: tuple[str, ...]) -> None:
-    """Runs one service in the foreground; FLAGS go to it (`pentimento serve frontdoor --help` lists them)."""
+    """Run one service in the foreground; FLAGS go to it (`pentimento serve frontdoor --help` lists them)."""
     os.environ["PYTHONPATH"] = source_path()
     module = SERVICES.get(service) or plugin_module(SERVICES_GROUP, service, f"pentimento serve {service}")
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags])

@@ -81,7 +81,7 @@ def status(
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The addresses to ask, "" for none."""
+    """The addresses to call, "" for none."""
 
     controller: str
     frontdoor: str
@@ -90,8 +90,8 @@ class Places:
 
 
 def find_places(addresses: dict[str, str | None], token: str, channels: RpcChannelSettings, state_dir: Path) -> Places:
-    """Return whom to ask: the suite that runs here, at the `addresses` that are given instead; these alone where none
-    runs here."""
+    """Return the addresses of the suite that runs here, replaced by the given `addresses`; only these if none runs
+    here."""
     given = {name.removesuffix("_address"): address for name, address in addresses.items() if address}
     if len(given) < len(addresses) and (not given or StateDirectory(state_dir).endpoint() is not None):
         suite = running_suite(state_dir)
@@ -103,7 +103,7 @@ def find_places(addresses: dict[str, str | None], token: str, channels: RpcChann
 
 
 async def look(places: Places) -> SuiteStatus:
-    """Asks those that there are at once; one that does not answer leaves its part out and its reason in."""
+    """Read the status of all processes concurrently; one that does not answer has a reason in place of its part."""
 
     async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T | None:
         if not address:
@@ -120,8 +120,8 @@ async def look(places: Places) -> SuiteStatus:
 
 
 async def keep_looking(places: Places, record: Path | None, *, as_json: bool) -> None:
-    """Look every second, show the fleet and how its allocation has moved, or print a look as a line, and write how it
-    has moved to `record`, if any."""
+    """Read the status every second; show the fleet and the history of its allocation, or print a line per status. Write
+    the samples to `record`, if any."""
     history: deque[AllocationSample] = deque(maxlen=SHOWN_LOOKS)
     began = time.monotonic()
     with lines() if as_json else live_view(history) as show, open_record(record) as file:
@@ -138,8 +138,8 @@ async def keep_looking(places: Places, record: Path | None, *, as_json: bool) ->
 
 @contextmanager
 def live_view(history: Sequence[AllocationSample]) -> Iterator[Callable[[SuiteStatus], None]]:
-    """What shows a look in place of the one before, with how the allocation has moved since `history` began. Of a
-    process that does not answer it shows what that told last."""
+    """Show each status in place of the previous one, with the history of the allocation. A process that does not answer
+    keeps its last status."""
     told = LastTold()
 
     def show(found: SuiteStatus) -> None:
@@ -152,17 +152,17 @@ def live_view(history: Sequence[AllocationSample]) -> Iterator[Callable[[SuiteSt
 
 @contextmanager
 def lines() -> Iterator[Callable[[SuiteStatus], None]]:
-    """What prints a look as a line of JSON."""
+    """Print each status as a line of JSON."""
     yield lambda found: click.echo(line_of(found))
 
 
 def line_of(found: SuiteStatus) -> str:
-    """Return a look of now as one line of JSON."""
+    """Return a status as one line of JSON, with the present time."""
     return json.dumps({"at_ms": time.time_ns() // 1_000_000, **as_document(found)}, ensure_ascii=False)
 
 
 def open_record(record: Path | None) -> TextIO:
-    """Return a file that lines are added to; one that keeps nothing where none is named. Raises InvalidArgument."""
+    """Open a file for appending, the null device without a name. Raises InvalidArgument."""
     try:
         return (record or Path(os.devnull)).open("a", encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `pentimento status` found out, as tables."""
+"""Tables of `pentimento status`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,21 +20,21 @@ from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 
-# Which part of a status each process tells.
+# The part of a status that each process reports.
 PARTS = {"controller": "fleet", "frontdoor": "frontdoor", "gateway": "cache"}
 ALL_NEW: Mapping[str, float] = MappingProxyType({})
 ALL_PLAIN: Mapping[str, str] = MappingProxyType({})
 
 
 class LastTold:
-    """What each process told last, which is shown while it does not answer."""
+    """Store each process's last status, which is shown while it does not answer."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[Any, float]] = {}
 
     def filled(self, status: SuiteStatus, at_s: float) -> tuple[SuiteStatus, dict[str, float]]:
-        """Return the look at `at_s` (monotonic seconds) with what those told last who do not answer, and how many
-        seconds ago each of them did. Changes state."""
+        """Return a status of `at_s` (monotonic seconds), with the last part of each process that does not answer and
+        that part's age in seconds. Stores the status."""
         told = {name: getattr(status, part) for name, part in PARTS.items()}
         self._parts |= {name: (part, at_s) for name, part in told.items() if part is not None}
         old = {name: self._parts[name] for name in status.unanswered if name in self._parts}
@@ -43,8 +43,8 @@ class LastTold:
 
 
 def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterator[RenderableType]:
-    """One table of replicas, then a line for each of plan, queues, requests and cache. `ages_s`: of what is shown of
-    processes that do not answer, by their names."""
+    """Return a table of replicas, then lines for plan, queues, requests and cache. `ages_s`: ages of the last status of
+    processes that do not answer."""
     if status.fleet is not None:
         yield fleet_table(status.fleet)
         yield from plan_lines(status.fleet.plan)
@@ -65,7 +65,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 
 def plan_lines(plan: Plan) -> Iterator[Text]:
-    """Yield which plan is in force, and what it leaves out with the reason."""
+    """Yield the plan in force, and the models without a plan with the reasons."""
     policy = f" by {plan.allocator}" if plan.allocator else ""
     yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
     for note in plan.notes:
@@ -73,18 +73,18 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
 
 
 def why_unplanned(one: UnplannedModel) -> str:
-    """Return why a model is in no plan, with what to do where a profile is missing."""
+    """Return why a model is in no plan, with the command for a missing profile."""
     return f"{one.reason}; {profiling(one.model)}" if one.reason == Reason.PROFILE_MISSING else one.reason
 
 
 def profiling(model: str) -> str:
-    """Say how a model gets its profile."""
+    """Return the command that profiles a model."""
     file = f"{model}-profile.json"
     return f"measure it with `pentimento bench profile {model} --out {file}`, then `pentimento up … --profile {file}`"
 
 
 def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:
-    """Return the allocation of a look; None where the controller did not answer."""
+    """Return the allocation of a status; None if the controller did not answer."""
     if status.fleet is None:
         return None
     names = ("accepted_count", "completed_count", "failed_count", "rejected_count")
@@ -96,7 +96,7 @@ def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:
 
 
 def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
-    """Lines of how workers, thresholds, the admission rate and violations have moved, the newest look last."""
+    """Return lines with the history of workers, thresholds, admission rate and violations, the newest value last."""
     if not history:
         return
     newest, most = history[-1], max((sum(sample.workers.values()) for sample in history), default=1)
@@ -113,7 +113,7 @@ def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
 
 
 def adapters_line(plan: Plan) -> str:
-    """Return each LoRA and ControlNet with the number of replicas that have it."""
+    """Return the LoRAs and ControlNets with their numbers of replicas."""
     counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
     return ", ".join(f"{name} ({count})" for name, count in counts)
 
@@ -149,13 +149,13 @@ def state(status: ReplicaStatus) -> Text:
 
 
 def model_line(model: Model) -> str:
-    """Return what a request of the model gets that names neither size nor steps nor guidance."""
+    """Return a model's defaults: size, steps and guidance scale."""
     size = f"{model.default_width_px} x {model.default_height_px}"
     return f"{model.name}: {model.default_steps} steps, guidance {model.default_guidance_scale:g}, {size} by default"
 
 
 def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_PLAIN) -> Iterator[Text]:
-    """Yield the pools, whose `models` the plan names, and what became of requests."""
+    """Yield the pools and the counts of requests; `models`: the plan's models by pool."""
     for model in frontdoor.models:
         yield Text(f"model     {model_line(model)}")
     for pool in frontdoor.pools:

@@ -1,4 +1,4 @@
-"""The lines that `pentimento up` prints once a suite serves: its addresses, its models, the profiles that it lacks."""
+"""The lines that `pentimento up` prints once a suite serves: addresses, models, missing profiles."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from pentimento.supervisor.suite_settings import SuiteSettings
 
 
 def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled: Sequence[str]) -> Iterator[str]:
-    """Yield the lines, each with what it is about first. `unprofiled`: models that the policy cannot plan with."""
+    """Yield the lines, each with its topic first. `unprofiled`: models that the policy cannot plan with."""
     if settings.emulated is not None:
         yield "EMULATED  devices with profiled times: no image is generated"
     if endpoint.http:
@@ -30,7 +30,7 @@ def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled:
 
 
 def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
-    """Say that the policy has to wait for profiles, and how they are made."""
+    """Return that the policy waits for profiles, and the command that measures them."""
     paths = {model.name: _argument(model) for model in settings.models}
     files = {name: f"{name}-profile.json" for name in unprofiled}
     measured = (f"pentimento bench profile {paths.get(name, name)} --out {file}" for name, file in files.items())

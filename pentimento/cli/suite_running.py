@@ -1,4 +1,4 @@
-"""Runs a planned suite until it is stopped: takes the state directory, starts the processes, says where they serve."""
+"""Run a planned suite until it is stopped: lock the state directory, start the processes, print their addresses."""
 
 import asyncio
 import json
@@ -33,8 +33,8 @@ CALL_TIMEOUT_S = 5.0
 
 
 def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool, as_json: bool = False) -> int:
-    """Holds the state directory while the suite runs; the exit code."""
-    # Until the event loop has its own handlers: asked to stop this early, leave by way of `finally`.
+    """Run a suite with its state directory locked; return the exit code."""
+    # Until the event loop has its handlers, a signal must still run `finally`.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     state.acquire()
     try:
@@ -53,7 +53,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
             settings.emulated.write_files(stores(settings, state))
         suite = plan_suite(settings, state)
         width = max(len(process.name) for process in suite.processes) if show_logs else 0
-        # Where stdout has one document, people are told beside it.
+        # If stdout has one JSON document, text for people goes to stderr.
         view = LogView(state.logs, show=show_logs, width=width, people=sys.stderr if as_json else sys.stdout)
         if leftovers:
             view.note(f"ended {leftovers} processes that a crashed supervisor had left")
@@ -97,7 +97,7 @@ async def supervise(
 
 
 def fleet_arrival(suite: Suite, view: LogView, settings: SuiteSettings, state: StateDirectory) -> FleetArrival:
-    """Return what waits for the suite's workers, by its own token."""
+    """Return the waiter for the suite's workers, which uses the suite's token."""
 
     async def fleet() -> Fleet:
         channels = replace(client_settings(), service_token_file=settings.service_token_file)
@@ -115,7 +115,7 @@ def announce(
     seconds: float,
     unprofiled: Sequence[str],
 ) -> None:
-    """From here on `generate`, `status` and `down` find the suite."""
+    """Publish the suite's addresses, so that `generate`, `status` and `down` find it."""
     endpoint = Endpoint(
         frontdoor=unix_address(state, "frontdoor"),
         public=settings.public,

@@ -206,7 +206,7 @@ def up(
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
     if cascade is not None:
-        # The first one is the default: the heavy one, where no other is given.
+        # The first model is the default: the heavy one, unless another is given.
         models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
     found = find_models(models) if emulated is None else ()
@@ -247,8 +247,8 @@ def up(
 def gpu_places(
     devices: str, places: tuple[str, ...], models: tuple[ModelDirectory, ...]
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the GPUs that a suite is spread over, and those of single services. Raises click.UsageError where they
-    contradict other options, InvalidArgument for what names no GPU or no service."""
+    """Return the GPUs of the suite, and of single services. UsageError if they contradict other options,
+    InvalidArgument for an unknown GPU or service."""
     if not devices and not places:
         return (), {}
     if not models:
@@ -261,30 +261,30 @@ def gpu_places(
 
 
 def token_file_of_all(config_file: Path | None) -> Path | None:
-    """Return the token file that settings name for every service: they would ask each other for tokens that none of
-    them has, were it not the suite's. Raises SettingsError."""
+    """Return the token file that the settings name for every service: the suite must use it too, or its processes would
+    require tokens of each other that none has. Raises SettingsError."""
     found: Path | None = setting_of(RpcServerSettings, "token_file", COMMON, config_file, os.environ)
     return found
 
 
 def served_http(listen: str) -> str:
-    """Return where HTTP is served: nowhere where the packages for it are not installed, unless it was asked for."""
+    """Return the address of HTTP; "" if its packages are not installed and the option was not given."""
     if not listen or all(importlib.util.find_spec(package) for package in HTTP_PACKAGES):
         return listen
     if click.get_current_context().get_parameter_source("http") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--http needs what `pip install 'pentimento[edge]'` installs")
+        raise click.UsageError("--http needs further packages: `pip install 'pentimento[edge]'`")
     return ""
 
 
 def administered(listen: str, token_file: Path | None) -> str:
-    """Return where tenants are administered, "" for nowhere. Raises click.UsageError where everybody could."""
+    """Return the address of the tenants' administration, "" for none. UsageError if it would be open to everyone."""
     if listen and token_file is None:
-        raise click.UsageError("--admin-listen needs --token-file: without one everybody is an administrator")
+        raise click.UsageError("--admin-listen needs --token-file: without one every caller is an administrator")
     return with_free_port("--admin-listen", listen)
 
 
 def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
-    """Return what `--cascade` asks for, None for nothing. Raises click.UsageError and NotFound."""
+    """Return the cascade of `--cascade`, None without it. Raises UsageError and NotFound."""
     if not models:
         return None
     given = tuple(name.strip() for name in models.split(","))

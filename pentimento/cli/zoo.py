@@ -1,6 +1,6 @@
-"""`pentimento zoo …`: trains, measures and exports the tiny models; the work is done by the repository's `zoo` package.
+"""`pentimento zoo …`: train, measure and export the tiny models with the repository's `zoo` package.
 
-It is no part of the installed package, and nothing of it is imported here: each subcommand becomes `python -m zoo.…`.
+That package is not installed and not imported here: each subcommand becomes `python -m zoo.…`.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import click
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.supervisor.child import SOURCE_ROOT, source_path
 
-# The module that each subcommand runs, and a line on it.
+# Module and help of each subcommand.
 SUBCOMMANDS = {
     "list": ("zoo.inventory", "the parts, their requirements and progress"),
     "train": ("zoo.train", "train a part, or continue"),
@@ -50,9 +50,9 @@ for _name in SUBCOMMANDS:
 
 
 def become(module: str, arguments: tuple[str, ...]) -> None:
-    """Runs the module in place of this process, so that its exit status and its signals are its own.
+    """Replace this process by the module, which so has its own exit status and signals.
 
-    FailedPrecondition where the repository or a library is not there.
+    FailedPrecondition if the repository or a library is missing.
     """
     if not (SOURCE_ROOT / "zoo" / "__init__.py").is_file():
         raise FailedPrecondition(
@@ -66,6 +66,6 @@ def become(module: str, arguments: tuple[str, ...]) -> None:
             "LIBRARY_MISSING", f"the zoo needs {', '.join(missing)}: `make setup` installs what it needs into .venv"
         )
     os.environ["PYTHONPATH"] = source_path()
-    for library in ("TRANSFORMERS", "DIFFUSERS"):  # they tell at every import which of their parts are not there
+    for library in ("TRANSFORMERS", "DIFFUSERS"):  # these libraries warn at every import about missing parts
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

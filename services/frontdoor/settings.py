@@ -216,7 +216,7 @@ class FrontdoorSettings:
         for address in self.admin_listen:
             check_address("--admin-listen", address)
         if self.admin_listen and self.rpc.token_file is None:
-            raise ValueError("--admin-listen needs --token-file: without one everybody is an administrator")
+            raise ValueError("--admin-listen needs --token-file: without one every caller is an administrator")
         if set(self.admin_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
             raise ValueError("--admin-listen must be other addresses than --listen")
 

@@ -53,7 +53,7 @@ def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or say where one serves"
+        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or give its address"
     ]
 
 

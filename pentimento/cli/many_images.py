@@ -1,4 +1,4 @@
-"""Many pictures at once: several prompts, several pictures of each, so many requests under way at a time."""
+"""Generate the images of several prompts, with a bounded number of concurrent requests."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.generated_image import GeneratedImage
 
 _SHOWN_PROMPT = 40
-# A picture and its file in words.
+# Describes a saved image.
 Describe = Callable[[Path, GeneratedImage], str]
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A prompt's request, by its number from 1, and the key that a repetition finds it under."""
+    """A prompt's request with its number from 1, and the idempotency key of a repetition."""
 
     number: int
     request: ImageRequest
@@ -34,45 +34,46 @@ class Wish:
 
     @property
     def count(self) -> int:
-        """Return how many pictures are wished for; at least one has a place, whatever the server says of the number."""
+        """Return the number of requested images, at least one; the server rejects invalid numbers."""
         return max(self.request.image_count or 1, 1)
 
 
 @dataclass
 class Outcomes:
-    """Files and images of wishes, or errors, by (number of the prompt, index of the image). The images have no data
-    here: thousands are more than memory holds."""
+    """Files and images of wishes, or errors, by (number of the prompt, index of the image).
+
+    The images are stored without data: thousands would not fit into memory."""
 
     directory: Path
     files: dict[tuple[int, int], Path] = field(default_factory=dict)
-    pictures: dict[tuple[int, int], GeneratedImage] = field(default_factory=dict)
+    images: dict[tuple[int, int], GeneratedImage] = field(default_factory=dict)
     errors: dict[tuple[int, int], PentimentoError] = field(default_factory=dict)
 
     def hear(self, wish: Wish, event: GenerateEvent) -> None:
-        """Changes state: a picture is saved, a failure noted."""
+        """Save a finished image, or record a failure."""
         if isinstance(event, Completed):
-            place, picture = (wish.number, event.image_index), GeneratedImage.of(event)
-            name = f"{wish.number:03}-{event.image_index}-{picture.provenance.spec.seed}.png"
-            self.files[place] = picture.save(self.directory / name)
-            self.pictures[place] = replace(picture, data=b"")
+            place, image = (wish.number, event.image_index), GeneratedImage.of(event)
+            name = f"{wish.number:03}-{event.image_index}-{image.provenance.spec.seed}.png"
+            self.files[place] = image.save(self.directory / name)
+            self.images[place] = replace(image, data=b"")
         elif isinstance(event, PictureFailed):
             self.errors[wish.number, event.image_index] = event.error
 
     def fail(self, wish: Wish, error: PentimentoError) -> None:
-        """Changes state: of a wish's pictures those that are not there will not come."""
+        """Record an error for all unfinished images of a wish."""
         for index in range(wish.count):
-            if (wish.number, index) not in self.pictures:
+            if (wish.number, index) not in self.images:
                 self.errors.setdefault((wish.number, index), error)
 
 
 class Bars:
-    """A bar for all pictures, and one for each that is being painted; on stderr, where that is a terminal."""
+    """Show a progress bar for all images and one per running image, on stderr if that is a terminal."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
-        self._all = self._progress.add_task("pictures", total=total)
+        self._all = self._progress.add_task("images", total=total)
         self._tasks: dict[tuple[int, int], TaskID] = {}
 
     def __enter__(self) -> "Bars":
@@ -85,7 +86,7 @@ class Bars:
         self._progress.stop()
 
     def hear(self, wish: Wish, event: GenerateEvent) -> None:
-        """Changes what is shown."""
+        """Update the bars."""
         if isinstance(event, Accepted):
             return
         place = (wish.number, event.image_index)
@@ -100,12 +101,14 @@ class Bars:
             self._progress.update(self._tasks[place], completed=event.step, total=event.step_count)
 
 
-async def paint_all(client: AsyncClient, wishes: Sequence[Wish], parallel: int, outcomes: Outcomes, bars: Bars) -> None:
-    """Changes `outcomes`. Cancelling the task cancels every request that is under way. Raises what ends all of them: a
-    picture that cannot be saved."""
+async def generate_all(
+    client: AsyncClient, wishes: Sequence[Wish], parallel: int, outcomes: Outcomes, bars: Bars
+) -> None:
+    """Generate all images into `outcomes`. Cancelling the task cancels all running requests. Raises an error that ends
+    all requests: an image that cannot be saved."""
     places = asyncio.Semaphore(parallel)
 
-    async def paint(wish: Wish) -> None:
+    async def generate(wish: Wish) -> None:
         async with places:
             stream = client.stream(wish.request, idempotency_key=wish.idempotency_key)
             try:
@@ -119,33 +122,33 @@ async def paint_all(client: AsyncClient, wishes: Sequence[Wish], parallel: int, 
     try:
         async with asyncio.TaskGroup() as group:
             for wish in wishes:
-                group.create_task(paint(wish))
+                group.create_task(generate(wish))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
 
 
 def tell(wishes: Sequence[Wish], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
-    """Print a line a picture, in the order of the prompts: on stdout what is there, on stderr what is not; as JSON both
-    on stdout."""
+    """Print a line per image in the order of the prompts: saved ones on stdout, failed ones on stderr; as JSON both on
+    stdout."""
     for wish in wishes:
         for index in range(wish.count):
             place = (wish.number, index)
-            if place in outcomes.pictures:
-                _tell_picture(place, outcomes, describe, as_json=as_json)
+            if place in outcomes.images:
+                _print_image(place, outcomes, describe, as_json=as_json)
             elif place in outcomes.errors:
-                _tell_failure(place, outcomes.errors[place], as_json=as_json)
+                _print_failure(place, outcomes.errors[place], as_json=as_json)
 
 
-def _tell_picture(place: tuple[int, int], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
-    file, picture = outcomes.files[place], outcomes.pictures[place]
+def _print_image(place: tuple[int, int], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
+    file, image = outcomes.files[place], outcomes.images[place]
     if not as_json:
-        click.echo(describe(file, picture))
+        click.echo(describe(file, image))
         return
     line = {"prompt_number": place[0], "image_index": place[1], "file": str(file)}
-    click.echo(json.dumps({**line, **provenance_as_json(picture.provenance)}, ensure_ascii=False))
+    click.echo(json.dumps({**line, **provenance_as_json(image.provenance)}, ensure_ascii=False))
 
 
-def _tell_failure(place: tuple[int, int], error: PentimentoError, *, as_json: bool) -> None:
+def _print_failure(place: tuple[int, int], error: PentimentoError, *, as_json: bool) -> None:
     if as_json:
         failed = {"reason": error.reason, "message": error.message}
         click.echo(json.dumps({"prompt_number": place[0], "image_index": place[1], "error": failed}))

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from pentimento.cli import cli
 from pentimento.cli.generate import all_prompts, summary
-from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
+from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import (
@@ -56,7 +56,7 @@ async def painted(folder: Path, wishes: list[Wish], **scripts: list[GenerateEven
     outcomes = Outcomes(folder)
     client = cast(AsyncClient, ScriptedClient(scripts))
     with Bars(len(wishes), quiet=True) as bars:
-        await paint_all(client, wishes, 2, outcomes, bars)
+        await generate_all(client, wishes, 2, outcomes, bars)
     return outcomes
 
 
@@ -69,7 +69,7 @@ BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
 async def test_data_of_pictures_that_nobody_is_shown_is_in_their_files_alone(tmp_path: Path) -> None:
     outcomes = await painted(tmp_path, [B], b=[completed(0, 7)])
 
-    assert outcomes.pictures[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(a_png(16, 8, "red"))
+    assert outcomes.images[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(a_png(16, 8, "red"))
 
 
 def test_an_image_that_many_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_an_image_that_many_start_from_is_read_once(tmp_path: Path, monkeypatch:
     async def hear(client: object, wishes: list[Wish], *_: object) -> None:
         seen.extend(wish.request.init_image.image for wish in wishes if wish.request.init_image is not None)
 
-    monkeypatch.setattr("pentimento.cli.generate.paint_all", hear)
+    monkeypatch.setattr("pentimento.cli.generate.generate_all", hear)
     arguments = ["generate", "a", "b", "--address", "unix:/none", "--output-dir", str(tmp_path)]
     done = CliRunner().invoke(cli, [*arguments, "--init-image", str(tmp_path / "start.png")])
 
@@ -109,7 +109,7 @@ def test_a_single_picture_goes_into_the_folder_that_is_named_too(one_picture: On
     done = CliRunner().invoke(cli, ["generate", "a", "--output-dir", str(tmp_path / "new")])
 
     assert done.exit_code == 0, done.output
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["picture-7.png"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["image-7.png"]
 
 
 def test_a_mark_of_encoding_is_no_part_of_the_first_prompt(one_picture: OnePicture, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> No
     outcomes = await painted(tmp_path, [TWO_OF_A, B], a=a, b=[completed(0, 5)])
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["001-0-7.png", "001-1-8.png", "002-0-5.png"]
-    seeds = {place: picture.provenance.spec.seed for place, picture in outcomes.pictures.items()}
+    seeds = {place: picture.provenance.spec.seed for place, picture in outcomes.images.items()}
     assert seeds == {(1, 0): 7, (1, 1): 8, (2, 0): 5}
 
 
