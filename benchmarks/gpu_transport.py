@@ -23,8 +23,8 @@ from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.receiving import ExpectedTensor, open_receiver
 from pentimento.tensors.sending import open_sender
+from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import UNBOUND
-from pentimento.wire.torch_tensors import WIRE_DTYPES
 
 # channels and side of SDXL's residuals at 1024 x 1024, rows of a guided image (Katz, section 5: 108 MiB)
 SDXL_SIDES = ((320, 128),) * 3 + ((320, 64), (640, 64), (640, 64), (640, 32)) + ((1280, 32),) * 3

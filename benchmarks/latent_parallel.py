@@ -35,6 +35,7 @@ from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint
 from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import START_S, start_on
 from lab.fixtures.worker_under_test import png_of
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
@@ -49,9 +50,9 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from zoo.registry import WEIGHTS
 
 TARGETS = {"zoo": 0.85, "sd15-size": 0.93, "sdxl-controlled": 0.85}
@@ -148,9 +149,9 @@ class PairBench:
             controlnets=tuple(one.selection for one in self._replicas[:1]),
         )
         request = pb.ExecuteRequest(
-            attempt=attempt_to_proto(Attempt(f"pair-{number}", 1, number, "bench", 1, "bench")),
-            spec=spec_to_proto(spec),
-            route=route_to_proto(Route("pair", FromNoise(), held.model, held.model_digest)),
+            attempt=encode(Attempt(f"pair-{number}", 1, number, "bench", 1, "bench"), generation_pb2.Attempt),
+            spec=encode(spec, generation_pb2.GenerationSpec),
+            route=encode(Route("pair", FromNoise(), held.model, held.model_digest), generation_pb2.Route),
             worker_generation=held.worker_generation,
             controlnet_endpoints=[
                 pb.ControlNetEndpoint(name=one.selection.name, address=one.address) for one in self._replicas

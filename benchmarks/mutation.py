@@ -103,7 +103,6 @@ SUITES = (
             "pentimento/policies/*_quota.py",
             "pentimento/rpc/keyring.py",
             "pentimento/stores/ledger/tenant_*.py",
-            "pentimento/wire/tenants.py",
             "services/frontdoor/tenants/*.py",
         ),
         (

@@ -14,7 +14,7 @@ from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import ReplayRequest
+from pentimento.domain.image_request import ReplayInput, ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance, without_provenance
@@ -98,7 +98,7 @@ def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
     record."""
     files = {place: file for place, file in ((INIT_IMAGE, options["init_image"]), (MASK, options["mask"])) if file}
     files |= {CONDITIONING_IMAGE.format(index): file for index, file in enumerate(options["conditioning_images"])}
-    inputs = tuple((place, read_file(file)) for place, file in files.items())
+    inputs = tuple(ReplayInput(place, read_file(file)) for place, file in files.items())
     return ReplayRequest(request_id_of(png), inputs, deadline_ms(options["deadline"]))
 
 

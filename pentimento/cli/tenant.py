@@ -319,7 +319,7 @@ def usage_table(found: Sequence[UsagePeriod], length_s: int) -> Table:
     form = "%Y-%m-%d" if length_s == DAY_S else "%Y-%m-%d %H:00"
     for one in found:
         counts = (one.request_count, one.picture_count, one.cache_hit_count, one.painted_cost)
-        refused = ", ".join(f"{reason} {count}" for reason, count in one.refused.items())
+        refused = ", ".join(f"{reason} {count}" for reason, count in one.refused_counts.items())
         rest = (f"{one.device_s:.1f}", str(one.cached_bytes), refused)
         table.add_row(datetime.fromtimestamp(one.start_at, UTC).strftime(form), *map(_number, counts), *rest)
     return table

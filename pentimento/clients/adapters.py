@@ -8,7 +8,7 @@ from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceStub
 from pentimento.clients.errors import WrittenCall, domain_errors
 from pentimento.domain.adapters import Adapter, LoraUpload
-from pentimento.wire.adapters import adapter_from_proto, upload_to_proto
+from pentimento.wire.codec import decode, nested
 
 CHUNK_BYTES = 1 << 20
 # Of an upload: a file of 4 GiB at 10 MB/s.
@@ -28,20 +28,20 @@ class AdapterRegistryClient:
         InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
 
         async def messages() -> AsyncIterator[pb.AddLoraRequest]:
-            yield pb.AddLoraRequest(upload=upload_to_proto(upload))
+            yield pb.AddLoraRequest(upload=nested(upload, pb.LoraUpload))
             for chunk in chunks:
                 yield pb.AddLoraRequest(chunk=chunk)
 
         call = self._stub.AddLora(messages(), timeout=timeout_s)
         async with WrittenCall(call).domain_errors():
             answer = await call
-        return adapter_from_proto(answer.adapter)
+        return decode(answer.adapter, Adapter)
 
     async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
         """Return those that were uploaded, ordered by name."""
         with domain_errors():
             answer = await self._stub.ListLoras(pb.ListLorasRequest(), timeout=timeout_s)
-        return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)
+        return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def remove_lora(self, name: str, timeout_s: float | None = None) -> None:
         """Take a LoRA away. Raises NotFound."""

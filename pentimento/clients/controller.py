@@ -9,14 +9,12 @@ import grpc.aio
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.wire.fleet import replica_to_proto
-from pentimento.wire.generation import plan_version_to_proto
-from pentimento.wire.plans import plan_from_proto
-from pentimento.wire.reports import fleet_from_proto, lease_from_proto, report_to_proto
+from pentimento.wire.codec import decode, encode, nested
 
 
 class ControllerClient:
@@ -33,14 +31,14 @@ class ControllerClient:
 
     async def register(self, replica: Replica, timeout_s: float | None = None) -> ReplicaLease:
         """Register the replica and return its lease."""
-        request = pb.RegisterRequest(replica=replica_to_proto(replica))
+        request = pb.RegisterRequest(replica=nested(replica, pb.Replica))
         with self._turning() as turn:
-            return lease_from_proto(await self._stubs[turn].Register(request, timeout=timeout_s))
+            return decode(await self._stubs[turn].Register(request, timeout=timeout_s), ReplicaLease)
 
     async def report(self, report: ReplicaReport, timeout_s: float | None = None) -> int:
         """Send a heartbeat and return the leader's epoch. NotFound asks the replica to register anew."""
         with self._turning() as turn:
-            return (await self._stubs[turn].Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
+            return (await self._stubs[turn].Report(encode(report, pb.ReportRequest), timeout=timeout_s)).leader_epoch
 
     async def deregister(self, instance_id: str, generation: int, timeout_s: float | None = None) -> None:
         """Take the replica out of the fleet."""
@@ -50,13 +48,13 @@ class ControllerClient:
 
     async def watch_plan(self, instance_id: str, have: PlanVersion | None = None) -> AsyncIterator[Plan]:
         """Yield the plan in force, then each newer one; `have` leaves out what the caller holds already."""
-        version = plan_version_to_proto(have) if have else None
+        version = encode(have, generation_pb2.PlanVersion) if have else None
         with self._turning() as turn:
             call = self._stubs[turn].WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version))
             self._watching.add(call)
             try:
                 async for message in call:
-                    yield plan_from_proto(message.plan)
+                    yield decode(message.plan, Plan)
             except asyncio.CancelledError:
                 if turn == self._turn:
                     raise
@@ -67,7 +65,7 @@ class ControllerClient:
     async def fleet(self, timeout_s: float | None = None) -> Fleet:
         """Return the fleet as the controller knows it."""
         with self._turning() as turn:
-            return fleet_from_proto(await self._stubs[turn].GetFleet(pb.GetFleetRequest(), timeout=timeout_s))
+            return decode(await self._stubs[turn].GetFleet(pb.GetFleetRequest(), timeout=timeout_s), Fleet)
 
     @contextmanager
     def _turning(self) -> Iterator[int]:

@@ -9,6 +9,7 @@ import grpc.aio
 
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.errors import domain_errors, judging_answers
@@ -23,7 +24,7 @@ from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, Tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
 from pentimento.tensors.step_lines import open_asking_line
-from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto
+from pentimento.wire.codec import nested
 from pentimento.wire.tensors import Binding, Dtype, known_dtype, size_of
 
 logger = logging.getLogger(__name__)
@@ -183,8 +184,8 @@ class ResidualStream(MayBeLined):
         """Open it. Raises what the replica refuses it for."""
         request = self._request
         message = pb.OpenStream(
-            attempt=attempt_to_proto(request.attempt),
-            controlnet=controlnet_to_proto(request.controlnet),
+            attempt=nested(request.attempt, generation_pb2.Attempt),
+            controlnet=nested(request.controlnet, generation_pb2.ControlNetSelection),
             base_model_digest=request.base_model_digest,
             base_model_family=request.base_model_family,
             guidance_mode=request.guidance_mode,

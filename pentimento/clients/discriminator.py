@@ -7,21 +7,16 @@ import grpc.aio
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import FailedPrecondition, Internal
-from pentimento.domain.foresight import PromptForesight, Verdict
-from pentimento.wire.cache import embedding_to_proto
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
+from pentimento.domain.foresight import PromptForesight
+from pentimento.wire.codec import decode, encode, nested
 
 AttemptKey = tuple[str, int]
 # The reason of an answer by another discriminator than is meant.
 OTHER_DISCRIMINATOR = "OTHER_DISCRIMINATOR"
-
-VERDICTS = {
-    pb.Verdict.VERDICT_UNSURE: Verdict.UNSURE,
-    pb.Verdict.VERDICT_HARD: Verdict.HARD,
-    pb.Verdict.VERDICT_EASY: Verdict.EASY,
-}
 
 
 class DiscriminatorClient:
@@ -45,17 +40,11 @@ class DiscriminatorClient:
         Raises Internal when the answer leaves one out or holds something that is no share, and FailedPrecondition
         OTHER_DISCRIMINATOR where another one answers than is meant.
         """
-        request = pb.ScoreRequest(
-            cascade=cascade,
-            images=[
-                pb.ImageToScore(request_id=request_id, fencing_token=token, image=image)
-                for (request_id, token), image in images
-            ],
-        )
-        for entry, (key, _) in zip(request.images, images, strict=True):
-            if (prompt := (prompts or {}).get(key)) is not None:
-                entry.prompt.CopyFrom(embedding_to_proto(prompt))
-                request.encoder_digest = prompt.encoder_digest
+        request = pb.ScoreRequest(cascade=cascade)
+        for (request_id, token), image in images:
+            entry = request.images.add(request_id=request_id, fencing_token=token, image=image)
+            if (prompt := (prompts or {}).get((request_id, token))) is not None:
+                entry.prompt.CopyFrom(encode(prompt, embedder_pb.Embedding))
         with domain_errors():
             answer = await self._stub.Score(request, timeout=timeout_s)
         _check_digest(digest, answer.discriminator_digest)
@@ -71,15 +60,18 @@ class DiscriminatorClient:
     ) -> PromptForesight:
         """Return what the prompt tells by itself; `digest` as for `score`. Raises FailedPrecondition NO_PROMPT_HEAD for
         a discriminator of pictures alone and OTHER_DISCRIMINATOR, and Internal for an answer that is none."""
-        entry = pb.PromptToForesee(prompt=embedding_to_proto(prompt))
-        request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], encoder_digest=prompt.encoder_digest)
+        entry = pb.PromptToForesee(prompt=nested(prompt, embedder_pb.Embedding))
+        request = pb.ForeseeRequest(cascade=cascade, prompts=[entry])
         with domain_errors():
             answer = await self._stub.Foresee(request, timeout=timeout_s)
         _check_digest(digest, answer.discriminator_digest)
-        told = answer.foresights[0] if len(answer.foresights) == 1 else None
-        if told is None or told.verdict not in VERDICTS or not 0.0 <= told.probability <= 1.0:
+        try:
+            (foresight,) = (decode(one, PromptForesight) for one in answer.foresights)
+        except (InvalidArgument, ValueError):
+            foresight = None
+        if foresight is None or not 0.0 <= foresight.probability <= 1.0:
             raise Internal("BAD_FORESIGHT", "the discriminator answered no foresight of the prompt")
-        return PromptForesight(told.probability, VERDICTS[told.verdict])
+        return foresight
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the discriminator's status message."""

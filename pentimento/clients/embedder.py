@@ -8,7 +8,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.embedding import Embedding
-from pentimento.wire.cache import embedding_from_proto
+from pentimento.wire.codec import decode
 
 
 class EmbedderClient:
@@ -25,7 +25,7 @@ class EmbedderClient:
         with domain_errors():
             request = pb.EmbedTextRequest(texts=texts, memo_partition=memo_partition)
             answer = await self._stub.EmbedText(request, timeout=timeout_s)
-        return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
+        return tuple(decode(vector, Embedding) for vector in answer.embeddings)
 
     async def embed_image(
         self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
@@ -34,7 +34,7 @@ class EmbedderClient:
         with domain_errors():
             request = pb.EmbedImageRequest(images=images, memo_partition=memo_partition)
             answer = await self._stub.EmbedImage(request, timeout=timeout_s)
-        return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
+        return tuple(decode(vector, Embedding) for vector in answer.embeddings)
 
     async def info(self, timeout_s: float | None = None) -> pb.GetInfoResponse:
         """Return the embedder's encoder and limits."""

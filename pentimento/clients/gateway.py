@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
 from pentimento.clients.errors import domain_errors
@@ -12,15 +15,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate, Neighbour
-from pentimento.wire.cache import answer_from_proto, candidate_to_proto, embedding_to_proto, scope_to_proto
-from pentimento.wire.generation import (
-    attempt_to_proto,
-    captured_to_proto,
-    grant_from_proto,
-    neighbour_from_proto,
-    object_to_proto,
-)
-from pentimento.wire.online_quality import painted_again_to_proto, reuse_quality_from_proto
+from pentimento.wire.codec import decode, encode, nested
 
 
 class GatewayClient:
@@ -41,28 +36,26 @@ class GatewayClient:
         quality asked for, 0..1; None means the deployment's. `repeat_key`: digest of the request's
         prompt and seed."""
         request = pb.LookupRequest(
-            candidates=[candidate_to_proto(candidate) for candidate in candidates],
-            text_embedding=embedding_to_proto(embedding),
-            encoder_digest=embedding.encoder_digest,
+            candidates=[nested(candidate, pb.LookupCandidate) for candidate in candidates],
+            text_embedding=nested(embedding, embedder_pb.Embedding),
             quality=quality,
             repeat_key=repeat_key,
         )
         with domain_errors():
-            return answer_from_proto(await self._stub.Lookup(request, timeout=timeout_s))
+            return decode(await self._stub.Lookup(request, timeout=timeout_s), LookupAnswer)
 
     async def neighbours(
         self, candidate: LookupCandidate, embedding: Embedding, limit_count: int, timeout_s: float | None = None
     ) -> tuple[Neighbour, ...]:
         """Return the nearest entries that a lookup for the candidate would choose among, near enough or not."""
         request = pb.ListNeighboursRequest(
-            candidate=candidate_to_proto(candidate),
-            text_embedding=embedding_to_proto(embedding),
-            encoder_digest=embedding.encoder_digest,
+            candidate=nested(candidate, pb.LookupCandidate),
+            text_embedding=nested(embedding, embedder_pb.Embedding),
             limit_count=limit_count,
         )
         with domain_errors():
             answer = await self._stub.ListNeighbours(request, timeout=timeout_s)
-        return tuple(neighbour_from_proto(neighbour) for neighbour in answer.neighbours)
+        return tuple(decode(neighbour, Neighbour) for neighbour in answer.neighbours)
 
     async def reserve(
         self,
@@ -72,28 +65,30 @@ class GatewayClient:
         ancestor_depth: int = 0,
         timeout_s: float | None = None,
         *,
-        no_image: bool = False,
+        keeps_image: bool = True,
         start_kind: str = "",
         light: bool = False,
         tenant_cache_bytes: int | None = None,
     ) -> CacheGrant | None:
-        """Ask for a grant to store what the attempt captures, which starts at `start_step` and has so many ancestors;
-        the gateway chooses what is kept, never the picture where nobody will embed it (`no_image`). `start_kind`:
-        noise, latent or image; `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`:
-        what the cache keeps of the tenant at most. None when the cache takes nothing of it."""
+        """Ask for a grant to store what the attempt captures, None when the cache takes nothing of it.
+
+        The attempt starts at `start_step` and has `ancestor_depth` ancestors. The gateway chooses what is kept, the
+        image only with `keeps_image`. `start_kind`: noise, latent or image. `light`: for a stage of a cascade that
+        another one may follow. `tenant_cache_bytes`: limit of all that the cache keeps of the tenant.
+        """
         request = pb.ReserveRequest(
-            scope=scope_to_proto(scope),
-            attempt=attempt_to_proto(attempt),
+            scope=nested(scope, pb.CacheScope),
+            attempt=nested(attempt, generation_pb2.Attempt),
             start_step=start_step,
             ancestor_depth=ancestor_depth,
-            no_image=no_image,
+            keeps_image=keeps_image,
             start_kind=start_kind,
             light=light,
             tenant_cache_bytes=tenant_cache_bytes,
         )
         with domain_errors():
             answer = await self._stub.Reserve(request, timeout=timeout_s)
-        return grant_from_proto(answer.grant) if answer.HasField("grant") else None
+        return decode(answer.grant, CacheGrant) if answer.HasField("grant") else None
 
     async def commit(
         self,
@@ -109,12 +104,11 @@ class GatewayClient:
         """Make what was captured findable and return the entry's id; the same for a repeated call."""
         request = pb.CommitRequest(
             grant_id=captured.grant_id,
-            attempt=attempt_to_proto(attempt),
-            scope=scope_to_proto(scope),
-            entries=captured_to_proto(captured),
-            text_embedding=embedding_to_proto(text_embedding),
-            image_embedding=embedding_to_proto(image_embedding) if image_embedding else None,
-            encoder_digest=text_embedding.encoder_digest,
+            attempt=nested(attempt, generation_pb2.Attempt),
+            scope=nested(scope, pb.CacheScope),
+            entries=nested(captured, generation_pb2.CapturedEntries),
+            text_embedding=nested(text_embedding, embedder_pb.Embedding),
+            image_embedding=nested(image_embedding, embedder_pb.Embedding) if image_embedding else None,
             ancestor_depth=ancestor_depth,
             repeat_key=repeat_key,
         )
@@ -151,7 +145,7 @@ class GatewayClient:
         request = pb.PinObjectRequest(
             tenant=tenant,
             request_id=request_id,
-            object=object_to_proto(reference),
+            object=nested(reference, tensor_pb.ObjectReference),
             duration_ms=max(round(duration_s * 1000), 1),
         )
         with domain_errors():
@@ -171,14 +165,14 @@ class GatewayClient:
     async def report_quality(self, seen: PaintedAgain, timeout_s: float | None = None) -> bool:
         """Report a hit that was painted again. Return whether it counts, which it does once."""
         with domain_errors():
-            return (await self._stub.ReportQuality(painted_again_to_proto(seen), timeout=timeout_s)).counted
+            return (await self._stub.ReportQuality(encode(seen, pb.ReportQualityRequest), timeout=timeout_s)).counted
 
     async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
         """Return the thresholds of a model, and what hits by them were seen to keep."""
         request = pb.GetReuseQualityRequest(model_digest=model_digest)
         with domain_errors():
             answer = await self._stub.GetReuseQuality(request, timeout=timeout_s)
-        return tuple(reuse_quality_from_proto(quality) for quality in answer.thresholds)
+        return tuple(decode(quality, ReuseQuality) for quality in answer.thresholds)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
         """Return the cache's statistics message."""

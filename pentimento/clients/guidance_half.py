@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc.aio
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
@@ -21,7 +22,7 @@ from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, Tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
 from pentimento.tensors.step_lines import open_asking_line
-from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto, lora_to_proto
+from pentimento.wire.codec import nested
 from pentimento.wire.tensors import Binding
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ class HalfStreamRequest:
     def controlnet_messages(self) -> list[pb.HalfControlNet]:
         """Return the ControlNets as the opening names them, without tensors."""
         return [
-            pb.HalfControlNet(controlnet=controlnet_to_proto(one.selection), addresses=one.addresses)
+            pb.HalfControlNet(
+                controlnet=nested(one.selection, generation_pb2.ControlNetSelection), addresses=one.addresses
+            )
             for one in self.controlnets
         ]
 
@@ -143,14 +146,14 @@ class HalfStream(MayBeLined):
         """Open it. Raises what the peer refuses it for, and Aborted (STALE_FRAME) for an answer to anything else."""
         request = self._request
         message = pb.OpenHalf(
-            attempt=attempt_to_proto(request.attempt),
+            attempt=nested(request.attempt, generation_pb2.Attempt),
             model_digest=request.model_digest,
             transport=transport_offer(self._directory),
             half=pb.GUIDANCE_HALF_UNCONDITIONAL,
             width_px=request.width_px,
             height_px=request.height_px,
             step_count=request.step_count,
-            loras=[lora_to_proto(lora) for lora in request.loras],
+            loras=[nested(lora, generation_pb2.LoraSelection) for lora in request.loras],
             stream_epoch=self._epoch,
             controlnets=request.controlnet_messages(),
         )

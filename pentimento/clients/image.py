@@ -9,6 +9,7 @@ import grpc.aio
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.clients.errors import domain_errors
+from pentimento.clients.image_chunks import DEFAULT_MESSAGE_BYTES, ImageJoiner
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
     Accepted,
@@ -22,19 +23,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
-from pentimento.wire.adapters import adapter_from_proto
-from pentimento.wire.carried import carried, carried_by
-from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
-from pentimento.wire.image import (
-    explanation_from_proto,
-    model_from_proto,
-    pinned_from_proto,
-    replay_to_proto,
-    request_to_proto,
-    status_from_proto,
-)
-from pentimento.wire.jobs import page_from_proto, query_to_proto, result_url_from_proto
-from pentimento.wire.large_images import DEFAULT_MESSAGE_BYTES, ImageJoiner
+from pentimento.wire.codec import checked, decode, encode, member_of
 
 
 class ImageClient:
@@ -63,10 +52,11 @@ class ImageClient:
         self, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request's picture, painted again."""
-        message = replay_to_proto(request)
-        values = {"idempotency_key": idempotency_key, "preview_interval_steps": preview_interval_steps}
-        with carried_by(pb.ReplayRequest, values):
-            message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
+        message = encode(request, pb.ReplayRequest)
+        options = checked(
+            pb.ReplayRequest, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
+        )
+        message.MergeFrom(options)
         message.max_message_bytes = DEFAULT_MESSAGE_BYTES
         async with aclosing(_events(self._stub.Replay(message))) as events:
             async for event in events:
@@ -77,32 +67,32 @@ class ImageClient:
     ) -> Accepted:
         """Have the request painted as a job, and return its id. `webhook_url` is called once it has ended."""
         generate = generate_to_proto(request, idempotency_key, preview_interval_steps)
-        webhook = carried(pb.Webhook, "webhook.", url=webhook_url) if webhook_url else None
+        webhook = checked(pb.Webhook, "webhook", url=webhook_url) if webhook_url else None
         with domain_errors():
             answer = await self._stub.Submit(pb.SubmitRequest(generate=generate, webhook=webhook))
-        return Accepted(answer.request_id, answer.replayed, tuple(answer.image_request_ids))
+        return decode(answer, Accepted)
 
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
         job."""
-        message = carried(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
+        message = checked(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
         async with aclosing(_events(self._stub.Attach(message))) as events:
             async for event in events:
                 yield event
 
     async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
-        message = query_to_proto(query)
+        message = encode(query, pb.ListRequestsRequest)
         with domain_errors():
-            return page_from_proto(await self._stub.ListRequests(message, timeout=timeout_s))
+            return decode(await self._stub.ListRequests(message, timeout=timeout_s), RequestPage)
 
     async def result_url(
         self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
     ) -> ResultUrl:
         """Return an address under which anybody may read the request's picture until it expires."""
-        message = carried(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
+        message = checked(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
         with domain_errors():
-            return result_url_from_proto(await self._stub.GetResultUrl(message, timeout=timeout_s))
+            return decode(await self._stub.GetResultUrl(message, timeout=timeout_s), ResultUrl)
 
     async def webhook_key(self, timeout_s: float | None = None) -> str:
         """Return what webhooks of the caller's tenant are signed with, as Standard Webhooks write it."""
@@ -111,64 +101,68 @@ class ImageClient:
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""
-        message = carried(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
+        message = checked(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
         with domain_errors():
-            return pinned_from_proto(await self._stub.Pin(message, timeout=timeout_s))
+            return decode(await self._stub.Pin(message, timeout=timeout_s), PinnedPicture)
 
     async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
         """End the pin of a request."""
-        message = carried(pb.UnpinRequest, request_id=request_id)
+        message = checked(pb.UnpinRequest, request_id=request_id)
         with domain_errors():
             await self._stub.Unpin(message, timeout=timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
         """Cancel the request and return the state it is in afterwards."""
-        message = carried(pb.CancelRequest, request_id=request_id)
+        message = checked(pb.CancelRequest, request_id=request_id)
         with domain_errors():
             answer = await self._stub.Cancel(message, timeout=timeout_s)
-        return REQUEST_STATES.from_proto(answer.state)
+        return member_of(answer.state, RequestState, pb.RequestState, "state")
 
     async def get_request(
         self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
     ) -> RequestStatus:
         """Return the request's state, with its picture when it is completed. NotFound when there is none of this
         tenant."""
-        message = carried(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
+        message = checked(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
         with domain_errors():
-            return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
+            return decode(await self._stub.GetRequest(message, timeout=timeout_s), RequestStatus)
 
     async def explain(
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
         """Return the route that `generate` would take now, and so many of the cache's nearest entries."""
-        message = carried(pb.ExplainRequest, request=request_to_proto(request), neighbour_count=neighbour_count)
+        message = checked(pb.ExplainRequest, request=encode(request, pb.ImageRequest), neighbour_count=neighbour_count)
         with domain_errors():
-            return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
+            return decode(await self._stub.Explain(message, timeout=timeout_s), Explanation)
 
     async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
-        return tuple(model_from_proto(model) for model in answer.models)
+        return tuple(decode(model, ModelInfo) for model in answer.models)
 
     async def list_adapters(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that requests may name."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
-        return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)
+        return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def result_url_server(self, timeout_s: float | None = None) -> ResultUrlServer | None:
         """Return who serves addresses of pictures; None while the frontdoor does not know."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
-        return RESULT_URL_SERVERS.from_proto(answer.result_url_server) if answer.result_url_server else None
+        return (
+            member_of(answer.result_url_server, ResultUrlServer, pb.ResultUrlServer, "result_url_server")
+            if answer.result_url_server
+            else None
+        )
 
 
 def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_interval_steps: int) -> pb.GenerateRequest:
     """Return a call for a picture. InvalidArgument names a value that no message carries."""
-    return carried(
+    return checked(
         pb.GenerateRequest,
-        request=request_to_proto(request),
+        request=encode(request, pb.ImageRequest),
         idempotency_key=idempotency_key,
         preview_interval_steps=preview_interval_steps,
     )

@@ -8,7 +8,7 @@ from pentimento.api.models.v1 import model_repository_service_pb2 as pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
-from pentimento.wire.models import cascade_from_proto, cascade_to_proto, registered_from_proto, variant_to_proto
+from pentimento.wire.codec import decode, nested
 
 
 class ModelRepositoryClient:
@@ -19,7 +19,7 @@ class ModelRepositoryClient:
 
     async def register_model(self, variant: ModelVariant, timeout_s: float | None = None) -> None:
         """Register a variant. Raises InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
-        request = pb.RegisterModelRequest(model=variant_to_proto(variant))
+        request = pb.RegisterModelRequest(model=nested(variant, pb.ModelVariant))
         with domain_errors():
             await self._stub.RegisterModel(request, timeout=timeout_s)
 
@@ -33,10 +33,12 @@ class ModelRepositoryClient:
     ) -> CascadeVariant:
         """Register a cascade of registered models, and return it as it is registered: with the shares that the texts of
         hand-over profiles allow. Raises as `register_model`."""
-        request = pb.RegisterCascadeRequest(cascade=cascade_to_proto(cascade), handover_profiles=handover_profiles)
+        request = pb.RegisterCascadeRequest(
+            cascade=nested(cascade, pb.CascadeVariant), handover_profiles=handover_profiles
+        )
         with domain_errors():
             answer = await self._stub.RegisterCascade(request, timeout=timeout_s)
-        return cascade_from_proto(answer.cascade)
+        return decode(answer.cascade, CascadeVariant)
 
     async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
         """Take a cascade away. Raises NotFound."""
@@ -47,4 +49,4 @@ class ModelRepositoryClient:
         """Return everything that is registered."""
         with domain_errors():
             answer = await self._stub.ListRegistered(pb.ListRegisteredRequest(), timeout=timeout_s)
-        return registered_from_proto(answer)
+        return decode(answer, RegisteredModels)

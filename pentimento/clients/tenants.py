@@ -5,14 +5,8 @@ import grpc.aio
 from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.domain.tenants import DAY_S, Tenant, TenantKey, TenantQuota, UsagePeriod
-from pentimento.wire.tenants import (
-    key_from_proto,
-    period_length_to_proto,
-    quota_to_proto,
-    tenant_from_proto,
-    usage_from_proto,
-)
+from pentimento.domain.tenants import DAY_S, Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
+from pentimento.wire.codec import decode, nested, number_of
 
 
 class TenantsClient:
@@ -24,23 +18,23 @@ class TenantsClient:
 
     async def create(self, name: str, quota: TenantQuota) -> Tenant:
         """Make a tenant. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS."""
-        request = pb.CreateTenantRequest(name=name, quota=quota_to_proto(quota))
+        request = pb.CreateTenantRequest(name=name, quota=nested(quota, pb.TenantQuota))
         with domain_errors():
             answer = await self._stub.CreateTenant(request, timeout=self._timeout_s)
-        return tenant_from_proto(answer.tenant)
+        return decode(answer.tenant, Tenant)
 
     async def tenants(self) -> tuple[Tenant, ...]:
         """Return all tenants by name."""
         with domain_errors():
             answer = await self._stub.ListTenants(pb.ListTenantsRequest(), timeout=self._timeout_s)
-        return tuple(tenant_from_proto(tenant) for tenant in answer.tenants)
+        return tuple(decode(tenant, Tenant) for tenant in answer.tenants)
 
     async def update(self, name: str, quota: TenantQuota, revision: int) -> Tenant:
         """Replace a tenant's quota. Raises NotFound, FailedPrecondition TENANT_CHANGED."""
-        request = pb.UpdateTenantRequest(name=name, quota=quota_to_proto(quota), revision=revision)
+        request = pb.UpdateTenantRequest(name=name, quota=nested(quota, pb.TenantQuota), revision=revision)
         with domain_errors():
             answer = await self._stub.UpdateTenant(request, timeout=self._timeout_s)
-        return tenant_from_proto(answer.tenant)
+        return decode(answer.tenant, Tenant)
 
     async def delete(self, name: str) -> None:
         """Delete a tenant and its keys; its data follow after the time of grace. Raises NotFound."""
@@ -51,20 +45,20 @@ class TenantsClient:
         """Bring back a deleted tenant, without keys. Raises NotFound, FailedPrecondition TENANT_EXISTS."""
         with domain_errors():
             answer = await self._stub.RestoreTenant(pb.RestoreTenantRequest(name=name), timeout=self._timeout_s)
-        return tenant_from_proto(answer.tenant)
+        return decode(answer.tenant, Tenant)
 
     async def create_key(self, tenant: str, expires_in_s: int | None = None) -> tuple[TenantKey, str]:
         """Make a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""
         request = pb.CreateKeyRequest(tenant=tenant, expires_in_s=expires_in_s)
         with domain_errors():
             answer = await self._stub.CreateKey(request, timeout=self._timeout_s)
-        return key_from_proto(answer.key), answer.secret
+        return decode(answer.key, TenantKey), answer.secret
 
     async def keys(self, tenant: str) -> tuple[TenantKey, ...]:
         """Return a tenant's keys, oldest first. Raises NotFound."""
         with domain_errors():
             answer = await self._stub.ListKeys(pb.ListKeysRequest(tenant=tenant), timeout=self._timeout_s)
-        return tuple(key_from_proto(key) for key in answer.keys)
+        return tuple(decode(key, TenantKey) for key in answer.keys)
 
     async def rotate_key(
         self, key_id: str, grace_s: int, expires_in_s: int | None = None
@@ -74,18 +68,18 @@ class TenantsClient:
         request = pb.RotateKeyRequest(key_id=key_id, grace_s=grace_s, expires_in_s=expires_in_s)
         with domain_errors():
             answer = await self._stub.RotateKey(request, timeout=self._timeout_s)
-        return key_from_proto(answer.key), answer.secret, key_from_proto(answer.old_key)
+        return decode(answer.key, TenantKey), answer.secret, decode(answer.old_key, TenantKey)
 
     async def revoke_key(self, key_id: str) -> TenantKey:
         """End a key now. Raises NotFound."""
         with domain_errors():
             answer = await self._stub.RevokeKey(pb.RevokeKeyRequest(key_id=key_id), timeout=self._timeout_s)
-        return key_from_proto(answer.key)
+        return decode(answer.key, TenantKey)
 
     async def usage(self, tenant: str, from_ms: int, to_ms: int, period_s: int = DAY_S) -> tuple[UsagePeriod, ...]:
         """Return what a tenant used in the days, or hours, that begin in [from_ms, to_ms). Raises InvalidArgument."""
-        period = period_length_to_proto(period_s)
+        period = number_of(UsagePeriodLength(period_s), pb.UsagePeriodLength)
         request = pb.GetUsageRequest(tenant=tenant, from_ms=from_ms, to_ms=to_ms, period=period)
         with domain_errors():
             answer = await self._stub.GetUsage(request, timeout=self._timeout_s)
-        return usage_from_proto(answer)
+        return tuple(decode(one, UsagePeriod) for one in answer.periods)

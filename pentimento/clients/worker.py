@@ -1,22 +1,19 @@
 """Client of the UNet worker."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict
 
 import grpc.aio
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, WorkerCredits
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
-from pentimento.wire.fleet import credits_from_proto, execute_event_from_proto
-from pentimento.wire.generation import (
-    attempt_to_proto,
-    grant_to_proto,
-    route_to_proto,
-    write_spec,
-)
+from pentimento.wire.codec import converter, decode, nested
+
+_EVENTS = converter(ExecuteEvent, pb.ExecuteResponse)
+_ATTACHED_EVENTS = converter(ExecuteEvent, pb.AttachResponse)
 
 
 class WorkerClient:
@@ -40,7 +37,7 @@ class WorkerClient:
         try:
             with domain_errors():
                 async for message in call:
-                    yield credits_from_proto(message)
+                    yield decode(message, WorkerCredits)
         finally:
             call.cancel()
 
@@ -69,27 +66,27 @@ class WorkerClient:
         of it are left out. `omit_progress`: progress without a preview comes at most once a second,
         otherwise at most once in `progress_interval_ms`."""
         request = pb.ExecuteRequest(
-            attempt=attempt_to_proto(attempt),
-            route=route_to_proto(route),
+            attempt=nested(attempt, generation_pb2.Attempt),
+            spec=nested(spec, generation_pb2.GenerationSpec),
+            route=nested(route, generation_pb2.Route),
             worker_generation=worker_generation,
             deadline_remaining_ms=deadline_remaining_ms,
             preview_interval_steps=preview_interval_steps,
-            cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
+            cache_grant=nested(cache_grant, generation_pb2.CacheGrant) if cache_grant else None,
             image_format=image_format,
             encoding_quality=encoding_quality,
             latent_parallel_peer=pb.LatentParallelPeer(worker_id=peer[0], address=peer[1]) if peer else None,
-            controlnet_endpoints=[pb.ControlNetEndpoint(**asdict(endpoint)) for endpoint in controlnet_endpoints],
+            controlnet_endpoints=[nested(endpoint, pb.ControlNetEndpoint) for endpoint in controlnet_endpoints],
             journal_id=journal_id,
             cache_thinned_picture=cache_thinned_picture,
             omit_progress=omit_progress,
             progress_interval_ms=progress_interval_ms,
         )
-        write_spec(spec, request.spec)
         call = self._stub.Execute(request)
         try:
             with domain_errors():
                 async for message in call:
-                    yield execute_event_from_proto(message)
+                    yield _EVENTS.decode(message)
         finally:
             call.cancel()
 
@@ -108,7 +105,7 @@ class WorkerClient:
         try:
             with domain_errors():
                 async for message in call:
-                    yield execute_event_from_proto(message)
+                    yield _ATTACHED_EVENTS.decode(message)
         finally:
             call.cancel()
 

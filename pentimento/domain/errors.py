@@ -17,6 +17,7 @@
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ class FieldViolation:
 
 
 class PentimentoError(Exception):
-    """Base of all. `reason` is a stable UPPER_SNAKE word of the catalogue, the message a sentence for people."""
+    """Base of all. `reason` is a stable UPPER_SNAKE word of the catalogue, the message a sentence for people. `code` is
+    the number of google.rpc.Code."""
+
+    code: ClassVar[int] = 13
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class PentimentoError(Exception):
 
 
 class InvalidArgument(PentimentoError):
+    code = 3
+
     @classmethod
     def of(cls, field: str, description: str) -> "InvalidArgument":
         """The common case: one field; `description` states the limit ("must be between 1 and 1000, got 0")."""
@@ -55,6 +61,8 @@ class InvalidArgument(PentimentoError):
 
 
 class NotFound(PentimentoError):
+    code = 5
+
     @classmethod
     def of(cls, reason: str, field: str, description: str) -> "NotFound":
         """Return the error of a field that names what is not there."""
@@ -62,23 +70,23 @@ class NotFound(PentimentoError):
 
 
 class Unauthenticated(PentimentoError):
-    pass
+    code = 16
 
 
 class PermissionDenied(PentimentoError):
-    pass
+    code = 7
 
 
 class ResourceExhausted(PentimentoError):
-    pass
+    code = 8
 
 
 class FailedPrecondition(PentimentoError):
-    pass
+    code = 9
 
 
 class Aborted(PentimentoError):
-    pass
+    code = 10
 
 
 # Of a request whose time is up.
@@ -89,16 +97,21 @@ DEADLINE_PASSED = (
 
 
 class DeadlineExceeded(PentimentoError):
-    pass
+    code = 4
 
 
 class Cancelled(PentimentoError):
-    pass
+    code = 1
 
 
 class Unavailable(PentimentoError):
-    pass
+    code = 14
 
 
 class Internal(PentimentoError):
-    pass
+    code = 13
+
+
+def class_of_code(code: int) -> type[PentimentoError]:
+    """Return the error class of a google.rpc.Code, Internal for a code that has none."""
+    return next((kind for kind in PentimentoError.__subclasses__() if kind.code == code), Internal)

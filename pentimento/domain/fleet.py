@@ -317,16 +317,9 @@ class PoolDemand:
 
 
 @dataclass(frozen=True)
-class PlanAcknowledgement:
-    """The plan a replica acts on, and the model it holds under it."""
-
-    version: PlanVersion
-    model_digest: str = ""
-
-
-@dataclass(frozen=True)
 class ReplicaReport:
-    """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report."""
+    """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report.
+    `plan_version`: of the plan that the replica follows."""
 
     instance_id: str
     generation: int
@@ -337,7 +330,7 @@ class ReplicaReport:
     completed_count: int = 0
     failed_count: int = 0
     demand: tuple[PoolDemand, ...] = ()
-    plan: PlanAcknowledgement | None = None
+    plan_version: PlanVersion | None = None
     draining: bool = False
     held_model_digest: str = ""
 

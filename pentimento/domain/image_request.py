@@ -1,5 +1,6 @@
 """What a client asks and what it hears. Mirrors pentimento.api.image.v1; transport-neutral: every edge shares it."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -88,13 +89,26 @@ class ImageRequest:
 
 
 @dataclass(frozen=True)
+class ReplayInput:
+    """Bytes that a request was sent with, by their place in its spec: "init_image.image"."""
+
+    field: str
+    data: bytes = dataclasses.field(repr=False)
+
+
+@dataclass(frozen=True)
 class ReplayRequest:
-    """Asks for the picture of a completed request once more. `inputs`: the bytes that it came with, by their place
-    ("init_image.image"), for nobody here keeps them; `deadline_ms` None means the deployment's."""
+    """Asks for the image of a completed request once more. `inputs`: the bytes that the request was sent with, which
+    are kept only while it is pinned. `deadline_ms` None means the deployment's."""
 
     request_id: str
-    inputs: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    inputs: tuple[ReplayInput, ...] = field(default=(), metadata=MOST_PARTS)
     deadline_ms: int | None = None
+
+    @property
+    def data_by_field(self) -> dict[str, bytes]:
+        """Return the bytes by their place."""
+        return {one.field: one.data for one in self.inputs}
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class UsageRow:
 @dataclass(frozen=True)
 class UsagePeriod:
     """What a tenant used in the hour or the day that begins at `start_at`. `painted_cost` in pixel steps of delivered
-    pictures, `refused` by reason."""
+    pictures, `refused_counts` by reason."""
 
     start_at: int
     request_count: int = 0
@@ -148,10 +148,19 @@ class UsagePeriod:
     painted_cost: float = 0.0
     device_s: float = 0.0
     cached_bytes: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused_counts: Mapping[str, int] = field(default_factory=dict)
 
 
 HOUR_S, DAY_S = 3600, 86_400
+
+
+class UsagePeriodLength(Enum):
+    """Length of a period in seconds."""
+
+    HOUR = HOUR_S
+    DAY = DAY_S
+
+
 # For how long it is known what a tenant used.
 USAGE_KEPT_S = 400 * DAY_S
 MAX_NAME_LENGTH = 100
@@ -210,7 +219,7 @@ def _period(start_at: int, counters: Mapping[str, float]) -> UsagePeriod:
         painted_cost=of(UsageCounter.PAINTED_COST),
         device_s=of(UsageCounter.DEVICE_S),
         cached_bytes=round(of(UsageCounter.CACHED_BYTES)),
-        refused={
+        refused_counts={
             name.removeprefix(before): round(amount)
             for name, amount in sorted(counters.items())
             if name.startswith(before)

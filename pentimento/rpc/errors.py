@@ -42,17 +42,7 @@ MAX_NAME_BYTES = 96
 MAX_ITEMS = 6
 
 CODE_OF: dict[type[PentimentoError], grpc.StatusCode] = {
-    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.Aborted: grpc.StatusCode.ABORTED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.Cancelled: grpc.StatusCode.CANCELLED,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.Internal: grpc.StatusCode.INTERNAL,
+    kind: code for code in grpc.StatusCode for kind in PentimentoError.__subclasses__() if kind.code == code.value[0]
 }
 CLASS_OF: dict[grpc.StatusCode, type[PentimentoError]] = {
     **{code: cls for cls, code in CODE_OF.items()},

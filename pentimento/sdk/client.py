@@ -19,6 +19,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ModelInfo,
     PinnedPicture,
+    ReplayInput,
     ReplayRequest,
     RequestStatus,
 )
@@ -128,7 +129,8 @@ class AsyncClient:
         `inputs` are the request's input images by field ("init_image.image"). The provenance says whether the bytes are
         the same (`replay_equal`). NotFound ANCESTOR_GONE if the image's start is no longer stored, UNKNOWN_REQUEST if
         the request is not."""
-        asked = ReplayRequest(request_id, tuple((inputs or {}).items()), deadline_ms)
+        given = tuple(ReplayInput(place, data) for place, data in (inputs or {}).items())
+        asked = ReplayRequest(request_id, given, deadline_ms)
         return await _image_of(self.replay_stream(asked, idempotency_key=idempotency_key))
 
     def replay_stream(

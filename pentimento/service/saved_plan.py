@@ -2,10 +2,11 @@
 
 import logging
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
-from pentimento.wire.plans import plan_from_bytes
+from pentimento.wire.codec import from_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +15,7 @@ def believable_plan(saved: bytes | None, wall_s: float) -> Plan | None:
     """Return the plan; None where none was saved, and, told to the log, where it is not understood (a newer version's,
     perhaps) or of an epoch that no controller can have: the next one takes its place."""
     try:
-        plan = plan_from_bytes(saved) if saved else None
+        plan = from_bytes(saved, Plan, controller_pb.Plan) if saved else None
     except InvalidArgument as error:
         logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
         return None

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.torch_tensors import TORCH_DTYPES, WIRE_DTYPES
 from pentimento.wire.tensors import Binding, DeviceBytes, WireTensor
-from pentimento.wire.torch_tensors import TORCH_DTYPES, WIRE_DTYPES
 
 
 def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:

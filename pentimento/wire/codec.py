@@ -116,15 +116,18 @@ def from_bytes(data: bytes, kind: type[T], message: type[Message]) -> T:
     return decode(found, kind)
 
 
-def number_of(member: Enum, enum: Any) -> Any:
-    """Return the number that a member has in protobuf's enumeration."""
-    return numbers_of(type(member), enum.DESCRIPTOR)[member]
+def number_of(member: Enum | None, enum: Any) -> Any:
+    """Return the number that a member has in protobuf's enumeration, 0 for None."""
+    return numbers_of(type(member), enum.DESCRIPTOR)[member] if member is not None else 0
 
 
-def member_of(number: int, kind: type[E], enum: Any) -> E | None:
-    """Return the member of a number in protobuf's enumeration, None for a number that has none."""
+def member_of(number: int, kind: type[E], enum: Any, place: str) -> E:
+    """Return the member of a number in protobuf's enumeration. Raises InvalidArgument for a number that has none."""
     members: dict[int, Any] = {number: member for member, number in numbers_of(kind, enum.DESCRIPTOR).items()}
-    return members.get(number)
+    if number not in members:
+        raise InvalidArgument.of(place, f"must be one of {sorted(members)}, got {number}")
+    found: E = members[number]
+    return found
 
 
 def checked(message: type[M], place: str = "", **values: Any) -> M:
@@ -242,7 +245,7 @@ def _fields(kind: type, message: type[Message]) -> Iterator[Field | RuledField |
     class_only = CLASS_ONLY.get((kind, message), frozenset())
     for shape in fields_of(kind):
         rule = EXCEPTIONS.get((kind, shape.name))
-        lacking.discard(rule.field if rule else shape.name)
+        lacking -= set(rule.fields if rule else (shape.name,))
         if rule:
             yield RuledField(shape.name, rule)
         elif shape.name in class_only:

@@ -203,8 +203,8 @@ class RuledField:
 
     @property
     def write_source(self) -> str:
-        """Return the expression of the message's field, of `value`."""
-        return f"'{self._rule.field}': write_{self.name}(value.{self.name})"
+        """Return the expression of the message's fields, of `value`."""
+        return f"**write_{self.name}(value.{self.name})"
 
     @property
     def read_source(self) -> str:
@@ -224,7 +224,7 @@ class RuledField:
         try:
             self._rule.read(message)
         except InvalidArgument as error:
-            return behind(below(place, self.name), error)
+            return behind(place, error)
         return None
 
 

@@ -131,7 +131,7 @@ class Controller:
         self._window.add(report, received.covered_s)
         if received.changed:
             self._changed.set()
-        self._overtake(report.plan.version if report.plan else None)
+        self._overtake(report.plan_version)
         return self._epoch.value
 
     def deregister(self, instance_id: str, generation: int) -> None:
@@ -234,7 +234,7 @@ class Controller:
             raise Unavailable(Reason.STANDBY, "this controller is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
     def _check_acknowledged(self, report: ReplicaReport) -> None:
-        if report.plan is not None and not self._epoch.believable(report.plan.version.leader_epoch):
+        if report.plan_version is not None and not self._epoch.believable(report.plan_version.leader_epoch):
             raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
 
     def _overtake(self, seen: PlanVersion | None) -> None:

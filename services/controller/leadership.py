@@ -9,13 +9,14 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease
 from pentimento.service.saved_plan import believable_plan
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 from services.controller.metrics import UNSAVED_PLANS
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Leadership:
 
     def keep(self, plan: Plan) -> None:
         """Changes state: save the plan, for the next leader."""
-        _logged(self._ledger.save_plan(plan.version, plan_to_bytes(plan)), "the plan could not be saved")
+        _logged(self._ledger.save_plan(plan.version, to_bytes(plan, controller_pb.Plan)), "the plan could not be saved")
 
     async def _left(self) -> Plan | None:
         return believable_plan(await asyncio.wrap_future(self._ledger.load_plan()), self._clock.wall())

@@ -9,11 +9,10 @@ from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
 from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceServicer
-from pentimento.wire.fleet import replica_from_proto
-from pentimento.wire.generation import plan_version_from_proto
-from pentimento.wire.models import cascade_from_proto, cascade_to_proto, registered_to_proto, variant_from_proto
-from pentimento.wire.plans import plan_to_proto
-from pentimento.wire.reports import fleet_to_proto, lease_to_proto, report_from_proto
+from pentimento.domain.fleet import Replica, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import CascadeVariant, ModelVariant
+from pentimento.wire.codec import decode, encode, nested
 from services.controller.controller import Controller
 from services.controller.models.repository import ModelRepository
 
@@ -28,12 +27,12 @@ class ControllerServicer(ControllerServiceServicer):
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse]
     ) -> pb.RegisterResponse:
-        return lease_to_proto(self._controller.register(replica_from_proto(request.replica)))
+        return encode(self._controller.register(decode(request.replica, Replica, "replica")), pb.RegisterResponse)
 
     async def Report(
         self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[pb.ReportRequest, pb.ReportResponse]
     ) -> pb.ReportResponse:
-        return pb.ReportResponse(leader_epoch=self._controller.report(report_from_proto(request)))
+        return pb.ReportResponse(leader_epoch=self._controller.report(decode(request, ReplicaReport)))
 
     async def Deregister(
         self,
@@ -46,15 +45,15 @@ class ControllerServicer(ControllerServiceServicer):
     async def WatchPlan(
         self, request: pb.WatchPlanRequest, context: grpc.aio.ServicerContext[pb.WatchPlanRequest, pb.WatchPlanResponse]
     ) -> AsyncIterator[pb.WatchPlanResponse]:
-        have = plan_version_from_proto(request.have) if request.HasField("have") else None
+        have = decode(request.have, PlanVersion, "have") if request.HasField("have") else None
         async with aclosing(self._controller.watch(have)) as plans:
             async for plan in plans:
-                yield pb.WatchPlanResponse(plan=plan_to_proto(plan))
+                yield pb.WatchPlanResponse(plan=nested(plan, pb.Plan))
 
     async def GetFleet(
         self, request: pb.GetFleetRequest, context: grpc.aio.ServicerContext[pb.GetFleetRequest, pb.GetFleetResponse]
     ) -> pb.GetFleetResponse:
-        return fleet_to_proto(self._controller.fleet())
+        return encode(self._controller.fleet(), pb.GetFleetResponse)
 
 
 class ModelRepositoryServicer(ModelRepositoryServiceServicer):
@@ -70,7 +69,7 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
         context: grpc.aio.ServicerContext[models_pb.RegisterModelRequest, models_pb.RegisterModelResponse],
     ) -> models_pb.RegisterModelResponse:
         self._check_leading()
-        await self._repository.register_model(variant_from_proto(request.model))
+        await self._repository.register_model(decode(request.model, ModelVariant, "model"))
         return models_pb.RegisterModelResponse()
 
     async def RemoveModel(
@@ -89,9 +88,9 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
     ) -> models_pb.RegisterCascadeResponse:
         self._check_leading()
         cascade = await self._repository.register_cascade(
-            cascade_from_proto(request.cascade), tuple(request.handover_profiles)
+            decode(request.cascade, CascadeVariant, "cascade"), tuple(request.handover_profiles)
         )
-        return models_pb.RegisterCascadeResponse(cascade=cascade_to_proto(cascade))
+        return models_pb.RegisterCascadeResponse(cascade=nested(cascade, models_pb.CascadeVariant))
 
     async def RemoveCascade(
         self,
@@ -108,4 +107,4 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
         context: grpc.aio.ServicerContext[models_pb.ListRegisteredRequest, models_pb.ListRegisteredResponse],
     ) -> models_pb.ListRegisteredResponse:
         self._check_leading()
-        return registered_to_proto(self._repository.registered)
+        return encode(self._repository.registered, models_pb.ListRegisteredResponse)

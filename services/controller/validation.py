@@ -152,9 +152,9 @@ def check_cost(field: str, cost: ModelCost) -> None:
     check_text(f"{field}.model", cost.model)
     _check_count(f"{field}.memory_bytes", cost.memory_bytes)
     if not 0.0 <= cost.load_s <= MAX_COST_S:
-        raise InvalidArgument.of(f"{field}.load_seconds", f"must be between 0 and {MAX_COST_S:g}, got {cost.load_s}")
+        raise InvalidArgument.of(f"{field}.load_s", f"must be between 0 and {MAX_COST_S:g}, got {cost.load_s}")
     _check_count(f"{field}.step_count", cost.step_count, MAX_STEPS)
-    for name, seconds in (("fixed_seconds", cost.fixed_s), ("finish_seconds", cost.finish_s)):
+    for name, seconds in (("fixed_s", cost.fixed_s), ("finish_s", cost.finish_s)):
         if not 0.0 <= seconds <= MAX_COST_S:
             raise InvalidArgument.of(f"{field}.{name}", f"must be between 0 and {MAX_COST_S:g}, got {seconds}")
     for size, run_s in cost.run_s:
@@ -162,7 +162,7 @@ def check_cost(field: str, cost: ModelCost) -> None:
             raise InvalidArgument.of(f"{field}.batches.batch_size", f"must be between 1 and {MAX_BATCH}, got {size}")
         if not MIN_COST_S <= run_s <= MAX_COST_S:
             limit = f"must be between {MIN_COST_S:g} and {MAX_COST_S:g}"
-            raise InvalidArgument.of(f"{field}.batches.run_seconds", f"{limit}, got {run_s}")
+            raise InvalidArgument.of(f"{field}.batches.run_s", f"{limit}, got {run_s}")
 
 
 def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:

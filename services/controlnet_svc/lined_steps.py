@@ -12,8 +12,8 @@ from pentimento.tensors.device import tensor_over
 from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents
+from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import UNBOUND, Binding, size_of
-from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.controlnet_svc.compute.layers import are_of, named_tensors
 from services.controlnet_svc.streams import OpenedStream
 

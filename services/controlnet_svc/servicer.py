@@ -14,6 +14,7 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetS
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -21,9 +22,9 @@ from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import make_answering_line
-from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
+from pentimento.tensors.torch_tensors import WIRE_DTYPES
+from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
-from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.controlnet_svc.compute.layers import named_tensors
 from services.controlnet_svc.credits import CreditNews
 from services.controlnet_svc.lined_steps import ANSWER_LAYER, LinedResiduals
@@ -200,8 +201,8 @@ def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> Str
     if len(dims) != 3 or not all(dims) or size_of(Dtype.FLOAT32, (rows, *dims)) > MAX_LATENT_BYTES:
         raise InvalidArgument.of("open.latent_dims", f"must be channels, height and width, got {list(dims)[:8]}")
     return StreamOrder(
-        attempt=attempt_from_proto(message.attempt),
-        controlnet=controlnet_from_proto(message.controlnet),
+        attempt=decode(message.attempt, Attempt, "attempt"),
+        controlnet=decode(message.controlnet, ControlNetSelection, "controlnet"),
         base_model_digest=message.base_model_digest,
         base_model_family=message.base_model_family,
         controlnet_digest=message.controlnet_digest,

@@ -6,16 +6,11 @@ import grpc.aio
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceServicer
-from pentimento.domain.foresight import Verdict
-from pentimento.wire.cache import embedding_from_proto
+from pentimento.domain.embedding import Embedding
+from pentimento.wire.codec import decode, nested
 from services.discriminator.scoring import Discriminator, PictureToScore
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
-VERDICTS = {
-    Verdict.UNSURE: pb.Verdict.VERDICT_UNSURE,
-    Verdict.HARD: pb.Verdict.VERDICT_HARD,
-    Verdict.EASY: pb.Verdict.VERDICT_EASY,
-}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -25,7 +20,7 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         self._instance_id = instance_id
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        pictures = [_picture(entry, request.encoder_digest) for entry in request.images]
+        pictures = [_picture(entry) for entry in request.images]
         scores = await self._discriminator.score(request.cascade, pictures)
         return pb.ScoreResponse(
             scores=[
@@ -36,13 +31,11 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         )
 
     async def Foresee(self, request: pb.ForeseeRequest, context: Context) -> pb.ForeseeResponse:
-        prompts = [embedding_from_proto(entry.prompt, request.encoder_digest) for entry in request.prompts]
+        prompts = [decode(entry.prompt, Embedding, "prompt") for entry in request.prompts]
         foresights = await self._discriminator.foresee(request.cascade, prompts)
         return pb.ForeseeResponse(
             foresights=[
-                pb.PromptForesight(
-                    request_id=entry.request_id, probability=told.probability, verdict=VERDICTS[told.verdict]
-                )
+                pb.PromptForesight(request_id=entry.request_id, **nested(told, pb.PromptForesight))
                 for entry, told in zip(request.prompts, foresights.prompts, strict=True)
             ],
             discriminator_digest=foresights.digest,
@@ -58,6 +51,6 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         )
 
 
-def _picture(entry: pb.ImageToScore, encoder_digest: str) -> PictureToScore:
-    prompt = embedding_from_proto(entry.prompt, encoder_digest) if entry.HasField("prompt") else None
+def _picture(entry: pb.ImageToScore) -> PictureToScore:
+    prompt = decode(entry.prompt, Embedding, "prompt") if entry.HasField("prompt") else None
     return PictureToScore(entry.image, prompt)

@@ -7,27 +7,15 @@ import grpc.aio
 
 from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
-from pentimento.domain.image_request import GenerateEvent
+from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayRequest
+from pentimento.domain.jobs import RequestQuery
 from pentimento.rpc import current_caller
-from pentimento.wire.adapters import adapter_to_proto, rejected_to_proto
-from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
-from pentimento.wire.generation import plan_version_to_proto
-from pentimento.wire.image import (
-    attach_event_to_proto,
-    event_to_proto,
-    explanation_to_proto,
-    model_to_proto,
-    pinned_to_proto,
-    replay_event_to_proto,
-    replay_from_proto,
-    request_from_proto,
-    status_to_proto,
-)
-from pentimento.wire.jobs import page_to_proto, query_from_proto, result_url_to_proto
-from pentimento.wire.large_images import ImageSplitter, Response
+from pentimento.wire.codec import decode, encode, nested, number_of
+from services.frontdoor.answers.large_images import ImageSplitter, Response
 from services.frontdoor.answers.stream_reaper import StreamReaper
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.result_urls import ResultUrls
@@ -67,8 +55,8 @@ class ImageServicer(ImageServiceServicer):
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
-        asked, omits = request_from_proto(request.request), request.omit_progress
-        told = ImageSplitter(pb.GenerateResponse, event_to_proto, request.max_message_bytes, self._max_message_bytes)
+        asked, omits = decode(request.request, ImageRequest), request.omit_progress
+        told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, self._max_message_bytes)
         stream = self._api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
         # The stream may stay open for long, and the message holds the images that it came with.
         del request, asked
@@ -83,8 +71,8 @@ class ImageServicer(ImageServiceServicer):
     ) -> AsyncIterator[pb.ReplayResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
         sizes = (request.max_message_bytes, self._max_message_bytes)
-        told = ImageSplitter(pb.ReplayResponse, replay_event_to_proto, *sizes)
-        stream = self._api.replay(current_caller().tenant, replay_from_proto(request), *options)
+        told = ImageSplitter(pb.ReplayResponse, *sizes)
+        stream = self._api.replay(current_caller().tenant, decode(request, ReplayRequest), *options)
         # As in Generate.
         del request
         async with aclosing(self._told(stream, told)) as messages:
@@ -106,18 +94,14 @@ class ImageServicer(ImageServiceServicer):
     ) -> pb.SubmitResponse:
         asked = request.generate
         options = (asked.idempotency_key, asked.preview_interval_steps, request.webhook.url)
-        accepted = await self._api.submit(current_caller().tenant, request_from_proto(asked.request), *options)
-        return pb.SubmitResponse(
-            request_id=accepted.request_id,
-            replayed=accepted.replayed,
-            image_request_ids=accepted.image_request_ids,
-        )
+        accepted = await self._api.submit(current_caller().tenant, decode(asked.request, ImageRequest), *options)
+        return encode(accepted, pb.SubmitResponse)
 
     async def Attach(
         self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
     ) -> AsyncIterator[pb.AttachResponse]:
         sizes = (request.max_message_bytes, self._max_message_bytes)
-        told = ImageSplitter(pb.AttachResponse, attach_event_to_proto, *sizes)
+        told = ImageSplitter(pb.AttachResponse, *sizes)
         stream = self._api.attach(current_caller().tenant, request.request_id)
         async with aclosing(self._told(stream, told)) as messages:
             async for message in messages:
@@ -128,7 +112,9 @@ class ImageServicer(ImageServiceServicer):
         request: pb.ListRequestsRequest,
         context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
     ) -> pb.ListRequestsResponse:
-        return page_to_proto(await self._tenants.page(current_caller().tenant, query_from_proto(request)))
+        return encode(
+            await self._tenants.page(current_caller().tenant, decode(request, RequestQuery)), pb.ListRequestsResponse
+        )
 
     async def GetResultUrl(
         self,
@@ -137,7 +123,7 @@ class ImageServicer(ImageServiceServicer):
     ) -> pb.GetResultUrlResponse:
         record = await self._tenants.record(current_caller().tenant, request.request_id)
         expires_in_ms = request.expires_in_ms if request.HasField("expires_in_ms") else None
-        return result_url_to_proto(await self._urls.url_of(record, expires_in_ms))
+        return encode(await self._urls.url_of(record, expires_in_ms), pb.GetResultUrlResponse)
 
     async def GetWebhookKey(
         self,
@@ -150,7 +136,7 @@ class ImageServicer(ImageServiceServicer):
         self, request: pb.PinRequest, context: grpc.aio.ServicerContext[pb.PinRequest, pb.PinResponse]
     ) -> pb.PinResponse:
         asked = (request.request_id, request.duration_ms)
-        return pinned_to_proto(await self._api.pin(current_caller().tenant, *asked))
+        return encode(await self._api.pin(current_caller().tenant, *asked), pb.PinResponse)
 
     async def Unpin(
         self, request: pb.UnpinRequest, context: grpc.aio.ServicerContext[pb.UnpinRequest, pb.UnpinResponse]
@@ -162,7 +148,7 @@ class ImageServicer(ImageServiceServicer):
         self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
     ) -> pb.CancelResponse:
         state = await self._api.cancel(current_caller().tenant, request.request_id)
-        return pb.CancelResponse(state=REQUEST_STATES.to_proto(state))
+        return pb.CancelResponse(state=number_of(state, pb.RequestState))
 
     async def GetRequest(
         self,
@@ -170,13 +156,15 @@ class ImageServicer(ImageServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         tenant = current_caller().tenant
-        return status_to_proto(await self._api.get_request(tenant, request.request_id, request.omit_image))
+        return encode(
+            await self._api.get_request(tenant, request.request_id, request.omit_image), pb.GetRequestResponse
+        )
 
     async def Explain(
         self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
     ) -> pb.ExplainResponse:
-        asked = (request_from_proto(request.request), request.neighbour_count)
-        return explanation_to_proto(await self._api.explain(current_caller().tenant, *asked))
+        asked = (decode(request.request, ImageRequest), request.neighbour_count)
+        return encode(await self._api.explain(current_caller().tenant, *asked), pb.ExplainResponse)
 
     async def ListModels(
         self,
@@ -184,9 +172,9 @@ class ImageServicer(ImageServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
     ) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(
-            models=[model_to_proto(model) for model in self._api.list_models()],
-            adapters=[adapter_to_proto(adapter) for adapter in self._api.list_adapters()],
-            result_url_server=RESULT_URL_SERVERS.to_proto(self._urls.server),
+            models=[nested(model, pb.Model) for model in self._api.list_models()],
+            adapters=[nested(adapter, generation_pb2.Adapter) for adapter in self._api.list_adapters()],
+            result_url_server=number_of(self._urls.server, pb.ResultUrlServer),
         )
 
 
@@ -208,7 +196,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
         return frontdoor_pb.GetStatusResponse(
             frontdoor_id=status.frontdoor_id,
             frontdoor_epoch=status.frontdoor_epoch,
-            plan_version=plan_version_to_proto(status.plan_version),
+            plan_version=nested(status.plan_version, generation_pb2.PlanVersion),
             pools=[_pool_to_proto(pool, status.queue_limit) for pool in status.pools],
             workers=[_worker_to_proto(worker, self._links.address_of(worker.worker_id)) for worker in status.workers],
             accepted_count=status.accepted,
@@ -233,8 +221,10 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             ],
             steps_run=status.painted.steps_run,
             steps_saved=status.painted.steps_saved,
-            rejected_adapters=[rejected_to_proto(rejected) for rejected in self._api.rejected_adapters()],
-            models=[model_to_proto(model) for model in self._api.list_models()],
+            rejected_adapters=[
+                nested(rejected, generation_pb2.RejectedAdapter) for rejected in self._api.rejected_adapters()
+            ],
+            models=[nested(model, pb.Model) for model in self._api.list_models()],
             journal_id=self._identity.journal_id,
             refusing_workers=[
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)

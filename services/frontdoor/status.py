@@ -13,7 +13,6 @@ from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
     MAX_TOLD_COUNT,
     AdapterDemand,
-    PlanAcknowledgement,
     PoolDemand,
     ReplicaReport,
     StartShare,
@@ -209,7 +208,7 @@ class DemandReport:
             completed_count=state.counters.completed,
             failed_count=state.counters.failed + state.counters.expired + state.counters.dropped,
             demand=self._unanswered,
-            plan=PlanAcknowledgement(state.plan.version) if state.plan is not None else None,
+            plan_version=state.plan.version if state.plan is not None else None,
             draining=state.draining,
         )
 

@@ -28,7 +28,7 @@ from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import PlannedBackend
-from services.unet_worker.models.plan_following import acknowledgement, wanted_of
+from services.unet_worker.models.plan_following import wanted_of
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
 
@@ -187,7 +187,7 @@ class WorkerProcess(ServiceProcess):
             busy_share=self._identity.busy.share(),
             completed_count=self.worker.attempts.completed_count,
             failed_count=self.worker.attempts.failed_count,
-            plan=acknowledgement(follower.plan, backend.held.model_digest),
+            plan_version=follower.plan.version if follower.plan is not None else None,
             draining=credits.draining,
         )
 

@@ -2,33 +2,22 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
-from pentimento.domain.execution import ControlNetEndpoint, LatentParallelPeer
-from pentimento.wire.enumerations import CAPABILITIES
-from pentimento.wire.fleet import (
-    attach_event_to_proto,
-    credits_to_proto,
-    execute_event_to_proto,
-    held_model_to_proto,
-    running_attempt_to_proto,
-)
-from pentimento.wire.generation import (
-    attempt_from_proto,
-    grant_from_proto,
-    route_from_proto,
-    spec_from_proto,
-)
+from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, LatentParallelPeer
+from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
+from pentimento.wire.codec import decode, encode, nested, number_of
 from pentimento.wire.tensors import tensor_to_proto
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.worker import UnetWorker
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
+Event = TypeVar("Event", pb.ExecuteResponse, pb.AttachResponse)
 
 
 class UnetWorkerServicer(UnetWorkerServiceServicer):
@@ -41,12 +30,12 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         frontdoor = (request.frontdoor_id, request.frontdoor_epoch, request.journal_id)
         async with aclosing(self._worker.watch_credits(*frontdoor)) as feed:
             async for credits in feed:
-                yield credits_to_proto(credits)
+                yield encode(credits, pb.WatchCreditsResponse)
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> AsyncIterator[pb.ExecuteResponse]:
         async with aclosing(self._worker.execute(_order(request))) as events:
             async for event in events:
-                yield _outcome_to_proto(event) if isinstance(event, AttemptOutcome) else execute_event_to_proto(event)
+                yield _to_message(event, pb.ExecuteResponse)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         events = self._worker.attempts.attach(
@@ -58,10 +47,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         )
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, AttemptOutcome):
-                    yield pb.AttachResponse(result=_outcome_to_proto(event).result)
-                else:
-                    yield attach_event_to_proto(event)
+                yield _to_message(event, pb.AttachResponse)
 
     async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Context) -> pb.CancelAttemptResponse:
         return pb.CancelAttemptResponse(found=self._worker.attempts.cancel(request.request_id, request.fencing_token))
@@ -87,27 +73,28 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         credits = status.credits
         return pb.GetStatusResponse(
             worker_id=credits.worker_id,
-            held=held_model_to_proto(credits.held),
+            held=nested(credits.held, pb.HeldModel),
             device=status.device,
             device_memory_used_bytes=status.memory.used_bytes,
             device_memory_total_bytes=status.memory.total_bytes,
-            attempts=[running_attempt_to_proto(attempt) for attempt in credits.attempts],
+            attempts=[nested(attempt, pb.RunningAttempt) for attempt in credits.attempts],
             completed_count=status.completed_count,
             failed_count=status.failed_count,
             draining=credits.draining,
-            capabilities=sorted(CAPABILITIES.to_proto(value) for value in credits.capabilities),
+            capabilities=sorted(number_of(value, pb.Capability) for value in credits.capabilities),
         )
 
 
 def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
+    has_peer = request.HasField("latent_parallel_peer")
     return ExecuteOrder(
-        attempt=attempt_from_proto(request.attempt),
-        spec=spec_from_proto(request.spec),
-        route=route_from_proto(request.route),
+        attempt=decode(request.attempt, Attempt, "attempt"),
+        spec=decode(request.spec, GenerationSpec, "spec"),
+        route=decode(request.route, Route, "route"),
         worker_generation=request.worker_generation,
         deadline_remaining_ms=request.deadline_remaining_ms,
         preview_interval_steps=request.preview_interval_steps,
-        cache_grant=grant_from_proto(request.cache_grant) if request.HasField("cache_grant") else None,
+        cache_grant=decode(request.cache_grant, CacheGrant, "cache_grant") if request.HasField("cache_grant") else None,
         image_format=request.image_format or "png",
         encoding_quality=request.encoding_quality if request.HasField("encoding_quality") else None,
         return_latents=request.return_latents,
@@ -115,21 +102,15 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         cache_thinned_picture=request.cache_thinned_picture,
         omit_progress=request.omit_progress,
         progress_interval_ms=request.progress_interval_ms,
-        peer=_peer(request),
-        controlnet_endpoints=tuple(
-            ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)
-            for endpoint in request.controlnet_endpoints
-        ),
+        peer=decode(request.latent_parallel_peer, LatentParallelPeer) if has_peer else None,
+        controlnet_endpoints=tuple(decode(one, ControlNetEndpoint) for one in request.controlnet_endpoints),
     )
 
 
-def _peer(request: pb.ExecuteRequest) -> LatentParallelPeer | None:
-    message = request.latent_parallel_peer
-    return LatentParallelPeer(message.worker_id, message.address) if request.HasField("latent_parallel_peer") else None
-
-
-def _outcome_to_proto(outcome: AttemptOutcome) -> pb.ExecuteResponse:
-    message = execute_event_to_proto(outcome.result)
-    if outcome.final_latents is not None:
-        message.result.final_latents.CopyFrom(tensor_to_proto(outcome.final_latents))
+def _to_message(event: ExecuteEvent | AttemptOutcome, kind: type[Event]) -> Event:
+    if not isinstance(event, AttemptOutcome):
+        return encode(event, kind)
+    message = encode(event.result, kind)
+    if event.final_latents is not None:
+        message.result.final_latents.CopyFrom(tensor_to_proto(event.final_latents))
     return message

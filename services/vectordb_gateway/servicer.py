@@ -2,19 +2,16 @@
 
 import grpc.aio
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import CapturedEntries
-from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embedding_from_proto, scope_from_proto
-from pentimento.wire.generation import (
-    attempt_from_proto,
-    captured_from_proto,
-    grant_to_proto,
-    neighbour_to_proto,
-    object_from_proto,
-)
-from pentimento.wire.online_quality import painted_again_from_proto, reuse_quality_to_proto
+from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
+from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.retrieval import LookupCandidate
+from pentimento.wire.codec import decode, encode, nested
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.writing import ReservedRun
 
@@ -28,47 +25,51 @@ class GatewayServicer(VectordbGatewayServiceServicer):
     async def Lookup(
         self, request: pb.LookupRequest, context: grpc.aio.ServicerContext[pb.LookupRequest, pb.LookupResponse]
     ) -> pb.LookupResponse:
-        candidates = [candidate_from_proto(candidate) for candidate in request.candidates]
-        embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
+        candidates = [decode(candidate, LookupCandidate) for candidate in request.candidates]
+        embedding = decode(request.text_embedding, Embedding, "text_embedding")
         quality = request.quality if request.HasField("quality") else None
-        return answer_to_proto(await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key))
+        return encode(
+            await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key), pb.LookupResponse
+        )
 
     async def ListNeighbours(
         self,
         request: pb.ListNeighboursRequest,
         context: grpc.aio.ServicerContext[pb.ListNeighboursRequest, pb.ListNeighboursResponse],
     ) -> pb.ListNeighboursResponse:
-        embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
-        asked = (candidate_from_proto(request.candidate), embedding, request.limit_count)
+        embedding = decode(request.text_embedding, Embedding, "text_embedding")
+        asked = (decode(request.candidate, LookupCandidate, "candidate"), embedding, request.limit_count)
         found = await self._gateway.neighbours.nearest(*asked)
-        return pb.ListNeighboursResponse(neighbours=[neighbour_to_proto(neighbour) for neighbour in found])
+        return pb.ListNeighboursResponse(
+            neighbours=[nested(neighbour, generation_pb2.Neighbour) for neighbour in found]
+        )
 
     async def Reserve(
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
-        scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
+        scope, attempt = decode(request.scope, CacheScope, "scope"), decode(request.attempt, Attempt, "attempt")
         run = ReservedRun(
             request.start_step,
             request.ancestor_depth,
-            request.no_image,
+            request.keeps_image,
             request.start_kind,
             request.light,
             request.tenant_cache_bytes if request.HasField("tenant_cache_bytes") else None,
         )
         reservation = await self._gateway.writing.reserve(scope, attempt, run)
-        grant = grant_to_proto(reservation.grant) if reservation.grant else None
+        grant = encode(reservation.grant, generation_pb2.CacheGrant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
 
     async def Commit(
         self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.CommitResponse]
     ) -> pb.CommitResponse:
-        image = request.image_embedding if request.HasField("image_embedding") else None
+        has_image = request.HasField("image_embedding")
         entry_id = await self._gateway.writing.commit(
-            scope_from_proto(request.scope),
-            attempt_from_proto(request.attempt),
+            decode(request.scope, CacheScope, "scope"),
+            decode(request.attempt, Attempt, "attempt"),
             _captured(request),
-            embedding_from_proto(request.text_embedding, request.encoder_digest),
-            embedding_from_proto(image, request.encoder_digest) if image is not None else None,
+            decode(request.text_embedding, Embedding, "text_embedding"),
+            decode(request.image_embedding, Embedding, "image_embedding") if has_image else None,
             request.ancestor_depth,
             request.repeat_key,
         )
@@ -101,7 +102,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         request: pb.PinObjectRequest,
         context: grpc.aio.ServicerContext[pb.PinObjectRequest, pb.PinObjectResponse],
     ) -> pb.PinObjectResponse:
-        duration_s, reference = request.duration_ms / 1000, object_from_proto(request.object)
+        duration_s, reference = request.duration_ms / 1000, decode(request.object, ObjectReference, "object")
         expires_at = await self._gateway.pinning.pin(request.tenant, request.request_id, reference, duration_s)
         return pb.PinObjectResponse(expires_at_ms=round(expires_at * 1000))
 
@@ -126,7 +127,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         request: pb.ReportQualityRequest,
         context: grpc.aio.ServicerContext[pb.ReportQualityRequest, pb.ReportQualityResponse],
     ) -> pb.ReportQualityResponse:
-        counted = await self._gateway.quality.report(painted_again_from_proto(request))
+        counted = await self._gateway.quality.report(decode(request, PaintedAgain))
         return pb.ReportQualityResponse(counted=counted)
 
     async def GetReuseQuality(
@@ -135,7 +136,9 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetReuseQualityRequest, pb.GetReuseQualityResponse],
     ) -> pb.GetReuseQualityResponse:
         found = await self._gateway.quality.qualities(request.model_digest)
-        return pb.GetReuseQualityResponse(thresholds=[reuse_quality_to_proto(quality) for quality in found])
+        return pb.GetReuseQualityResponse(
+            thresholds=[nested(quality, generation_pb2.ReuseQuality) for quality in found]
+        )
 
     async def GetStatistics(
         self,
@@ -159,7 +162,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
 
 
 def _captured(request: pb.CommitRequest) -> CapturedEntries:
-    captured = captured_from_proto(request.entries)
+    captured = decode(request.entries, CapturedEntries, "entries")
     if captured.grant_id not in ("", request.grant_id):
         raise InvalidArgument.of("entries.grant_id", "must be the grant_id of the call, or empty")
     return CapturedEntries(request.grant_id, captured.latents, captured.image)

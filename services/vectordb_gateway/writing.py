@@ -49,14 +49,15 @@ class Reservation:
 
 @dataclass(frozen=True)
 class ReservedRun:
-    """What a grant is asked for: a run from `start_step` on, 0 for from noise, with so many ancestors; `no_image` where
-    nobody will embed its picture, so that nobody would find it. `start_kind`: noise, latent or image; empty where the
-    caller does not say. `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`: what is
-    kept of the tenant at most from here on, None for no bound of its own."""
+    """A run that asks for a grant: from `start_step` on, 0 for from noise, with `ancestor_depth` ancestors in a row.
+
+    `keeps_image`: an embedder of images can make its image findable. `start_kind`: noise, latent or image, empty where
+    the caller does not say. `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`: limit
+    of all that is kept of the tenant from now on, None for no limit of its own."""
 
     start_step: int = 0
     ancestor_depth: int = 0
-    no_image: bool = False
+    keeps_image: bool = True
     start_kind: str = ""
     light: bool = False
     tenant_cache_bytes: int | None = None
@@ -121,7 +122,7 @@ class EntryWriting:
             return _refused(refusal)
         rules = self._planned.keeping(scope.model_digest, self._guard.encoder_digest)
         keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, run.start_step, rules)]
-        if keeps_image(run.start_step, rules) and not run.no_image:
+        if run.keeps_image and keeps_image(run.start_step, rules):
             keys.append(self._new_key(None))
         if not keys:
             return _refused("no rule keeps anything of such a run")

@@ -11,8 +11,8 @@ from lab.emulation.pace import ControlNetPace, DevicePace
 from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import Binding, DeviceBytes
-from pentimento.wire.torch_tensors import WIRE_DTYPES
 
 # By its bytes: numpy knows no bfloat16.
 _BITS = {2: torch.int16, 4: torch.int32}

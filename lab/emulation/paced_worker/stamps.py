@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.tensors.receiving import ReceivedTensors
-from pentimento.wire.torch_tensors import TORCH_DTYPES
+from pentimento.tensors.torch_tensors import TORCH_DTYPES
 
 
 def summed_stamps(answers: Sequence[ReceivedTensors]) -> ControlResiduals:

@@ -7,9 +7,11 @@ import grpc.aio
 
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceServicer
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.domain.adapters import LoraUpload
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.rpc import current_caller
-from pentimento.wire.adapters import adapter_to_proto, upload_from_proto
+from pentimento.wire.codec import decode, nested
 
 if TYPE_CHECKING:
     # Who needs no ledger starts without its libraries.
@@ -32,11 +34,13 @@ class AdapterRegistryServicer(AdapterRegistryServiceServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "upload":
             raise InvalidArgument.of("upload", "must come first: what the LoRA is, then its file")
-        adapter = await uploads.add(upload_from_proto(first.upload), _chunks(requests), current_caller().tenant)
-        return pb.AddLoraResponse(adapter=adapter_to_proto(adapter))
+        adapter = await uploads.add(decode(first.upload, LoraUpload), _chunks(requests), current_caller().tenant)
+        return pb.AddLoraResponse(adapter=nested(adapter, generation_pb2.Adapter))
 
     async def ListLoras(self, request: pb.ListLorasRequest, context: Context) -> pb.ListLorasResponse:
-        return pb.ListLorasResponse(adapters=[adapter_to_proto(adapter) for adapter in self._served().adapters])
+        return pb.ListLorasResponse(
+            adapters=[nested(adapter, generation_pb2.Adapter) for adapter in self._served().adapters]
+        )
 
     async def RemoveLora(self, request: pb.RemoveLoraRequest, context: Context) -> pb.RemoveLoraResponse:
         await self._served().remove(request.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayRequest
+from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayInput, ReplayRequest
 from services.edge.console.streaming import OpenEvents
 from services.edge.images.fields import (
     EDIT_FIELDS,
@@ -101,6 +101,6 @@ def generate_call(body: bytes) -> OpenEvents:
 def replay_call(body: bytes) -> OpenEvents:
     """Return the frontdoor's call for a replay."""
     values = validated(read_json(body), REPLAY_FIELDS)
-    inputs = tuple((one["field"], one["data"]) for one in values.get("inputs", ()))
+    inputs = tuple(ReplayInput(one["field"], one["data"]) for one in values.get("inputs", ()))
     request, interval = ReplayRequest(values["request_id"], inputs), values.get("preview_every_steps", 0)
     return lambda client: events_of(client, lambda key, _: client.replay(request, key, interval))

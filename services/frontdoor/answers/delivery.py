@@ -3,12 +3,14 @@
 import asyncio
 import logging
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.dataplane.effects import Announce, Deliver, DeliverEnd, DeliverRecorded, Drained, Reject
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
+from pentimento.domain.generation import Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
-from pentimento.wire.generation import route_from_bytes
+from pentimento.wire.codec import from_bytes
 from services.frontdoor.answers.endings import STATE_OF, end_error, rejection
 from services.frontdoor.metrics import QUOTA_REFUSALS, REQUEST_SECONDS, REQUESTS
 from services.frontdoor.parts import FrontdoorParts
@@ -121,5 +123,7 @@ async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -
         raise elsewhere()
     if record.state is not RequestState.COMPLETED:
         raise end_error(record.state, record.error_reason, record.error_message, None)
-    routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []
+    routed: list[GenerateEvent] = (
+        [Routed(from_bytes(record.route, Route, generation_pb2.Route))] if record.route else []
+    )
     return [*routed, await parts.results.load(record)]

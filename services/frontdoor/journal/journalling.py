@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
@@ -21,18 +22,18 @@ from pentimento.dataplane.events import (
 )
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, Unavailable
-from pentimento.domain.generation import Attempt
+from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
-from pentimento.wire.generation import route_from_bytes, route_to_bytes
-from pentimento.wire.journal import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
+from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused
 from services.frontdoor.answers.several_pictures import group_of, picture_ids
 from services.frontdoor.identity import Identity
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
@@ -177,9 +178,11 @@ async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> 
     picture = handed_to_bytes(handed) if handed is not None else b""
     if routed.journalled:
         return await _until_durable(lambda: journal.start_attempt(attempt, worker_id, stage, picture))
-    ours = route_to_bytes(execution.route)
+    ours = to_bytes(execution.route, generation_pb2.Route)
     pinned, won = await _until_durable(lambda: journal.route_and_start(attempt, worker_id, ours, stage, picture))
-    execution.route = routed.journalled = execution.route if pinned == ours else route_from_bytes(pinned)
+    execution.route = routed.journalled = (
+        execution.route if pinned == ours else from_bytes(pinned, Route, generation_pb2.Route)
+    )
     return won
 
 

@@ -5,6 +5,7 @@ import logging
 import random
 from dataclasses import replace
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
@@ -16,9 +17,9 @@ from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
-from pentimento.wire.generation import route_from_bytes
-from pentimento.wire.journal import handed_from_bytes, resolved_from_bytes, unreadable
+from pentimento.wire.codec import from_bytes
 from services.frontdoor.answers.audience import Audience
+from services.frontdoor.journal.bodies import handed_from_bytes, resolved_from_bytes, unreadable
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
 from services.frontdoor.routing.stages import stages_admitted_to
@@ -142,7 +143,7 @@ def _job_of(
 ) -> Job:
     accepted, now = record.request, clock.monotonic()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
-    route: Route | None = route_from_bytes(record.route) if record.route is not None else None
+    route: Route | None = from_bytes(record.route, Route, generation_pb2.Route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
     request = ClientRequest(
         request_id=accepted.request_id,

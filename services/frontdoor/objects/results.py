@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
@@ -15,7 +16,7 @@ from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
 from pentimento.stores.objects.suspects import Suspects
-from pentimento.wire.provenance import provenance_from_bytes, provenance_to_bytes
+from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job
@@ -52,7 +53,7 @@ class Results:
             image_format=job.request.resolved.format.value,
             width_px=result.width_px,
             height_px=result.height_px,
-            provenance=provenance_to_bytes(provenance),
+            provenance=to_bytes(provenance, generation_pb2.Provenance),
             completed_at=self._clock.wall(),
         )
         size = (result.width_px, result.height_px)
@@ -69,7 +70,7 @@ class Results:
             ImageFormat(result.image_format),
             result.width_px,
             result.height_px,
-            provenance_from_bytes(result.provenance),
+            from_bytes(result.provenance, Provenance, generation_pb2.Provenance),
         )
 
     async def discard(self, image: ObjectReference) -> None:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.dataplane.events import CancelRequested
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import Adapter, RejectedAdapter
@@ -29,7 +30,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.serving.entry import Stage, allowed_stages, request_stages
 from pentimento.stores.ledger.epoch_ledger import superseded
-from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
+from pentimento.wire.codec import to_bytes
 from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events
 from services.frontdoor.answers.endings import KEY_REUSED
@@ -106,7 +107,7 @@ class ImageApi:
         several pictures (`image_count`) accepted comes once, and the rest of each. `omit_progress`: not routed,
         and of the progress only what has a preview."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        body = partial(request_to_bytes, request)
+        body = partial(to_bytes, request, pb.ImageRequest)
         call = ArrivingCall(tenant, idempotency_key, body, judge, hears_progress=not omit_progress)
         return self._paint_images(call, request.image_count)
 
@@ -116,7 +117,7 @@ class ImageApi:
         """As `generate`, of a completed request's picture once more. Raises NotFound for a request that is not the
         tenant's, and as `resolve_replay`."""
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
-        return self._paint(ArrivingCall(tenant, idempotency_key, partial(replay_to_bytes, request), judge))
+        return self._paint(ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), judge))
 
     async def submit(
         self,
@@ -130,7 +131,7 @@ class ImageApi:
         once it is journalled, and for a key that is held already at once."""
         if webhook_url:
             self._check_webhook(webhook_url)
-        body = partial(job_to_bytes, request, webhook_url)
+        body = partial(_job_body, request, webhook_url)
         if request.deadline_ms is None:
             request = replace(request, deadline_ms=self._limits.job_deadline_ms)
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
@@ -400,3 +401,13 @@ class ImageApi:
     def _ready_worker_count(self, held: HeldModel) -> int:
         workers = self._parts.dataplane.state.workers.values()
         return sum(worker.holds(held.model_digest) and not worker.draining for worker in workers)
+
+
+def _replay_body(request: ReplayRequest) -> bytes:
+    """Return what a replay is hashed by. No request for a new image has these bytes."""
+    return b"replay\0" + to_bytes(request, pb.ReplayRequest)
+
+
+def _job_body(request: ImageRequest, webhook_url: str) -> bytes:
+    """Return what a job is hashed by. No request whose client waits has these bytes."""
+    return b"job\0" + webhook_url.encode() + b"\0" + to_bytes(request, pb.ImageRequest)

@@ -12,7 +12,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import ObjectReference, SpecInput
-from pentimento.domain.image_request import PinnedPicture, ReplayRequest
+from pentimento.domain.image_request import PinnedPicture, ReplayInput, ReplayRequest
 from pentimento.domain.replay import ancestor_of, start_taken, taken_of
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
@@ -108,14 +108,14 @@ class Pins:
     async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
         """Return the replay with the bytes that are kept for it, beside those that the caller sent again."""
         found = await asyncio.wrap_future(self._journal.pins.find(tenant, asked.request_id))
-        given = dict(asked.inputs)
+        given = asked.data_by_field
         for part in found.inputs if found is not None else ():
             if part.field not in given:
                 try:
                     given[part.field] = await self._keeper.get(part.object)
                 except (ObjectMissing, ObjectCorrupt):
                     logger.error("a pinned input differs from what was stored")
-        return replace(asked, inputs=tuple(given.items()))
+        return replace(asked, inputs=tuple(ReplayInput(place, data) for place, data in given.items()))
 
     def _wanted(
         self,

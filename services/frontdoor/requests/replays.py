@@ -6,6 +6,7 @@ tenant, says the rest. So a provenance that somebody wrote by hand leads to nobo
 
 from dataclasses import dataclass
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Provenance
@@ -13,7 +14,7 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, Replay, Repl
 from pentimento.domain.replay import replayed_route, with_replayed_inputs
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.records import JournalledRequest
-from pentimento.wire.provenance import provenance_from_bytes
+from pentimento.wire.codec import from_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_cost, default_deadline_ms, resolve_limits
 
 
@@ -32,7 +33,11 @@ def recorded_picture(record: JournalledRequest) -> Recorded:
     if record.state is not RequestState.COMPLETED or result is None:
         message = f"request_id: only a completed request has an image, this one is {record.state.value}"
         raise FailedPrecondition("NOT_COMPLETED", message)
-    return Recorded(provenance_from_bytes(result.provenance), ImageFormat(result.image_format), result.image.digest)
+    return Recorded(
+        from_bytes(result.provenance, Provenance, generation_pb2.Provenance),
+        ImageFormat(result.image_format),
+        result.image.digest,
+    )
 
 
 def resolve_replay(
@@ -46,7 +51,7 @@ def resolve_replay(
     asked_ms = own_ms if asked.deadline_ms is None else asked.deadline_ms
     deadline_ms, interval = resolve_limits(asked_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
-        spec=with_replayed_inputs(provenance.spec, provenance.inputs, dict(asked.inputs)),
+        spec=with_replayed_inputs(provenance.spec, provenance.inputs, asked.data_by_field),
         cache=CacheMode.OFF,
         format=recorded.format,
         quality=None,

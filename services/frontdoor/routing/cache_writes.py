@@ -32,7 +32,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
     attempt = execution.attempt
     timeout_s = parts.timeouts.reserve_s
-    no_image = parts.embedder is None or not parts.embedder.embeds_images
+    keeps_image = parts.embedder is not None and parts.embedder.embeds_images
     start_step, depth = steps_saved(route.start), ancestor_depth(route.start)
     call = parts.gateway.reserve(
         scope,
@@ -40,7 +40,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         start_step,
         depth,
         timeout_s,
-        no_image=no_image,
+        keeps_image=keeps_image,
         start_kind=kind_of(route.start),
         light=execution.stage + 1 < len(job.stages),
         tenant_cache_bytes=parts.tenants.quota_of(job.request.tenant).cache_bytes,

@@ -4,7 +4,8 @@ import grpc.aio
 
 from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceServicer
-from pentimento.wire.tenants import key_to_proto, period_length_s, quota_from_proto, tenant_to_proto, usage_to_proto
+from pentimento.domain.tenants import TenantQuota, UsagePeriodLength
+from pentimento.wire.codec import decode, member_of, nested
 from services.frontdoor.tenants.administration import TenantAdministration
 
 TENANT_SERVICE = pb.DESCRIPTOR.services_by_name["TenantService"].full_name
@@ -21,8 +22,8 @@ class TenantServicer(TenantServiceServicer):
         request: pb.CreateTenantRequest,
         context: grpc.aio.ServicerContext[pb.CreateTenantRequest, pb.CreateTenantResponse],
     ) -> pb.CreateTenantResponse:
-        tenant = await self._administration.create(request.name, quota_from_proto(request.quota))
-        return pb.CreateTenantResponse(tenant=tenant_to_proto(tenant))
+        tenant = await self._administration.create(request.name, decode(request.quota, TenantQuota, "quota"))
+        return pb.CreateTenantResponse(tenant=nested(tenant, pb.Tenant))
 
     async def ListTenants(
         self,
@@ -30,16 +31,16 @@ class TenantServicer(TenantServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListTenantsRequest, pb.ListTenantsResponse],
     ) -> pb.ListTenantsResponse:
         tenants = await self._administration.tenants()
-        return pb.ListTenantsResponse(tenants=map(tenant_to_proto, tenants))
+        return pb.ListTenantsResponse(tenants=[nested(tenant, pb.Tenant) for tenant in tenants])
 
     async def UpdateTenant(
         self,
         request: pb.UpdateTenantRequest,
         context: grpc.aio.ServicerContext[pb.UpdateTenantRequest, pb.UpdateTenantResponse],
     ) -> pb.UpdateTenantResponse:
-        quota = quota_from_proto(request.quota)
+        quota = decode(request.quota, TenantQuota, "quota")
         tenant = await self._administration.update(request.name, quota, request.revision)
-        return pb.UpdateTenantResponse(tenant=tenant_to_proto(tenant))
+        return pb.UpdateTenantResponse(tenant=nested(tenant, pb.Tenant))
 
     async def DeleteTenant(
         self,
@@ -55,7 +56,7 @@ class TenantServicer(TenantServiceServicer):
         context: grpc.aio.ServicerContext[pb.RestoreTenantRequest, pb.RestoreTenantResponse],
     ) -> pb.RestoreTenantResponse:
         tenant = await self._administration.restore(request.name)
-        return pb.RestoreTenantResponse(tenant=tenant_to_proto(tenant))
+        return pb.RestoreTenantResponse(tenant=nested(tenant, pb.Tenant))
 
     async def CreateKey(
         self,
@@ -64,7 +65,7 @@ class TenantServicer(TenantServiceServicer):
     ) -> pb.CreateKeyResponse:
         life_s = request.expires_in_s if request.HasField("expires_in_s") else None
         key, secret = await self._administration.create_key(request.tenant, life_s)
-        return pb.CreateKeyResponse(key=key_to_proto(key), secret=secret)
+        return pb.CreateKeyResponse(key=nested(key, pb.TenantKey), secret=secret)
 
     async def ListKeys(
         self,
@@ -72,7 +73,7 @@ class TenantServicer(TenantServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListKeysRequest, pb.ListKeysResponse],
     ) -> pb.ListKeysResponse:
         keys = await self._administration.keys(request.tenant)
-        return pb.ListKeysResponse(keys=map(key_to_proto, keys))
+        return pb.ListKeysResponse(keys=[nested(key, pb.TenantKey) for key in keys])
 
     async def RotateKey(
         self,
@@ -81,7 +82,7 @@ class TenantServicer(TenantServiceServicer):
     ) -> pb.RotateKeyResponse:
         life_s = request.expires_in_s if request.HasField("expires_in_s") else None
         key, secret, old = await self._administration.rotate_key(request.key_id, request.grace_s, life_s)
-        return pb.RotateKeyResponse(key=key_to_proto(key), secret=secret, old_key=key_to_proto(old))
+        return pb.RotateKeyResponse(key=nested(key, pb.TenantKey), secret=secret, old_key=nested(old, pb.TenantKey))
 
     async def RevokeKey(
         self,
@@ -89,13 +90,14 @@ class TenantServicer(TenantServiceServicer):
         context: grpc.aio.ServicerContext[pb.RevokeKeyRequest, pb.RevokeKeyResponse],
     ) -> pb.RevokeKeyResponse:
         key = await self._administration.revoke_key(request.key_id)
-        return pb.RevokeKeyResponse(key=key_to_proto(key))
+        return pb.RevokeKeyResponse(key=nested(key, pb.TenantKey))
 
     async def GetUsage(
         self,
         request: pb.GetUsageRequest,
         context: grpc.aio.ServicerContext[pb.GetUsageRequest, pb.GetUsageResponse],
     ) -> pb.GetUsageResponse:
-        length_s = period_length_s(request.period)
+        length = member_of(request.period, UsagePeriodLength, pb.UsagePeriodLength, "period")
         bounds = (request.from_ms / 1000, request.to_ms / 1000)
-        return usage_to_proto(await self._administration.usage(request.tenant, *bounds, length_s))
+        periods = await self._administration.usage(request.tenant, *bounds, length.value)
+        return pb.GetUsageResponse(periods=[nested(period, pb.UsagePeriod) for period in periods])

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
@@ -12,7 +13,7 @@ from pentimento.domain.fleet import Plan
 from pentimento.service.saved_plan import believable_plan, is_believable
 from pentimento.settings import SettingsError
 from pentimento.stores.ledger import Journal
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,6 @@ class PlanWatch:
             self.plan = before
             raise
         try:
-            await asyncio.wrap_future(self._journal.save_plan(plan_to_bytes(plan)))
+            await asyncio.wrap_future(self._journal.save_plan(to_bytes(plan, controller_pb.Plan)))
         except PentimentoError as error:
             logger.warning("the plan could not be saved", extra={"reason": error.reason})

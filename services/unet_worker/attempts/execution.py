@@ -18,8 +18,8 @@ from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
+from pentimento.tensors.torch_tensors import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
-from pentimento.wire.torch_tensors import tensor_to_wire
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.accounts import Mark

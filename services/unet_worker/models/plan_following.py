@@ -1,6 +1,6 @@
 """What a plan wants of one worker: for devices that can hold one model or another."""
 
-from pentimento.domain.fleet import Plan, PlanAcknowledgement, WorkerAssignment
+from pentimento.domain.fleet import Plan, WorkerAssignment
 
 # This allocator decides nothing: whoever holds a model goes on with it, in batches of its own.
 HOLDS_RESIDENT = "resident"
@@ -10,8 +10,3 @@ def wanted_of(plan: Plan, worker_id: str) -> WorkerAssignment | None:
     """Return what the plan assigns to the worker; None where it assigns nothing, or decides nothing."""
     wanted = next((entry for entry in plan.assignments if entry.worker_id == worker_id), None)
     return wanted if plan.allocator != HOLDS_RESIDENT else None
-
-
-def acknowledgement(plan: Plan | None, model_digest: str) -> PlanAcknowledgement | None:
-    """Return what a worker says of the plan that it heard last, None for none, and of what it holds now."""
-    return PlanAcknowledgement(plan.version, model_digest) if plan is not None else None

@@ -26,8 +26,8 @@ from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Lor
 from pentimento.domain.reasons import Reason
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import Dtype
-from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.order import ExecuteOrder

@@ -15,12 +15,13 @@ from pentimento.clients.guidance_half import encoded_field, opening_tensor
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
+from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.lined_steps import LinedSteps, messages_until
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
-from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto, lora_from_proto
+from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.control.remote_control import RemoteControlNet
 from services.unet_worker.pairing.controlled_halves import check_controlnet_count, controlnet_field
@@ -116,13 +117,13 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
     found = await receive_all(TensorReceiver(), parts, expected, messages)
     tensors = {name: tensor_over(wire) for name, wire in zip(shapes, found.tensors, strict=True)}
     return HalfOrder(
-        attempt=attempt_from_proto(message.attempt),
+        attempt=decode(message.attempt, Attempt, "attempt"),
         model_digest=message.model_digest,
         width_px=message.width_px,
         height_px=message.height_px,
         step_count=message.step_count,
         conditioning=Conditioning(tensors["text_states"], tensors.get("pooled_states"), tensors.get("time_ids")),
-        loras=tuple(lora_from_proto(lora) for lora in message.loras),
+        loras=tuple(decode(lora, LoraSelection) for lora in message.loras),
         controlnets=tuple(
             _controlnet(one, tensors.get(encoded_field(place))) for place, one in enumerate(message.controlnets)
         ),
@@ -151,7 +152,7 @@ def _check_presence(is_there: bool, wanted: bool, field: str) -> None:
 
 
 def _controlnet(message: pb.HalfControlNet, encoded: Tensor | None) -> RemoteControlNet:
-    selection = controlnet_from_proto(message.controlnet)
+    selection = decode(message.controlnet, ControlNetSelection, "controlnet")
     setting = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
     return RemoteControlNet(selection, setting, tuple(message.addresses), encoded)
 

@@ -35,7 +35,7 @@ class Embedder(embedder_grpc.EmbedderServiceServicer):
     embed: Callable[[embedder.EmbedTextRequest], Awaitable[str]] = echo
 
     async def EmbedText(self, request: embedder.EmbedTextRequest, context: object) -> embedder.EmbedTextResponse:
-        return embedder.EmbedTextResponse(encoder_digest=await self.embed(request))
+        return embedder.EmbedTextResponse(embeddings=[embedder.Embedding(encoder_digest=await self.embed(request))])
 
     async def EmbedImage(self, request: embedder.EmbedImageRequest, context: object) -> embedder.EmbedImageResponse:
         return embedder.EmbedImageResponse(embeddings=[embedder.Embedding(values=image) for image in request.images])
@@ -112,7 +112,7 @@ def channel_to(
 async def embed(channel: grpc.aio.Channel, *texts: str, **options: object) -> str:
     """The scripted answer to EmbedText of these texts."""
     answer = await embedder_stub(channel).EmbedText(embedder.EmbedTextRequest(texts=texts), **options)
-    return answer.encoder_digest
+    return answer.embeddings[0].encoder_digest
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import PentimentoError
@@ -18,7 +19,7 @@ from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.readiness import wait_until_serving
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 from services.frontdoor.workers.plan_watch import PlanWatch
 from tests.support.postgresql import running_server, why_not
 from tests.support.processes import Process, StartedProcesses
@@ -209,5 +210,5 @@ async def until_saved(plan: Plan, ledger_url: str) -> None:
     """Followers have a plan at once, the ledger a moment later."""
     with closing(open_fleet_ledger(ledger_url)) as ledger:
         async with asyncio.timeout(120):
-            while await asyncio.wrap_future(ledger.load_plan()) != plan_to_bytes(plan):  # noqa: ASYNC110 - as above
+            while await asyncio.wrap_future(ledger.load_plan()) != to_bytes(plan, controller_pb.Plan):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)

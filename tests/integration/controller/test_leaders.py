@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind
 from pentimento.domain.generation import PlanVersion
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
-from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
+from pentimento.wire.codec import from_bytes, to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 from tests.support.lease_looks import LooksBetweenBeats
@@ -118,12 +119,14 @@ async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: 
         async with asyncio.timeout(60):
             while saved is None or not saved.assignments:
                 data = await asyncio.wrap_future(ledger.load_plan())
-                saved = plan_from_bytes(data) if data else None
+                saved = from_bytes(data, Plan, controller_pb.Plan) if data else None
                 await asyncio.sleep(0.01)
     async with running(folder, "c1") as second:
         await second.leading
         served = second.process.controller.fleet()
-        fenced = ledger.save_plan(PlanVersion(saved.version.leader_epoch, 99), plan_to_bytes(saved)).result()
+        fenced = ledger.save_plan(
+            PlanVersion(saved.version.leader_epoch, 99), to_bytes(saved, controller_pb.Plan)
+        ).result()
     ledger.close()
 
     assert (served.plan, served.replicas) == (saved, ())

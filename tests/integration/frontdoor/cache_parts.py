@@ -21,7 +21,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import Neighbour
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.wire.generation import neighbour_to_proto, start_to_proto
+from pentimento.wire.codec import encode
 
 EMBEDDER = embedder_pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 GATEWAY = gateway_pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
@@ -58,8 +58,11 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
         self.text_calls += 1
         await self.pass_by()
         values = struct.pack("<2f", 1.0, 0.0)
-        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.texts]
-        return embedder_pb.EmbedTextResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
+        vectors = [
+            embedder_pb.Embedding(values=values, dimension_count=2, encoder_digest=self.encoder_digest)
+            for _ in request.texts
+        ]
+        return embedder_pb.EmbedTextResponse(embeddings=vectors)
 
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
         self.image_calls += 1
@@ -67,8 +70,11 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
             raise self.image_error
         self.images.extend(request.images)
         values = struct.pack("<2f", 0.0, 1.0)
-        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.images]
-        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
+        vectors = [
+            embedder_pb.Embedding(values=values, dimension_count=2, encoder_digest=self.encoder_digest)
+            for _ in request.images
+        ]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors)
 
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):
@@ -103,7 +109,9 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         await self.pass_by()
         self.lookups.append(request)
         starts = [
-            gateway_pb.CandidateStart(start=start_to_proto(self.start_of(candidate)), reason="as the test chose")
+            gateway_pb.CandidateStart(
+                start=encode(self.start_of(candidate), generation_pb2.Start), reason="as the test chose"
+            )
             for candidate in request.candidates
         ]
         return gateway_pb.LookupResponse(starts=starts)
@@ -124,7 +132,9 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     ) -> gateway_pb.ListNeighboursResponse:
         await self.pass_by()
         self.looked_around.append(request)
-        return gateway_pb.ListNeighboursResponse(neighbours=[neighbour_to_proto(each) for each in self.neighbours])
+        return gateway_pb.ListNeighboursResponse(
+            neighbours=[encode(each, generation_pb2.Neighbour) for each in self.neighbours]
+        )
 
     async def Reserve(self, request: gateway_pb.ReserveRequest, context: Any) -> gateway_pb.ReserveResponse:
         await self.pass_by()

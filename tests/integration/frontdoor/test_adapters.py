@@ -14,17 +14,31 @@ from PIL import Image
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker, serve
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
-from pentimento.domain.generation import ControlNetMode, ControlNetSelection, LoraSelection, PlanVersion
-from pentimento.domain.image_request import AskedControlNet, AskedLora, Completed, ImageRequest, ReplayRequest
+from pentimento.domain.generation import (
+    ControlNetMode,
+    ControlNetSelection,
+    GenerationSpec,
+    LoraSelection,
+    PlanVersion,
+    Route,
+)
+from pentimento.domain.image_request import (
+    AskedControlNet,
+    AskedLora,
+    Completed,
+    ImageRequest,
+    ReplayInput,
+    ReplayRequest,
+)
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
-from pentimento.wire.generation import route_from_proto, spec_from_proto
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import decode, to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)
@@ -54,7 +68,7 @@ async def suite_with_adapters(folder: Path, worker: PacedWorker, **changes: Any)
     worker.known_adapters = (NEON, MOSAIC)
     worker.change()
     journal = open_journal(settings_of(folder).ledger_url)
-    journal.save_plan(plan_to_bytes(PLAN)).result()
+    journal.save_plan(to_bytes(PLAN, controller_pb.Plan)).result()
     journal.close()
     async with running_suite(folder, **changes) as running:
         yield running
@@ -72,7 +86,7 @@ async def test_the_worker_is_told_which_weights_and_where_the_controlnet_is(
     await adapted.paint(CONTROLLED)
 
     (order,) = worker.orders
-    spec = spec_from_proto(order.spec)
+    spec = decode(order.spec, GenerationSpec)
     assert spec.loras == (LoraSelection("neon", 0.5, NEON.digest),)
     assert spec.controlnets == (ControlNetSelection("edges", png(), digest=EDGES.digest),)
     endpoints = [(end.name, end.address, end.controlnet_digest) for end in order.controlnet_endpoints]
@@ -135,7 +149,7 @@ async def pipelining_suite(folder: Path, worker: PacedWorker, **changes: Any) ->
 
 
 def modes(worker: PacedWorker) -> list[tuple[ControlNetMode | None, int]]:
-    routes = [route_from_proto(order.route) for order in worker.orders]
+    routes = [decode(order.route, Route) for order in worker.orders]
     return [(route.controlnet_mode, route.pipelined_from_step) for route in routes]
 
 
@@ -168,7 +182,7 @@ async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
     folder: Path, worker: PacedWorker, mode: str, wanted: tuple[ControlNetMode, int]
 ) -> None:
     worker.residual_wait_share = 0.9
-    inputs = (("controlnets[0].conditioning_image", png()),)
+    inputs = (ReplayInput("controlnets[0].conditioning_image", png()),)
     async with pipelining_suite(folder, worker, controlnet_pipelining=PipeliningMode(mode)) as suite:
         for seed in (1, 2):
             first = await suite.paint(replace(CONTROLLED, num_inference_steps=50, seed=seed))
@@ -266,7 +280,7 @@ async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, 
         *_, last = [event async for event in suite.client.generate(CONTROLLED, "key")]
 
     assert isinstance(last, Completed) and last.request_id == request_id
-    first, second = (spec_from_proto(order.spec) for order in worker.orders)
+    first, second = (decode(order.spec, GenerationSpec) for order in worker.orders)
     assert second == first and second.controlnets[0].conditioning_image == png()
     assert len(worker.orders[1].controlnet_endpoints) == 2
 
@@ -275,7 +289,7 @@ async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
     adapted: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     first = await adapted.paint(CONTROLLED)
-    inputs = (("controlnets[0].conditioning_image", png()),)
+    inputs = (ReplayInput("controlnets[0].conditioning_image", png()),)
     again = [event async for event in adapted.client.replay(ReplayRequest(first.request_id, inputs))][-1]
     assert isinstance(again, Completed) and again.provenance.replay_equal
     assert worker.executed[1] == worker.executed[0]

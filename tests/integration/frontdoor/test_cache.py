@@ -200,7 +200,7 @@ async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
         await cached.paint(replace(FIFTY, seed=number))
         await gateway.wait_until(lambda: len(gateway.committed) > number)  # noqa: B023 - awaited within the round
 
-    assert [one.no_image for one in gateway.reserved] == [False, True, True]
+    assert [one.keeps_image for one in gateway.reserved] == [True, False, False]
     # The first told it; the double keeps images in its grants all the same, and none is sent to the encoder.
     assert embedder.image_calls == 1
     assert not any(one.entries.HasField("image") for one in gateway.committed)

@@ -27,8 +27,10 @@ class TellingEmbedder(ChosenEmbedder):
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
         self.images.extend(request.images)
         pairs = [(0.6, 0.8), *((0.8, 0.6),) * (len(request.images) - 1)]
-        vectors = [embedder_pb.Embedding(values=struct.pack("<2f", *pair), dimension_count=2) for pair in pairs]
-        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
+        packed = [struct.pack("<2f", *pair) for pair in pairs]
+        digest = self.encoder_digest
+        vectors = [embedder_pb.Embedding(values=one, dimension_count=2, encoder_digest=digest) for one in packed]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors)
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,14 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker, serve
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.domain.errors import Internal
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
 from pentimento.policies.shadow_painting import GivesWay
-from pentimento.wire.online_quality import reuse_quality_to_proto
+from pentimento.wire.codec import encode
 from services.frontdoor.metrics import SHADOWS
 from services.frontdoor.quality import shadows as shadow_module
 from services.frontdoor.quality.shadow_plans import ShadowPlan
@@ -39,7 +40,9 @@ class WatchingGateway(ChosenGateway):
         self, request: gateway_pb.GetReuseQualityRequest, context: Any
     ) -> gateway_pb.GetReuseQualityResponse:
         row = ReuseQuality(False, 0.4, 0.8, 0.85, 0.9, "a profile", request.model_digest, ACHIEVED)
-        return gateway_pb.GetReuseQualityResponse(thresholds=[reuse_quality_to_proto(row)] if self.rows else [])
+        return gateway_pb.GetReuseQualityResponse(
+            thresholds=[encode(row, generation_pb2.ReuseQuality)] if self.rows else []
+        )
 
     async def ReportQuality(
         self, request: gateway_pb.ReportQualityRequest, context: Any

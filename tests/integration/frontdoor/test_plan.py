@@ -13,6 +13,7 @@ from lab.fixtures.cascade import CascadeParts, FixedDiscriminator, running_parts
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
@@ -44,7 +45,7 @@ from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
@@ -83,7 +84,7 @@ async def planned_parts(
     assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
     journal = open_journal(settings_of(folder).ledger_url)
     plan = Plan(PlanVersion(1, 1), assignments, tuple(pools), cascades=cascades, cache=cache)
-    journal.save_plan(plan_to_bytes(plan)).result()
+    journal.save_plan(to_bytes(plan, controller_pb.Plan)).result()
     journal.close()
     gateway = ChosenGateway()
     gateway.start = start or gateway.start

@@ -10,6 +10,7 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker, picture_of
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
@@ -18,8 +19,8 @@ from pentimento.domain.image_request import Accepted, CacheMode, Completed, Imag
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
-from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
 
 
 async def start_and_break(folder: Path, worker: PacedWorker) -> str:
@@ -181,7 +182,7 @@ async def test_epochs_grow_from_start_to_start(folder: Path, worker: PacedWorker
 async def test_the_last_plan_is_in_force_without_a_controller(folder: Path, worker: PacedWorker) -> None:
     journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     plan = Plan(PlanVersion(7, 3), (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "tiny", 1),))
-    journal.save_plan(plan_to_bytes(plan)).result()
+    journal.save_plan(to_bytes(plan, controller_pb.Plan)).result()
     journal.close()
 
     async with running_suite(folder, worker_addresses=()) as suite:

@@ -19,10 +19,11 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageFormat,
     ImageRequest,
+    ReplayInput,
     ReplayRequest,
 )
 from pentimento.domain.reasons import Reason
-from pentimento.wire.journal import resolved_from_bytes
+from services.frontdoor.journal.bodies import resolved_from_bytes
 from tests.integration.frontdoor.inputs import png
 
 
@@ -148,7 +149,9 @@ async def test_the_bytes_that_a_request_came_with_come_again(suite: FrontdoorSui
 
     with pytest.raises(InvalidArgument) as caught:
         await last_of(suite.client.replay(ReplayRequest(first.request_id)))
-    again = await last_of(suite.client.replay(ReplayRequest(first.request_id, (("init_image.image", image),))))
+    again = await last_of(
+        suite.client.replay(ReplayRequest(first.request_id, (ReplayInput("init_image.image", image),)))
+    )
 
     assert caught.value.violations[0].field == "inputs"
     assert again.provenance.replay_equal

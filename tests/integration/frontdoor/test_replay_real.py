@@ -41,8 +41,11 @@ class OneVector(ChosenEmbedder):
 
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
         values = struct.pack("<2f", 1.0, 0.0)
-        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.images]
-        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+        vectors = [
+            embedder_pb.Embedding(values=values, dimension_count=2, encoder_digest="sha256:encoder")
+            for _ in request.images
+        ]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors)
 
 
 @asynccontextmanager

@@ -39,7 +39,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.objects.store import digest_of
-from pentimento.wire.image import request_to_proto
+from pentimento.wire.codec import encode
 
 THREE = replace(REQUEST, image_count=3, seed=2**64 - 2)
 MEBIBYTE = 1 << 20
@@ -286,7 +286,7 @@ async def test_large_image_leaves_a_client_of_4_mib_its_others(suite: FrontdoorS
     three = replace(REQUEST, image_count=3, seed=5)
     async with grpc.aio.insecure_channel(suite.frontdoor.settings.rpc.listen[0]) as channel:
         stranger = ImageServiceStub(channel)
-        answers = [one async for one in stranger.Generate(pb.GenerateRequest(request=request_to_proto(three)))]
+        answers = [one async for one in stranger.Generate(pb.GenerateRequest(request=encode(three, pb.ImageRequest)))]
         failed = next(one.failed for one in answers if one.WhichOneof("event") == "failed")
         asked = pb.AttachRequest(request_id=failed.request_id, max_message_bytes=4 * MEBIBYTE)
         again = [one async for one in stranger.Attach(asked)]

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.tenants import TenantsClient
@@ -35,7 +36,7 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.tenants import DAY_S, HOUR_S, TenantKey, TenantQuota, UsagePeriod
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.ledger import open_journal
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 from services.frontdoor.tenants import directory
 from services.frontdoor.tenants.administration import TenantAdministration
 
@@ -249,7 +250,7 @@ async def test_what_names_its_model_is_painted_in_a_pool_that_its_tenant_may_use
     assignments = (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "", 1),)
     pools = (PoolPlan("closed", HELD.model, ("w1", "w2", "w3")), PoolPlan("open", HELD.model, ("w1",)))
     journal = open_journal(settings_of(folder).ledger_url)
-    journal.save_plan(plan_to_bytes(Plan(PlanVersion(1, 1), assignments, pools))).result()
+    journal.save_plan(to_bytes(Plan(PlanVersion(1, 1), assignments, pools), controller_pb.Plan)).result()
     journal.close()
     named = replace(REQUEST, model=HELD.model)
 

@@ -14,7 +14,7 @@ from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import RetryPolicy
-from pentimento.wire.image import event_to_proto
+from pentimento.wire.codec import encode
 
 Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
 ACCEPTED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1"))
@@ -23,7 +23,7 @@ SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
 PROVENANCE = Provenance(
     "request-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1"
 )
-COMPLETED = event_to_proto(Completed("request-1", b"image", ImageFormat.PNG, 16, 8, PROVENANCE))
+COMPLETED = encode(Completed("request-1", b"image", ImageFormat.PNG, 16, 8, PROVENANCE), pb.GenerateResponse)
 QUICK = RetryPolicy(tries=3, first_pause_s=0.01, max_pause_s=0.02)
 
 
@@ -92,4 +92,6 @@ TWO = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-x", image_request_
 
 
 def completed(index: int) -> pb.GenerateResponse:
-    return event_to_proto(Completed(f"p2-x-{index}", b"image %d" % index, ImageFormat.PNG, 16, 8, PROVENANCE, index))
+    return encode(
+        Completed(f"p2-x-{index}", b"image %d" % index, ImageFormat.PNG, 16, 8, PROVENANCE, index), pb.GenerateResponse
+    )

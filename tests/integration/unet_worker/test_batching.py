@@ -11,6 +11,7 @@ import torch
 from prometheus_client import REGISTRY
 from torch import Tensor
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.devices.profile import profile_from_json
@@ -25,9 +26,9 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
-from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.profile import main as profile_main
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, execute, result_of, route, spec_with
@@ -35,9 +36,9 @@ from tests.integration.unet_worker.requests import attempt, execute, result_of, 
 
 async def latents_of(worker: Served, spec: GenerationSpec, request_id: str) -> Tensor:
     request = pb.ExecuteRequest(
-        attempt=attempt_to_proto(attempt(request_id=request_id)),
-        spec=spec_to_proto(spec),
-        route=route_to_proto(route(worker)),
+        attempt=encode(attempt(request_id=request_id), generation_pb2.Attempt),
+        spec=encode(spec, generation_pb2.GenerationSpec),
+        route=encode(route(worker), generation_pb2.Route),
         worker_generation=worker.held.worker_generation,
         return_latents=True,
     )

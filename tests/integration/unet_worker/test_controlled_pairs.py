@@ -30,8 +30,8 @@ from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.tensors import UNBOUND, tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker import test_pairs
 from tests.integration.unet_worker.conftest import at_step
 from tests.integration.unet_worker.test_controlnets import (

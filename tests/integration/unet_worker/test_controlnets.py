@@ -23,6 +23,7 @@ from torch import Tensor
 from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.worker_under_test import noise_image, png_of
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
@@ -42,9 +43,9 @@ from pentimento.domain.generation import (
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
@@ -179,9 +180,9 @@ def request_for(
         for address in addresses
     ]
     return pb.ExecuteRequest(
-        attempt=attempt_to_proto(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant")),
-        spec=spec_to_proto(spec),
-        route=route_to_proto(route),
+        attempt=encode(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant"), generation_pb2.Attempt),
+        spec=encode(spec, generation_pb2.GenerationSpec),
+        route=encode(route, generation_pb2.Route),
         worker_generation=worker.held.worker_generation,
         controlnet_endpoints=endpoints,
         return_latents=True,

@@ -18,6 +18,7 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream
@@ -47,9 +48,9 @@ from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.wire.codec import encode
 from pentimento.wire.tensors import UNBOUND, tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.pairing.halves import GuidanceHalves
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -216,9 +217,11 @@ async def paint(
 ) -> Painted:
     worker, number = parts.worker, next(_numbers)
     request = pb.ExecuteRequest(
-        attempt=attempt_to_proto(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant")),
-        spec=spec_to_proto(spec),
-        route=route_to_proto(Route("route", FromNoise(), "tiny", worker.held.model_digest, replay_of=replay_of)),
+        attempt=encode(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant"), generation_pb2.Attempt),
+        spec=encode(spec, generation_pb2.GenerationSpec),
+        route=encode(
+            Route("route", FromNoise(), "tiny", worker.held.model_digest, replay_of=replay_of), generation_pb2.Route
+        ),
         worker_generation=worker.held.worker_generation,
         return_latents=True,
         latent_parallel_peer=pb.LatentParallelPeer(worker_id="p", address=peer_address) if peer_address else None,

@@ -23,8 +23,8 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.fleet import Capability
 from pentimento.rpc import error_from_rpc
+from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.tensors import tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, route, spec_with
 

@@ -4,7 +4,9 @@ import logging
 import math
 import struct
 from collections.abc import AsyncIterator
+from copy import copy
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -15,6 +17,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries, FromLatent
 from tests.support.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 from tests.support.patient_connections import be_patient
+
+Value = TypeVar("Value")
 
 BAD_SCOPES: list[tuple[str, object]] = [
     ("tenant", ""),
@@ -40,12 +44,19 @@ def vector(*values: float) -> bytes:
     return struct.pack(f"<{DIMENSION_COUNT}f", *values, *([0.0] * (DIMENSION_COUNT - len(values))))
 
 
+def unchecked(value: Value, **changes: object) -> Value:
+    """Return a value that its class itself refuses to make."""
+    made = copy(value)
+    vars(made).update(changes)
+    return made
+
+
 BAD_EMBEDDINGS: list[tuple[str, Embedding]] = [
     ("encoder_digest", replace(embedding(1), encoder_digest="")),
     ("encoder_digest", replace(embedding(1), encoder_digest="sha256:other")),
     ("dimension_count", Embedding(struct.pack("<2f", 1, 0), 2, ENCODER)),
-    ("values", Embedding(b"", 0, ENCODER)),
-    ("values", Embedding(vector(1)[:-1], DIMENSION_COUNT, ENCODER)),
+    ("values", unchecked(embedding(1), values=b"", dimension_count=0)),
+    ("values", unchecked(embedding(1), values=vector(1)[:-1])),
     ("values", Embedding(vector(0), DIMENSION_COUNT, ENCODER)),
     ("values", Embedding(vector(math.nan), DIMENSION_COUNT, ENCODER)),
     ("values", Embedding(vector(math.inf), DIMENSION_COUNT, ENCODER)),
@@ -159,7 +170,7 @@ async def test_attempts_that_cannot_own_a_grant_are_refused(
     empty_gateway: RunningGateway, name: str, value: object
 ) -> None:
     with pytest.raises(InvalidArgument, match=name):
-        await empty_gateway.client.reserve(scope(), replace(attempt(), **{name: value}))
+        await empty_gateway.client.reserve(scope(), unchecked(attempt(), **{name: value}))
 
 
 async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGateway) -> None:

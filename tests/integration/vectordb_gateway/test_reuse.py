@@ -265,7 +265,7 @@ async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGa
 
 async def test_a_picture_that_nobody_will_embed_is_not_kept(imaging: RunningGateway) -> None:
     with_image = await imaging.client.reserve(scope(), attempt())
-    without = await imaging.client.reserve(scope(), attempt(), no_image=True)
+    without = await imaging.client.reserve(scope(), attempt(), keeps_image=False)
 
     assert with_image is not None and without is not None
     assert (bool(with_image.image_key), bool(without.image_key)) == (True, False)

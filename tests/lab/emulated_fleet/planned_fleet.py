@@ -16,7 +16,7 @@ from lab.emulation.emulated_worker.wiring import wire as wire_worker
 from lab.emulation.suite import EmulatedSuite
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.domain.fleet import HeldModel, Plan
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import PlanVersion, Scheduler
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.serving.policy import ServingPolicy
@@ -24,7 +24,7 @@ from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import load_settings
-from pentimento.wire.generation import plan_version_from_proto
+from pentimento.wire.codec import decode
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
@@ -98,7 +98,7 @@ class PlannedFleet:
     async def is_settled(self) -> bool:
         """Whether frontdoor and workers act on the plan in force."""
         wanted = {assignment.worker_id: assignment.model for assignment in self.plan.assignments}
-        acted_on = plan_version_from_proto((await self.suite.operator.status()).plan_version)
+        acted_on = decode((await self.suite.operator.status()).plan_version, PlanVersion)
         return self.held() == wanted and acted_on == self.plan.version
 
     async def wait_until(self, condition: Any) -> None:

@@ -32,8 +32,8 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_inp
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.tensors import tensor_from_proto
-from pentimento.wire.torch_tensors import tensor_from_wire
 
 PACE = """
 name = "little"

@@ -30,7 +30,7 @@ from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, RetryPolicy
-from pentimento.wire.image import event_to_proto
+from pentimento.wire.codec import encode
 
 PROMPTS = ("done", "full", "late", "never")
 QUICK = LoadSettings(grace_s=0.2, lead_s=0.0)
@@ -67,7 +67,7 @@ class Gallery:
         if prompt == "never":
             await asyncio.Event().wait()
         await self.there.wait()
-        yield event_to_proto(Completed("id", b"image", ImageFormat.PNG, 8, 8, provenance(prompt)))
+        yield encode(Completed("id", b"image", ImageFormat.PNG, 8, 8, provenance(prompt)), pb.GenerateResponse)
 
     async def ListModels(self, request: object, context: object) -> pb.ListModelsResponse:
         return pb.ListModelsResponse()

@@ -15,7 +15,7 @@ from pentimento.cli.durations import duration_ms
 from pentimento.cli.pin import told
 from pentimento.cli.replay import have_same_pixels, request_of, verdict
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import PinnedPicture, ReplayRequest
+from pentimento.domain.image_request import PinnedPicture, ReplayInput, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
 OPTIONS: dict[str, Any] = {"init_image": None, "mask": None, "conditioning_images": (), "deadline": None}
@@ -43,7 +43,7 @@ def test_the_picture_that_the_request_came_with_goes_along(tmp_path: Path) -> No
         picture({"request_id": "r-1"}), OPTIONS | {"init_image": tmp_path / "init.png", "deadline": 1.5}
     )
 
-    assert request == ReplayRequest("r-1", (("init_image.image", b"a picture"),), 1500)
+    assert request == ReplayRequest("r-1", (ReplayInput("init_image.image", b"a picture"),), 1500)
 
 
 def test_a_mask_goes_along_with_its_picture(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_mask_goes_along_with_its_picture(tmp_path: Path) -> None:
     given = OPTIONS | {"init_image": tmp_path / "init", "mask": tmp_path / "mask"}
     request = request_of(picture({"request_id": "r-1"}), given)
 
-    assert request.inputs == (("init_image.image", b"init"), ("init_image.mask", b"mask"))
+    assert request.inputs == (ReplayInput("init_image.image", b"init"), ReplayInput("init_image.mask", b"mask"))
 
 
 def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: P
     request = request_of(picture({"request_id": "r-1"}), OPTIONS | {"conditioning_images": tuple(files)})
 
     assert request.inputs == (
-        ("controlnets[0].conditioning_image", b"edges"),
-        ("controlnets[1].conditioning_image", b"layout"),
+        ReplayInput("controlnets[0].conditioning_image", b"edges"),
+        ReplayInput("controlnets[1].conditioning_image", b"layout"),
     )
 
 

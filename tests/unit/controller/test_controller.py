@@ -11,7 +11,6 @@ from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import (
     ModelCost,
     Plan,
-    PlanAcknowledgement,
     PoolDemand,
     Replica,
     ReplicaKind,
@@ -204,7 +203,7 @@ async def test_the_epoch_rises_above_the_one_that_a_watcher_acts_on(controller):
 
 def test_the_epoch_rises_above_the_one_that_a_report_acknowledges(controller):
     controller.register(WORKER)
-    report = ReplicaReport("w1", 1, ("heavy",), plan=PlanAcknowledgement(PlanVersion(NOW_MS + 50, 1)))
+    report = ReplicaReport("w1", 1, ("heavy",), plan_version=PlanVersion(NOW_MS + 50, 1))
 
     assert controller.report(report) == NOW_MS + 51
 
@@ -213,7 +212,7 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
     controller.register(WORKER)
 
     with pytest.raises(InvalidArgument, match="leader_epoch"):
-        controller.report(ReplicaReport("w1", 1, plan=PlanAcknowledgement(PlanVersion(2**60, 1))))
+        controller.report(ReplicaReport("w1", 1, plan_version=PlanVersion(2**60, 1)))
 
 
 @pytest.mark.parametrize(

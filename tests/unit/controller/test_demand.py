@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
-from pentimento.wire.reports import report_from_proto, report_to_proto
+from pentimento.wire.codec import decode, encode
 from services.controller.demand import DemandWindow
 
 LIVE = tuple(ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, "unix:/a", 1)) for name in ("f1", "f2", "w1"))
@@ -61,22 +62,9 @@ def test_the_deferred_share_is_that_of_all_that_were_scored(window):
     assert window.take(LIVE)[0].deferred_share == 0.25
 
 
-def test_an_older_front_door_that_tells_no_deferrals_says_nothing_of_their_share(window: DemandWindow) -> None:
-    """Its scores would be taken for a share of none, and the curve that was profiled would be bent by that."""
-    older = report_to_proto(report("f2", arrived_count=6, scored_count=6, deferred_count=6))
-    older.demand[0].ClearField("deferred_count")
-    newer = report_to_proto(report(arrived_count=4, scored_count=4, deferred_count=2))
-
-    for message in (older, newer):
-        window.add(report_from_proto(message), 1.0)
-
-    (heavy,) = window.take(LIVE)
-    assert (heavy.deferred_share, heavy.arrivals_per_s) == (0.5, 10.0)
-
-
 def test_that_none_was_deferred_is_told_over_the_wire(window: DemandWindow) -> None:
     for message in (report(scored_count=3), report("f2", scored_count=1, deferred_count=1)):
-        window.add(report_from_proto(report_to_proto(message)), 1.0)
+        window.add(decode(encode(message, controller_pb.ReportRequest), ReplicaReport), 1.0)
 
     assert window.take(LIVE)[0].deferred_share == 0.25
 

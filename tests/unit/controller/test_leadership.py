@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.clocks import SetClock
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.codec import to_bytes
 from services.controller.leadership import Leadership
 
 CLOCK = SetClock()
@@ -30,7 +31,7 @@ async def test_a_plan_that_no_leader_can_have_made_is_ignored(
     ledger: FleetLedger, epoch: int, is_believed: bool
 ) -> None:
     plan = Plan(PlanVersion(epoch, 1))
-    ledger.save_plan(plan.version, plan_to_bytes(plan)).result()
+    ledger.save_plan(plan.version, to_bytes(plan, controller_pb.Plan)).result()
     leadership = Leadership(ledger, LedgerLease(ledger, "one", 1.0), "one", CLOCK)
 
     _, left = await leadership.begin(standby=False)

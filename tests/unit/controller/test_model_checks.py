@@ -52,7 +52,7 @@ def test_the_digest_is_the_one_that_workers_say(tmp_path: Path) -> None:
         ({"files": FILES[:1]}, "model.files: must have weights: a .safetensors file at least"),
         ({"costs": (DeviceCost("", ModelCost("other", ((1, 1.0),))),)}, r"costs\[0\].cost.model: must be light"),
         ({"costs": (DeviceCost("", ModelCost("light", ())),)}, r"costs\[0\].cost.batches: must have at least one"),
-        ({"costs": (DeviceCost("", ModelCost("light", ((1, math.nan),))),)}, r"run_seconds: must be between"),
+        ({"costs": (DeviceCost("", ModelCost("light", ((1, math.nan),))),)}, r"run_s: must be between"),
         ({"costs": GOOD.costs * 65}, "model.costs: must be at most 64 devices, got 65"),
     ],
 )

@@ -92,9 +92,9 @@ def test_adapters_are_bounded():
     [
         (ModelCost("x" * 257, ((1, 1.0),)), r"costs\[1\]\.model"),
         (ModelCost("m", ((0, 1.0),)), r"costs\[1\]\.batches\.batch_size: must be between 1 and 1024, got 0"),
-        (ModelCost("m", ((1, 0.0),)), r"costs\[1\]\.batches\.run_seconds: must be between 1e-06 and 1e\+06, got 0.0"),
-        (ModelCost("m", ((1, math.nan),)), r"run_seconds: must be between 1e-06 and 1e\+06, got nan"),
-        (ModelCost("m", (), load_s=math.inf), r"load_seconds: must be between 0 and 1e\+06, got inf"),
+        (ModelCost("m", ((1, 0.0),)), r"costs\[1\]\.batches\.run_s: must be between 1e-06 and 1e\+06, got 0.0"),
+        (ModelCost("m", ((1, math.nan),)), r"run_s: must be between 1e-06 and 1e\+06, got nan"),
+        (ModelCost("m", (), load_s=math.inf), r"load_s: must be between 0 and 1e\+06, got inf"),
         (ModelCost("m", (), memory_bytes=-1), r"memory_bytes"),
     ],
 )

@@ -54,7 +54,7 @@ ROWS = [
 
 def test_usage_by_the_hour() -> None:
     assert usage_periods(ROWS, HOUR_S) == (
-        UsagePeriod(0, refused={"TENANT_QUOTA": 1}),
+        UsagePeriod(0, refused_counts={"TENANT_QUOTA": 1}),
         UsagePeriod(DAY_S, 2),
         UsagePeriod(DAY_S + HOUR_S, 3, 1, 1, 1e6, 0.5, 77, {"QUEUE_FULL": 4}),
     )
@@ -62,7 +62,7 @@ def test_usage_by_the_hour() -> None:
 
 def test_usage_by_the_day() -> None:
     assert usage_periods(ROWS, DAY_S) == (
-        UsagePeriod(0, refused={"TENANT_QUOTA": 1}),
+        UsagePeriod(0, refused_counts={"TENANT_QUOTA": 1}),
         UsagePeriod(DAY_S, 5, 1, 1, 1e6, 0.5, 77, {"QUEUE_FULL": 4}),
     )
 

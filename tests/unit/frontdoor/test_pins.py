@@ -10,7 +10,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, SpecInput, Start
-from pentimento.domain.image_request import ReplayRequest
+from pentimento.domain.image_request import ReplayInput, ReplayRequest
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, PicturePin
 from services.frontdoor.requests.pins import ROW_BYTES, PinLimits, Pins
@@ -115,6 +115,6 @@ async def test_bytes_that_are_sent_again_stand_before_those_that_are_kept(pins: 
     inputs = (SpecInput("init_image.image", LATENT), SpecInput("init_image.mask", LATENT))
     journal.pins.pin(PicturePin("r1", "acme", CLOCK.wall() + 60, 1, inputs), 1 << 20).result()
 
-    asked = await pins.with_kept_inputs("acme", ReplayRequest("r1", (("init_image.image", b"sent"),)))
+    asked = await pins.with_kept_inputs("acme", ReplayRequest("r1", (ReplayInput("init_image.image", b"sent"),)))
 
-    assert dict(asked.inputs) == {"init_image.image": b"sent", "init_image.mask": b"kept"}
+    assert asked.data_by_field == {"init_image.image": b"sent", "init_image.mask": b"kept"}

@@ -13,7 +13,7 @@ from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.settings import SettingsError
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.wire.plans import plan_to_bytes, plan_to_proto
+from pentimento.wire.codec import encode, to_bytes
 from services.frontdoor.workers.plan_watch import PlanWatch
 
 NOW_MS = int(time.time() * 1000)
@@ -39,13 +39,13 @@ async def test_a_plan_of_an_epoch_that_no_controller_can_have_keeps_no_later_one
 
 @pytest.mark.parametrize(("saved", "loaded"), [(SOUND, SOUND), (UNBELIEVABLE, None)])
 async def test_nor_does_one_that_was_saved_once(journal: Journal, saved: Plan, loaded: Plan | None) -> None:
-    journal.save_plan(plan_to_bytes(saved)).result()
+    journal.save_plan(to_bytes(saved, pb.Plan)).result()
 
     assert await PlanWatch(None, journal, "frontdoor", SystemClock()).load() == loaded
 
 
 def plan_of_a_newer_version() -> bytes:
-    message = plan_to_proto(SOUND)
+    message = encode(SOUND, pb.Plan)
     message.endpoints.add(kind=max(pb.ReplicaKind.values()) + 1, instance_id="e1", address="unix:e1")  # type: ignore[arg-type]
     return message.SerializeToString()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.clocks import SetClock
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.generation import (
     CascadeStage,
     ControlNetSelection,
@@ -24,8 +25,8 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
-from pentimento.wire.generation import route_to_bytes
-from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
+from pentimento.wire.codec import to_bytes
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
@@ -156,7 +157,7 @@ async def test_a_recovered_request_with_a_route_waits_for_the_route_s_model_alon
     journal: Journal, inputs: Inputs, admitted: AdmittedStages, model: str, pool: str
 ) -> None:
     accept(journal, body=resolved_to_bytes(replace(RESOLVED, admitted=admitted)))
-    journal.record_route("r1", route_to_bytes(Route("route", FromNoise(), model, "sha256:m"))).result()
+    journal.record_route("r1", to_bytes(Route("route", FromNoise(), model, "sha256:m"), generation_pb2.Route)).result()
 
     (request,) = (
         await recover(journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)

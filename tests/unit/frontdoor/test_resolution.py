@@ -18,7 +18,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ResolvedRequest,
 )
-from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import (
     RequestLimits,
     check_cost,

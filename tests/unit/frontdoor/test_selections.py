@@ -12,7 +12,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
 from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ResolvedRequest
-from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue

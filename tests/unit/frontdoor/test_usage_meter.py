@@ -106,7 +106,7 @@ async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_pa
 
     cost = 64 * 32 * 50 + 32 * 32 * 30
     assert used == (UsagePeriod(begin, picture_count=2, cache_hit_count=1, painted_cost=cost, device_s=1.75),)
-    assert other == (UsagePeriod(begin, 1, refused={"DRAINING": 1}),)
+    assert other == (UsagePeriod(begin, 1, refused_counts={"DRAINING": 1}),)
     assert none == ()
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
+from pentimento.tensors.torch_tensors import tensor_from_wire, tensor_to_wire
 from pentimento.wire.tensors import (
     MAX_INLINE_BYTES,
     Binding,
@@ -20,7 +21,6 @@ from pentimento.wire.tensors import (
     tensor_from_proto,
     tensor_to_proto,
 )
-from pentimento.wire.torch_tensors import tensor_from_wire, tensor_to_wire
 
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pentimento.api.generation.v1 import generation_pb2 as _generation_pb2
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as _unet_worker_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -80,7 +81,7 @@ class Replica(_message.Message):
     @_builtins.property
     def resident_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_unet_worker_service_pb2.Capability.ValueType]: ...
     @_builtins.property
     def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCost]:
         """Workers: what the available models cost there, as far as it was measured. The plan is solved with it."""
@@ -101,7 +102,7 @@ class Replica(_message.Message):
         device_memory_bytes: _builtins.int = ...,
         available_models: _abc.Iterable[_builtins.str] | None = ...,
         resident_models: _abc.Iterable[_builtins.str] | None = ...,
-        capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        capabilities: _abc.Iterable[_unet_worker_service_pb2.Capability.ValueType] | None = ...,
         costs: _abc.Iterable[Global___ModelCost] | None = ...,
         adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
         held_model_digest: _builtins.str = ...,
@@ -123,20 +124,20 @@ class ModelCost(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    LOAD_SECONDS_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
-    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
-    FINISH_SECONDS_FIELD_NUMBER: _builtins.int
+    FIXED_S_FIELD_NUMBER: _builtins.int
+    FINISH_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     memory_bytes: _builtins.int
-    load_seconds: _builtins.float
+    load_s: _builtins.float
     """Until the device, having held another model, holds this one."""
     step_count: _builtins.int
-    """Of run_seconds: fixed_seconds once a request before its first step, the rest step_count steps. finish_seconds (decoding, encoding)
-    come after them, beside the next batch. 0 where that is not known.
+    """Of a batch's run_s: fixed_s once a request before its first step, the rest step_count steps. finish_s (decoding, encoding) comes
+    after them, beside the next batch. 0 where that is not known.
     """
-    fixed_seconds: _builtins.float
-    finish_seconds: _builtins.float
+    fixed_s: _builtins.float
+    finish_s: _builtins.float
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchCost]: ...
     def __init__(
@@ -145,14 +146,14 @@ class ModelCost(_message.Message):
         model: _builtins.str = ...,
         batches: _abc.Iterable[Global___BatchCost] | None = ...,
         memory_bytes: _builtins.int = ...,
-        load_seconds: _builtins.float = ...,
+        load_s: _builtins.float = ...,
         step_count: _builtins.int = ...,
-        fixed_seconds: _builtins.float = ...,
-        finish_seconds: _builtins.float = ...,
+        fixed_s: _builtins.float = ...,
+        finish_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "finish_seconds", b"finish_seconds", "fixed_seconds", b"fixed_seconds", "load_seconds", b"load_seconds", "memory_bytes", b"memory_bytes", "model", b"model", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "finish_s", b"finish_s", "fixed_s", b"fixed_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "model", b"model", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -160,23 +161,23 @@ Global___ModelCost: _TypeAlias = ModelCost  # noqa: Y015
 
 @_typing.final
 class BatchCost(_message.Message):
-    """`run_seconds` from noise to the last latent for so many requests together."""
+    """Seconds from noise to the last latents of `batch_size` requests together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
-    RUN_SECONDS_FIELD_NUMBER: _builtins.int
+    RUN_S_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
-    run_seconds: _builtins.float
+    run_s: _builtins.float
     def __init__(
         self,
         *,
         batch_size: _builtins.int = ...,
-        run_seconds: _builtins.float = ...,
+        run_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "run_seconds", b"run_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "run_s", b"run_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,9 +241,9 @@ class ReportRequest(_message.Message):
     COMPLETED_COUNT_FIELD_NUMBER: _builtins.int
     FAILED_COUNT_FIELD_NUMBER: _builtins.int
     DEMAND_FIELD_NUMBER: _builtins.int
-    PLAN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PLAN_VERSION_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     generation: _builtins.int
     queue_length: _builtins.int
@@ -260,7 +261,9 @@ class ReportRequest(_message.Message):
         """Frontdoors only: demand and what became of it since the last report, by pool."""
 
     @_builtins.property
-    def plan(self) -> Global___PlanAcknowledgement: ...
+    def plan_version(self) -> _generation_pb2.PlanVersion:
+        """Of the plan that the replica follows."""
+
     def __init__(
         self,
         *,
@@ -273,15 +276,17 @@ class ReportRequest(_message.Message):
         completed_count: _builtins.int = ...,
         failed_count: _builtins.int = ...,
         demand: _abc.Iterable[Global___PoolDemand] | None = ...,
-        plan: Global___PlanAcknowledgement | None = ...,
         draining: _builtins.bool = ...,
         held_model_digest: _builtins.str = ...,
+        plan_version: _generation_pb2.PlanVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_share", b"busy_share", "completed_count", b"completed_count", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan", b"plan", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "busy_share", b"busy_share", "completed_count", b"completed_count", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__plan_version: _TypeAlias = _typing.Literal["plan_version"]  # noqa: Y015
+    _WhichOneofArgType__plan_version: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plan_version) -> _WhichOneofReturnType__plan_version | None: ...
 
 Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
@@ -313,9 +318,7 @@ class PoolDemand(_message.Message):
     late_count: _builtins.int
     queue_length: _builtins.int
     scored_count: _builtins.int
-    """Those that a discriminator judged, or would have: sent on to the next pool are deferred_count of them. A report without deferred_count, of an older frontdoor,
-    says nothing of that share: plans go by the profile's.
-    """
+    """Images that a discriminator scored, or would have; `deferred_count` of them went on to the next pool."""
     deferred_count: _builtins.int
     stood_in_count: _builtins.int
     """Sent on without a score, since the next pool is quicker."""
@@ -352,7 +355,7 @@ class PoolDemand(_message.Message):
         queue_length: _builtins.int = ...,
         starts: _abc.Iterable[Global___StartShare] | None = ...,
         scored_count: _builtins.int = ...,
-        deferred_count: _builtins.int | None = ...,
+        deferred_count: _builtins.int = ...,
         stood_in_count: _builtins.int = ...,
         pool: _builtins.str = ...,
         confidences: _abc.Iterable[_builtins.int] | None = ...,
@@ -361,13 +364,11 @@ class PoolDemand(_message.Message):
         compared: _abc.Iterable[Global___KeptQuality] | None = ...,
         hits: Global___KeptQuality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "deferred_count", b"deferred_count", "hits", b"hits", "thinnable", b"thinnable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hits", b"hits", "thinnable", b"thinnable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "adapters", b"adapters", "arrived_count", b"arrived_count", "compared", b"compared", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "hits", b"hits", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "compared", b"compared", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "hits", b"hits", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__deferred_count: _TypeAlias = _typing.Literal["deferred_count"]  # noqa: Y015
-    _WhichOneofArgType__deferred_count: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__deferred_count) -> _WhichOneofReturnType__deferred_count | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
 
@@ -489,29 +490,6 @@ class AdapterDemand(_message.Message):
 Global___AdapterDemand: _TypeAlias = AdapterDemand  # noqa: Y015
 
 @_typing.final
-class PlanAcknowledgement(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    model_digest: _builtins.str
-    @_builtins.property
-    def version(self) -> _generation_pb2.PlanVersion: ...
-    def __init__(
-        self,
-        *,
-        version: _generation_pb2.PlanVersion | None = ...,
-        model_digest: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PlanAcknowledgement: _TypeAlias = PlanAcknowledgement  # noqa: Y015
-
-@_typing.final
 class ReportResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -624,18 +602,18 @@ class Plan(_message.Message):
     ADMISSION_RATE_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     ALLOCATOR_FIELD_NUMBER: _builtins.int
-    KEEPS_LATE_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     CASCADES_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     COMPONENTS_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     REGISTERED_FIELD_NUMBER: _builtins.int
+    DROPS_LATE_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
-    keeps_late: _builtins.bool
-    """Requests that are predicted to miss their deadline are tried all the same."""
+    drops_late: _builtins.bool
+    """Requests that are predicted to miss their deadline are dropped. Absent: true."""
     @_builtins.property
     def version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -673,19 +651,21 @@ class Plan(_message.Message):
         admission_rate: _builtins.float = ...,
         endpoints: _abc.Iterable[Global___ServiceEndpoint] | None = ...,
         allocator: _builtins.str = ...,
-        keeps_late: _builtins.bool = ...,
         placements: _abc.Iterable[Global___AdapterPlacement] | None = ...,
         cascades: _abc.Iterable[Global___CascadePlan] | None = ...,
         cache: Global___CachePlan | None = ...,
         components: _abc.Iterable[Global___ComponentPlacement] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
         registered: _abc.Iterable[Global___RegisteredDigest] | None = ...,
+        drops_late: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "cache", b"cache", "drops_late", b"drops_late", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "drops_late", b"drops_late", "endpoints", b"endpoints", "notes", b"notes", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__drops_late: _TypeAlias = _typing.Literal["drops_late"]  # noqa: Y015
+    _WhichOneofArgType__drops_late: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drops_late) -> _WhichOneofReturnType__drops_late | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
@@ -939,18 +919,18 @@ class CachePlan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADMITS_FIELD_NUMBER: _builtins.int
-    REFUSES_LIGHT_FIELD_NUMBER: _builtins.int
     ALPHA_FIELD_NUMBER: _builtins.int
     BIAS_FIELD_NUMBER: _builtins.int
     EVICTION_FIELD_NUMBER: _builtins.int
-    refuses_light: _builtins.bool
-    """Whether those of a cascade's earlier stages may not."""
+    ADMITS_LIGHT_FIELD_NUMBER: _builtins.int
     alpha: _builtins.float
     """The share of the from-scratch quality that hits must keep where a request does not say; absent: the gateway's own."""
     bias: _builtins.int
     """Rows by which every K of the selector moves."""
     eviction: _builtins.str
     """The rule by which entries go; empty: the gateway's own."""
+    admits_light: _builtins.bool
+    """Whether images of a cascade's earlier stages may enter. Absent: true."""
     @_builtins.property
     def admits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Kinds of start whose pictures and latents may enter."""
@@ -959,17 +939,22 @@ class CachePlan(_message.Message):
         self,
         *,
         admits: _abc.Iterable[_builtins.str] | None = ...,
-        refuses_light: _builtins.bool = ...,
         alpha: _builtins.float | None = ...,
         bias: _builtins.int = ...,
         eviction: _builtins.str = ...,
+        admits_light: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admits_light", b"_admits_light", "_alpha", b"_alpha", "admits_light", b"admits_light", "alpha", b"alpha"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "admits", b"admits", "alpha", b"alpha", "bias", b"bias", "eviction", b"eviction", "refuses_light", b"refuses_light"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admits_light", b"_admits_light", "_alpha", b"_alpha", "admits", b"admits", "admits_light", b"admits_light", "alpha", b"alpha", "bias", b"bias", "eviction", b"eviction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__admits_light: _TypeAlias = _typing.Literal["admits_light"]  # noqa: Y015
+    _WhichOneofArgType__admits_light: _TypeAlias = _typing.Literal["_admits_light", b"_admits_light"]  # noqa: Y015
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__admits_light) -> _WhichOneofReturnType__admits_light | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
 
 Global___CachePlan: _TypeAlias = CachePlan  # noqa: Y015

@@ -49,10 +49,7 @@ class ScoreRequest(_message.Message):
 
     CASCADE_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     cascade: _builtins.str
-    encoder_digest: _builtins.str
-    """The digest of the encoder that embedded the prompts, where they have embeddings."""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageToScore]: ...
     def __init__(
@@ -60,11 +57,10 @@ class ScoreRequest(_message.Message):
         *,
         cascade: _builtins.str = ...,
         images: _abc.Iterable[Global___ImageToScore] | None = ...,
-        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "encoder_digest", b"encoder_digest", "images", b"images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "images", b"images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,9 +152,7 @@ class ForeseeRequest(_message.Message):
 
     CASCADE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     cascade: _builtins.str
-    encoder_digest: _builtins.str
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToForesee]: ...
     def __init__(
@@ -166,11 +160,10 @@ class ForeseeRequest(_message.Message):
         *,
         cascade: _builtins.str = ...,
         prompts: _abc.Iterable[Global___PromptToForesee] | None = ...,
-        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "encoder_digest", b"encoder_digest", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pentimento.api.auth.v1 import auth_pb2 as pentimento_dot_api_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1pentimento/api/embedder/v1/embedder_service.proto\x12\x1apentimento.api.embedder.v1\x1a!pentimento/api/auth/v1/auth.proto\"4\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\"9\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"f\n\x11\x45mbedTextResponse\x12\x39\n\nembeddings\x18\x01 \x03(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\";\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"g\n\x12\x45mbedImageResponse\x12\x39\n\nembeddings\x18\x01 \x03(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xb9\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x12\x15\n\rembeds_images\x18\x07 \x01(\x08\x32\xf0\x02\n\x0f\x45mbedderService\x12v\n\tEmbedText\x12,.pentimento.api.embedder.v1.EmbedTextRequest\x1a-.pentimento.api.embedder.v1.EmbedTextResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x01\x12y\n\nEmbedImage\x12-.pentimento.api.embedder.v1.EmbedImageRequest\x1a..pentimento.api.embedder.v1.EmbedImageResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12j\n\x07GetInfo\x12*.pentimento.api.embedder.v1.GetInfoRequest\x1a+.pentimento.api.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1pentimento/api/embedder/v1/embedder_service.proto\x12\x1apentimento.api.embedder.v1\x1a!pentimento/api/auth/v1/auth.proto\"L\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\"9\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"d\n\x11\x45mbedTextResponse\x12\x39\n\nembeddings\x18\x01 \x03(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingJ\x04\x08\x02\x10\x03R\x0e\x65ncoder_digest\";\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"e\n\x12\x45mbedImageResponse\x12\x39\n\nembeddings\x18\x01 \x03(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingJ\x04\x08\x02\x10\x03R\x0e\x65ncoder_digest\"\x10\n\x0eGetInfoRequest\"\xb9\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x12\x15\n\rembeds_images\x18\x07 \x01(\x08\x32\xf0\x02\n\x0f\x45mbedderService\x12v\n\tEmbedText\x12,.pentimento.api.embedder.v1.EmbedTextRequest\x1a-.pentimento.api.embedder.v1.EmbedTextResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x01\x12y\n\nEmbedImage\x12-.pentimento.api.embedder.v1.EmbedImageRequest\x1a..pentimento.api.embedder.v1.EmbedImageResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12j\n\x07GetInfo\x12*.pentimento.api.embedder.v1.GetInfoRequest\x1a+.pentimento.api.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDDERSERVICE'].methods_by_name['GetInfo']._loaded_options = None
   _globals['_EMBEDDERSERVICE'].methods_by_name['GetInfo']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_EMBEDDING']._serialized_start=116
-  _globals['_EMBEDDING']._serialized_end=168
-  _globals['_EMBEDTEXTREQUEST']._serialized_start=170
-  _globals['_EMBEDTEXTREQUEST']._serialized_end=227
-  _globals['_EMBEDTEXTRESPONSE']._serialized_start=229
-  _globals['_EMBEDTEXTRESPONSE']._serialized_end=331
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=333
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=392
-  _globals['_EMBEDIMAGERESPONSE']._serialized_start=394
-  _globals['_EMBEDIMAGERESPONSE']._serialized_end=497
-  _globals['_GETINFOREQUEST']._serialized_start=499
-  _globals['_GETINFOREQUEST']._serialized_end=515
-  _globals['_GETINFORESPONSE']._serialized_start=518
-  _globals['_GETINFORESPONSE']._serialized_end=703
-  _globals['_EMBEDDERSERVICE']._serialized_start=706
-  _globals['_EMBEDDERSERVICE']._serialized_end=1074
+  _globals['_EMBEDDING']._serialized_end=192
+  _globals['_EMBEDTEXTREQUEST']._serialized_start=194
+  _globals['_EMBEDTEXTREQUEST']._serialized_end=251
+  _globals['_EMBEDTEXTRESPONSE']._serialized_start=253
+  _globals['_EMBEDTEXTRESPONSE']._serialized_end=353
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=355
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=414
+  _globals['_EMBEDIMAGERESPONSE']._serialized_start=416
+  _globals['_EMBEDIMAGERESPONSE']._serialized_end=517
+  _globals['_GETINFOREQUEST']._serialized_start=519
+  _globals['_GETINFOREQUEST']._serialized_end=535
+  _globals['_GETINFORESPONSE']._serialized_start=538
+  _globals['_GETINFORESPONSE']._serialized_end=723
+  _globals['_EMBEDDERSERVICE']._serialized_start=726
+  _globals['_EMBEDDERSERVICE']._serialized_end=1094
 # @@protoc_insertion_point(module_scope)

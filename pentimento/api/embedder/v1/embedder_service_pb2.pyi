@@ -26,17 +26,21 @@ class Embedding(_message.Message):
 
     VALUES_FIELD_NUMBER: _builtins.int
     DIMENSION_COUNT_FIELD_NUMBER: _builtins.int
+    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     values: _builtins.bytes
     dimension_count: _builtins.int
+    encoder_digest: _builtins.str
+    """Of the encoder that made it."""
     def __init__(
         self,
         *,
         values: _builtins.bytes = ...,
         dimension_count: _builtins.int = ...,
+        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension_count", b"dimension_count", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension_count", b"dimension_count", "encoder_digest", b"encoder_digest", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,19 +75,16 @@ class EmbedTextResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
-    encoder_digest: _builtins.str
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]: ...
     def __init__(
         self,
         *,
         embeddings: _abc.Iterable[Global___Embedding] | None = ...,
-        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "encoder_digest", b"encoder_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,19 +121,16 @@ class EmbedImageResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
-    encoder_digest: _builtins.str
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]: ...
     def __init__(
         self,
         *,
         embeddings: _abc.Iterable[Global___Embedding] | None = ...,
-        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "encoder_digest", b"encoder_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

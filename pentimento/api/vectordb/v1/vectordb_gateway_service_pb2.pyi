@@ -125,10 +125,8 @@ class LookupRequest(_message.Message):
 
     CANDIDATES_FIELD_NUMBER: _builtins.int
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     REPEAT_KEY_FIELD_NUMBER: _builtins.int
-    encoder_digest: _builtins.str
     quality: _builtins.float
     """Share of the from-scratch quality asked for, 0..1; absent means the deployment's alpha."""
     repeat_key: _builtins.str
@@ -146,13 +144,12 @@ class LookupRequest(_message.Message):
         *,
         candidates: _abc.Iterable[Global___LookupCandidate] | None = ...,
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
-        encoder_digest: _builtins.str = ...,
         quality: _builtins.float | None = ...,
         repeat_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "encoder_digest", b"encoder_digest", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
@@ -230,9 +227,7 @@ class ListNeighboursRequest(_message.Message):
 
     CANDIDATE_FIELD_NUMBER: _builtins.int
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     LIMIT_COUNT_FIELD_NUMBER: _builtins.int
-    encoder_digest: _builtins.str
     limit_count: _builtins.int
     """1 to 50."""
     @_builtins.property
@@ -244,12 +239,11 @@ class ListNeighboursRequest(_message.Message):
         *,
         candidate: Global___LookupCandidate | None = ...,
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
-        encoder_digest: _builtins.str = ...,
         limit_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "encoder_digest", b"encoder_digest", "limit_count", b"limit_count", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "limit_count", b"limit_count", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -285,24 +279,24 @@ class ReserveRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     START_STEP_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
-    NO_IMAGE_FIELD_NUMBER: _builtins.int
     START_KIND_FIELD_NUMBER: _builtins.int
     LIGHT_FIELD_NUMBER: _builtins.int
     TENANT_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    KEEPS_IMAGE_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     ancestor_depth: _builtins.int
     """Generations between its picture and one painted from noise, 0 for from noise. Nothing is kept of what has too many to be
     started from.
     """
-    no_image: _builtins.bool
-    """Nobody will embed the picture: it is not kept, since nobody would find it."""
     start_kind: _builtins.str
     """Kind of the start, as plans name it: noise, latent, image. Empty: by `start_step`, noise or else latent."""
     light: _builtins.bool
     """The attempt paints for a stage of a cascade that another one may follow."""
     tenant_cache_bytes: _builtins.int
     """What the cache keeps of the tenant at most, from now on; not set: no bound of its own."""
+    keeps_image: _builtins.bool
+    """The image may be kept too. False where no embedder of images would make it findable."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     @_builtins.property
@@ -314,14 +308,14 @@ class ReserveRequest(_message.Message):
         attempt: _generation_pb2.Attempt | None = ...,
         start_step: _builtins.int = ...,
         ancestor_depth: _builtins.int = ...,
-        no_image: _builtins.bool = ...,
         start_kind: _builtins.str = ...,
         light: _builtins.bool = ...,
         tenant_cache_bytes: _builtins.int | None = ...,
+        keeps_image: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes", "attempt", b"attempt", "scope", b"scope", "tenant_cache_bytes", b"tenant_cache_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "light", b"light", "no_image", b"no_image", "scope", b"scope", "start_kind", b"start_kind", "start_step", b"start_step", "tenant_cache_bytes", b"tenant_cache_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "keeps_image", b"keeps_image", "light", b"light", "scope", b"scope", "start_kind", b"start_kind", "start_step", b"start_step", "tenant_cache_bytes", b"tenant_cache_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tenant_cache_bytes: _TypeAlias = _typing.Literal["tenant_cache_bytes"]  # noqa: Y015
     _WhichOneofArgType__tenant_cache_bytes: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes"]  # noqa: Y015
@@ -366,11 +360,9 @@ class CommitRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
     IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
-    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
     REPEAT_KEY_FIELD_NUMBER: _builtins.int
     grant_id: _builtins.str
-    encoder_digest: _builtins.str
     ancestor_depth: _builtins.int
     repeat_key: _builtins.str
     """Digest of the prompt and seed of the request that the entry is of; empty: not known."""
@@ -393,13 +385,12 @@ class CommitRequest(_message.Message):
         entries: _generation_pb2.CapturedEntries | None = ...,
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
         image_embedding: _embedder_service_pb2.Embedding | None = ...,
-        encoder_digest: _builtins.str = ...,
         ancestor_depth: _builtins.int = ...,
         repeat_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "attempt", b"attempt", "entries", b"entries", "image_embedding", b"image_embedding", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "encoder_digest", b"encoder_digest", "entries", b"entries", "grant_id", b"grant_id", "image_embedding", b"image_embedding", "repeat_key", b"repeat_key", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "entries", b"entries", "grant_id", b"grant_id", "image_embedding", b"image_embedding", "repeat_key", b"repeat_key", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__image_embedding: _TypeAlias = _typing.Literal["image_embedding"]  # noqa: Y015
     _WhichOneofArgType__image_embedding: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding"]  # noqa: Y015

@@ -3,11 +3,12 @@
 import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.clients.image_chunks import ImageJoiner
 from pentimento.domain.errors import Internal, InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFormat, PictureFailed
-from pentimento.wire.image import event_from_proto, event_to_proto
-from pentimento.wire.large_images import ImageJoiner, ImageSplitter
+from pentimento.wire.codec import converter
+from services.frontdoor.answers.large_images import ImageSplitter
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 OWN_LIMIT_BYTES = 32 * MEBIBYTE
@@ -23,7 +24,7 @@ def completed(size_bytes: int, index: int = 0) -> Completed:
 
 
 def splitter(stated_bytes: int, own_limit_bytes: int = OWN_LIMIT_BYTES) -> ImageSplitter[pb.GenerateResponse]:
-    return ImageSplitter(pb.GenerateResponse, event_to_proto, stated_bytes, own_limit_bytes)
+    return ImageSplitter(pb.GenerateResponse, stated_bytes, own_limit_bytes)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,9 @@ def test_client_that_states_nothing_is_told_that_a_large_image_is_not_sent() -> 
     messages = [
         message for event in (SEVERAL, completed(256), completed(5 * MEBIBYTE, 1)) for message in told.messages(event)
     ]
-    events: list[GenerateEvent] = [event_from_proto(message) for message in messages]
+    events: list[GenerateEvent] = [
+        converter(GenerateEvent, pb.GenerateResponse).decode(message) for message in messages
+    ]
 
     assert events[:2] == [SEVERAL, completed(256)]
     failed = events[2]

@@ -1,4 +1,4 @@
-"""Values that no message carries are refused by name before they are sent."""
+"""The codec names a value that a message cannot carry, and never repeats it."""
 
 from typing import Any
 
@@ -8,11 +8,9 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.image import generate_to_proto
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
-from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ReplayRequest
+from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ReplayInput, ReplayRequest
 from pentimento.domain.jobs import RequestQuery
-from pentimento.wire.carried import carried_by
-from pentimento.wire.image import replay_to_proto, request_to_proto
-from pentimento.wire.jobs import query_to_proto
+from pentimento.wire.codec import encode
 
 HALF = "canary\ud800"
 WRONG: Any = "canary"
@@ -44,19 +42,19 @@ TEXT = "must be text that UTF-8 can carry"
         ({"loras": ("canary",)}, r"loras\[0\]: must be of AskedLora, got str"),
         ({"loras": (AskedLora("a", WRONG),)}, r"loras\[0\]\.scale: must be a number, got str"),
         ({"controlnets": (AskedControlNet("a", WRONG),)}, r"controlnets\[0\]\.conditioning_image: must be bytes"),
-        ({"init_image": b"canary"}, "init_image: must be an InitImage, got bytes"),
+        ({"init_image": b"canary"}, "init_image: must be of InitImage, got bytes"),
         ({"init_image": InitImage(b"", WRONG)}, r"init_image\.strength: must be a number, got str"),
         ({"init_image": InitImage(b"", 0.5, WRONG)}, r"init_image\.mask: must be bytes, got str"),
     ],
 )
-def test_a_value_of_a_request_is_named(values: dict[str, Any], says: str) -> None:
+def test_encode_of_request_names_unwritable_value(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{says}") as refused:
-        request_to_proto(ImageRequest(**{"prompt": "a circle", **values}))
+        encode(ImageRequest(**{"prompt": "a circle", **values}), pb.ImageRequest)
 
     assert "canary" not in str(refused.value)
 
 
-def test_what_goes_with_a_request_is_named() -> None:
+def test_generate_to_proto_names_unwritable_option() -> None:
     with pytest.raises(InvalidArgument, match=r"^preview_interval_steps: must be between 0 and 4294967295"):
         generate_to_proto(ImageRequest("a circle"), "", -1)
     with pytest.raises(InvalidArgument, match=f"^idempotency_key: {TEXT}"):
@@ -65,20 +63,15 @@ def test_what_goes_with_a_request_is_named() -> None:
         generate_to_proto(ImageRequest("a circle", seed=-1), "", 0)
 
 
-def test_a_value_of_a_replay_is_named() -> None:
+def test_encode_of_replay_names_unwritable_value() -> None:
     with pytest.raises(InvalidArgument, match=f"^request_id: {TEXT}"):
-        replay_to_proto(ReplayRequest(HALF))
-    with pytest.raises(InvalidArgument, match=r"^inputs\.data: must be bytes, got str"):
-        replay_to_proto(ReplayRequest("r-1", (("init_image.image", WRONG),)))
+        encode(ReplayRequest(HALF), pb.ReplayRequest)
+    with pytest.raises(InvalidArgument, match=r"^inputs\[0\]\.data: must be bytes, got str"):
+        encode(ReplayRequest("r-1", (ReplayInput("init_image.image", WRONG),)), pb.ReplayRequest)
 
 
-def test_a_value_of_a_list_of_requests_is_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"^state: must be of RequestState, got str"):
-        query_to_proto(RequestQuery(frozenset({WRONG})))
+def test_encode_of_query_names_unwritable_value() -> None:
+    with pytest.raises(InvalidArgument, match=r"^states\[0\]: must be of RequestState, got str"):
+        encode(RequestQuery(frozenset({WRONG})), pb.ListRequestsRequest)
     with pytest.raises(InvalidArgument, match=r"^page_size: must be a whole number, got str"):
-        query_to_proto(RequestQuery(page_size=WRONG))
-
-
-def test_what_is_wrong_otherwise_stays_what_it_is() -> None:
-    with pytest.raises(ValueError, match="of another kind"), carried_by(pb.PinRequest, {"duration_ms": 1}):
-        raise ValueError("of another kind")
+        encode(RequestQuery(page_size=WRONG), pb.ListRequestsRequest)

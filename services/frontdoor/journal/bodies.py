@@ -1,0 +1,52 @@
+"""Bodies of requests in the journal. A request that is not understood whole is refused, since it would lack something
+that its caller asked for."""
+
+from google.protobuf.message import DecodeError
+
+from pentimento.api.frontdoor.v1 import journal_pb2 as pb
+from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.domain.image_request import HandedPicture, ResolvedRequest
+from pentimento.domain.reasons import Reason
+from pentimento.wire.codec import decode, encode, from_bytes, to_bytes
+
+# The format of a body. Format 0, a public request, is not read any more.
+JOURNALLED_REQUEST = 1
+
+
+def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:
+    """Return the body of a request."""
+    return to_bytes(resolved, pb.JournalledRequest)
+
+
+def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
+    """Return the request of a body. Raises Internal UNREADABLE_REQUEST unless all of the body is understood."""
+    if body_format != JOURNALLED_REQUEST:
+        raise unreadable()
+    try:
+        message = pb.JournalledRequest.FromString(data)
+        resolved = decode(message, ResolvedRequest)
+    except (DecodeError, InvalidArgument) as error:
+        raise unreadable() from error
+    # A field that this version does not know is missing from the message that it writes itself.
+    if encode(resolved, pb.JournalledRequest) != message:
+        raise unreadable()
+    return resolved
+
+
+def handed_to_bytes(handed: HandedPicture) -> bytes:
+    """Return the bytes of the image that an attempt started from."""
+    return to_bytes(handed, pb.HandedPicture)
+
+
+def handed_from_bytes(data: bytes) -> HandedPicture:
+    """Return what `handed_to_bytes` was given. Raises Internal UNREADABLE_REQUEST for other bytes."""
+    try:
+        return from_bytes(data, HandedPicture, pb.HandedPicture)
+    except InvalidArgument as error:
+        raise unreadable() from error
+
+
+def unreadable() -> Internal:
+    """Return the error of a request that another version accepted and this one does not understand."""
+    message = "what was journalled of this request is not understood by this version; it was not painted"
+    return Internal(Reason.UNREADABLE_REQUEST, message)

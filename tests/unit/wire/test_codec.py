@@ -1,0 +1,258 @@
+"""Every class that a message carries survives its message, and what a message lacks is refused by its path."""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+import pentimento.api
+import pentimento.domain
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.frontdoor.v1 import journal_pb2
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.image.v1 import image_service_pb2 as image_pb
+from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
+from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, WorkerCredits
+from pentimento.domain.fleet import CachePlan, Capability, Fleet, Plan, Replica, ReplicaLease, ReplicaReport
+from pentimento.domain.generation import Attempt, GenerationSpec, PlanVersion, Route, Start
+from pentimento.domain.image_request import (
+    Accepted,
+    AskedLora,
+    Completed,
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    PictureFailed,
+    PinnedPicture,
+    Progress,
+    ReplayRequest,
+    RequestStatus,
+    ResolvedRequest,
+    Routed,
+)
+from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
+from pentimento.domain.models import RegisteredModels
+from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.requests import RequestState
+from pentimento.domain.retrieval import LookupAnswer
+from pentimento.domain.tenants import Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
+from pentimento.wire.codec import converter, decode, encode, from_bytes, member_of, nested, number_of
+from tests.unit.wire.random_values import random_value
+from tests.unit.wire.samples import SAMPLES, SPEC
+
+# Pairs whose names differ.
+OTHERS: list[tuple[Any, type[Message]]] = [
+    (Accepted, image_pb.SubmitResponse),
+    (ExecuteEvent, worker_pb.ExecuteResponse),
+    (ExecuteEvent, worker_pb.AttachResponse),
+    (Accepted | Routed | Progress | Completed, image_pb.GenerateResponse),
+    (Accepted | Routed | Progress | Completed, image_pb.ReplayResponse),
+    (Accepted | Routed | Progress | Completed, image_pb.AttachResponse),
+    (Explanation, image_pb.ExplainResponse),
+    (Fleet, controller_pb.GetFleetResponse),
+    (LookupAnswer, gateway_pb.LookupResponse),
+    (ModelInfo, image_pb.Model),
+    (PaintedAgain, gateway_pb.ReportQualityRequest),
+    (PinnedPicture, image_pb.PinResponse),
+    (RegisteredModels, models_pb.ListRegisteredResponse),
+    (ReplicaLease, controller_pb.RegisterResponse),
+    (ReplicaReport, controller_pb.ReportRequest),
+    (RequestPage, image_pb.ListRequestsResponse),
+    (RequestQuery, image_pb.ListRequestsRequest),
+    (RequestStatus, image_pb.GetRequestResponse),
+    (RequestStatus, image_pb.PictureStatus),
+    (ResolvedRequest, journal_pb2.JournalledRequest),
+    (ResultUrl, image_pb.GetResultUrlResponse),
+    (Start, generation_pb2.Start),
+    (WorkerCredits, worker_pb.WatchCreditsResponse),
+]
+
+
+def members(package: Any, kind: type) -> Iterator[Any]:
+    """Yield the classes of a kind that the modules of a package define."""
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.ispkg and not found.name.endswith("_grpc"):
+            module = importlib.import_module(found.name)
+            yield from (
+                one
+                for one in vars(module).values()
+                if isinstance(one, type) and one.__module__ == found.name
+                if issubclass(one, kind)
+            )
+
+
+def pairs() -> list[tuple[Any, type[Message]]]:
+    """Return each class with the message of its name, and the others. Errors have no equality of their own."""
+    classes = {one.__name__: one for one in members(pentimento.domain, object) if dataclasses.is_dataclass(one)}
+    del classes["PictureFailed"]
+    messages = members(pentimento.api, Message)
+    return [(classes[one.__name__], one) for one in messages if one.__name__ in classes] + OTHERS
+
+
+@pytest.mark.parametrize(("kind", "message"), pairs(), ids=lambda one: getattr(one, "__name__", "union"))
+def test_decode_of_encoded_value_returns_value(kind: Any, message: Any) -> None:
+    one = converter(kind, message)
+    for seed in range(30):
+        value = random_value(kind, Random(seed))
+
+        written = one.encode(value)
+
+        assert one.decode(message.FromString(written.SerializeToString())) == value
+        assert message(**one.nested(value)) == written
+
+
+@pytest.mark.parametrize("kind", PentimentoError.__subclasses__())
+@pytest.mark.parametrize("retry_after_ms", [None, 1500])
+def test_decode_of_failed_image_returns_its_error(kind: type[PentimentoError], retry_after_ms: int | None) -> None:
+    error = kind("WORKER_LOST", "two workers were lost", retry_after_ms=retry_after_ms)
+    events = converter(GenerateEvent, image_pb.GenerateResponse)
+
+    heard = events.decode(events.encode(PictureFailed("p2-0-1", 1, error)))
+
+    assert (heard.request_id, heard.image_index, type(heard.error)) == ("p2-0-1", 1, kind)
+    assert (heard.error.reason, heard.error.message) == ("WORKER_LOST", "two workers were lost")
+    assert heard.error.retry_after_ms == retry_after_ms
+
+
+def test_decode_of_unknown_error_code_returns_internal() -> None:
+    assert type(decode(image_pb.PictureFailed(code=77), PictureFailed).error) is Internal
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "field", "says"),
+    [
+        (generation_pb2.GenerationSpec(), GenerationSpec, "here.scheduler", "must be one of [1, 2, 3, 4, 5], got 0"),
+        (generation_pb2.Start(), Start, "here", "must be noise, latent or image, got nothing"),
+        (generation_pb2.Start(latent={}), Start, "here.latent.latent", "must be an object of the object store"),
+        (generation_pb2.Attempt(), Attempt, "here.request_id", "must not be empty"),
+        (controller_pb.Replica(), Replica, "here.kind", "must be one of [1, 2, 3, 4, 5, 6], got 0"),
+        (
+            controller_pb.Replica(kind=1, adapters=[{}]),
+            Replica,
+            "here.adapters[0].kind",
+            "must be one of [1, 2], got 0",
+        ),
+        (image_pb.ListRequestsRequest(states=[1, 99]), RequestQuery, "here.states[1]", "got 99"),
+        (image_pb.ImageRequest(cache=9), ImageRequest, "here.cache", "must be one of [1, 2, 3, 4], got 9"),
+        (worker_pb.ExecuteResponse(), ExecuteEvent, "here", "must be started, progress, place_yielded or result"),
+        (tenants_pb.TenantQuota(weight=0.0), TenantQuota, "here.weight", "must be between 0.01 and 100, got 0"),
+        (tenants_pb.TenantQuota(burst_count=3), TenantQuota, "here.burst_count", "must come with requests_per_s"),
+        (tenants_pb.TenantQuota(pools=[""]), TenantQuota, "here.pools", "must be at most 64 names"),
+        (image_pb.ImageRequest(loras=[{}] * 1025), ImageRequest, "here.loras", "must be at most 1024, got 1025"),
+        (image_pb.ImageRequest(controlnets=[{}] * 1025), ImageRequest, "here.controlnets", "must be at most 1024"),
+        (image_pb.ReplayRequest(inputs=[{}] * 1025), ReplayRequest, "here.inputs", "must be at most 1024, got 1025"),
+        (embedder_pb.Embedding(values=bytes(7), dimension_count=2), Embedding, "here.values", "must be 4 bytes a"),
+        (embedder_pb.Embedding(values=bytes(9), dimension_count=2), Embedding, "here.values", "must be 4 bytes a"),
+        (embedder_pb.Embedding(), Embedding, "here.values", "must be 4 bytes a dimension"),
+    ],
+)
+def test_decode_names_path_of_field_refused(message: Message, kind: Any, field: str, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        converter(kind, type(message)).decode(message, "here")
+
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert says in violation.description
+    assert caught.value.message == f"{field}: {violation.description}"
+
+
+def test_encode_refuses_class_that_oneof_lacks() -> None:
+    failed = PictureFailed("r", 1, Internal("REASON", "why"))
+
+    with pytest.raises(InvalidArgument, match=r"event: must be .*, got PictureFailed"):
+        converter(GenerateEvent, image_pb.ReplayResponse).encode(failed)
+
+
+def test_decode_tells_zero_from_absent() -> None:
+    asked = ImageRequest("a", seed=0, loras=(AskedLora("neon", 0.0), AskedLora("mosaic")))
+
+    assert decode(encode(asked, image_pb.ImageRequest), ImageRequest) == asked
+    assert decode(tenants_pb.TenantQuota(cache_bytes=0), TenantQuota) == TenantQuota(cache_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (tenants_pb.TenantQuota(), TenantQuota()),
+        (controller_pb.CachePlan(admits=CachePlan().admits), CachePlan()),
+        (controller_pb.Plan(admission_rate=1.0), Plan(PlanVersion())),
+        (image_pb.ImageRequest(prompt="a"), ImageRequest("a")),
+    ],
+)
+def test_decode_of_absent_field_returns_default(message: Message, expected: Any) -> None:
+    assert decode(message, type(expected)) == expected
+
+
+@pytest.mark.parametrize("known", [None, ()])
+def test_decode_tells_no_adapters_from_absent_adapters(known: tuple[()] | None) -> None:
+    credits = dataclasses.replace(SAMPLES["credits"], known_adapters=known)
+
+    assert decode(encode(credits, worker_pb.WatchCreditsResponse), WorkerCredits).known_adapters == known
+
+
+def test_decode_leaves_out_capability_of_newer_peer() -> None:
+    replica = controller_pb.Replica(kind=1, capabilities=[999, number_of(Capability.LORA, worker_pb.Capability)])
+
+    assert decode(replica, Replica).capabilities == {Capability.LORA}
+
+
+def test_encode_writes_seconds_as_milliseconds() -> None:
+    tenant = encode(Tenant("acme", created_at=1.2345, tenant_id="kept here"), tenants_pb.Tenant)
+    key = encode(TenantKey("k", "acme", 1.5, 2.5), tenants_pb.TenantKey)
+
+    assert (tenant.created_at_ms, key.created_at_ms, key.expires_at_ms) == (1234, 1500, 2500)
+    assert not key.HasField("revoked_at_ms")
+    assert encode(UsagePeriod(7200), tenants_pb.UsagePeriod).start_at_ms == 7_200_000
+
+
+def test_nested_value_makes_message_of_encoded_value() -> None:
+    request = worker_pb.ExecuteRequest(spec=nested(SPEC, generation_pb2.GenerationSpec))
+
+    assert request == worker_pb.ExecuteRequest(spec=encode(SPEC, generation_pb2.GenerationSpec))
+
+
+def test_encode_of_empty_member_sets_oneof() -> None:
+    assert encode(PlaceYielded(), worker_pb.ExecuteResponse).WhichOneof("event") == "place_yielded"
+
+
+def test_from_bytes_refuses_other_bytes() -> None:
+    with pytest.raises(InvalidArgument, match="Route: must be the bytes of such a message"):
+        from_bytes(b"\xff\xff", Route, generation_pb2.Route)
+
+
+def test_member_of_returns_member_of_number() -> None:
+    assert member_of(2, UsagePeriodLength, tenants_pb.UsagePeriodLength, "period") is UsagePeriodLength.DAY
+    assert number_of(RequestState.QUEUED, image_pb.RequestState) == image_pb.REQUEST_STATE_QUEUED
+    assert number_of(None, image_pb.RequestState) == 0
+    with pytest.raises(InvalidArgument, match=r"^period: must be one of \[1, 2\], got 9$"):
+        member_of(9, UsagePeriodLength, tenants_pb.UsagePeriodLength, "period")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "says"),
+    [
+        (Route, generation_pb2.Attempt, "has no field for route_id of Route"),
+        (PlanVersion, generation_pb2.Provenance, "has no field for leader_epoch of PlanVersion"),
+        (Accepted, image_pb.Routed, "has no field for request_id of Accepted"),
+    ],
+)
+def test_converter_refuses_class_whose_fields_differ(kind: type, message: type[Message], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        converter(kind, message)
+
+
+def test_converter_refuses_message_whose_field_class_lacks() -> None:
+    with pytest.raises(TypeError, match=r"ResultUrl has no fields for \['inputs_kept', 'request_id', 'size_bytes'\]"):
+        converter(dataclasses.make_dataclass("ResultUrl", [("expires_at_ms", int)]), image_pb.PinResponse)
