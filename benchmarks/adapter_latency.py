@@ -82,13 +82,13 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
         async with serving_together(stack.enter_context(worker), served) as together:
             turns = itertools.cycle(pace.loras)
             for asked in ASKED:  # open channels, and load everything once
-                await painted(together, pace, asked, turns)
+                await timed_image(together, pace, asked, turns)
             shades = itertools.count(1)
             kinds = (*ASKED, NEW_IMAGES)
-            return [await painted(together, pace, asked, turns, shades) for _ in range(rounds) for asked in kinds]
+            return [await timed_image(together, pace, asked, turns, shades) for _ in range(rounds) for asked in kinds]
 
 
-async def painted(
+async def timed_image(
     together: ControlledByService,
     pace: DevicePace,
     asked: str,
@@ -124,7 +124,7 @@ def _device_s(pace: DevicePace, controlnets: int, lora_count: int) -> float:
     return own + pace.steps * controlled + (pace.patch_s if lora_count else 0.0)
 
 
-def diffusers_pictures(rounds: int) -> tuple[list[TimedRequest], float, float]:
+def diffusers_images(rounds: int) -> tuple[list[TimedRequest], float, float]:
     """Time diffusers' pipelines on the zoo, with the kinds alternating. Also return the median seconds of reading a
     LoRA and of fusing it."""
     pipelines = [_pipeline(count) for count in range(4)]
@@ -145,7 +145,7 @@ def diffusers_pictures(rounds: int) -> tuple[list[TimedRequest], float, float]:
                 pipeline.fuse_lora()
                 loads.append((read_s - began_s) / len(names))
                 fuses.append(time.monotonic() - read_s)
-            _paint(pipeline, controlnets)
+            _generate(pipeline, controlnets)
             seconds = time.monotonic() - began_s
             if names:
                 pipeline.unfuse_lora()
@@ -175,16 +175,16 @@ def _pipeline(controlnets: int) -> Any:
     return pipeline
 
 
-def _paint(pipeline: Any, controlnets: int) -> None:
+def _generate(pipeline: Any, controlnets: int) -> None:
     told = {"image": [Image.new("RGB", (64, 64))] * controlnets} if controlnets else {}
     options = {"num_inference_steps": ZOO_STEPS, "guidance_scale": ZOO_GUIDANCE, "width": 64, "height": 64}
     with torch.inference_mode():
         pipeline("a red circle", generator=torch.Generator().manual_seed(1), **told, **options)
 
 
-def write_zoo_pace(path: Path, pictures: Sequence[TimedRequest], load_s: float, fuse_s: float) -> None:
+def write_zoo_pace(path: Path, images: Sequence[TimedRequest], load_s: float, fuse_s: float) -> None:
     """Write the zoo's profile from these timed images of diffusers."""
-    seconds = {name: _median_of(pictures, name) for name in ("0C0L", "1C0L", "3C0L")}
+    seconds = {name: _median_of(images, name) for name in ("0C0L", "1C0L", "3C0L")}
     step_ms = seconds["0C0L"] / ZOO_STEPS * 1e3
     control_ms = (seconds["3C0L"] - seconds["0C0L"]) / 3 / ZOO_STEPS * 1e3
     decode_ms = max(step_ms - control_ms, 0.1 * step_ms)
@@ -213,21 +213,21 @@ def write_zoo_pace(path: Path, pictures: Sequence[TimedRequest], load_s: float, 
     path.write_text("\n".join(lines) + "\n")
 
 
-def _median_of(pictures: Sequence[TimedRequest], asked: str) -> float:
-    return median(picture.seconds for picture in pictures if picture.asked == asked)
+def _median_of(images: Sequence[TimedRequest], asked: str) -> float:
+    return median(image.seconds for image in images if image.asked == asked)
 
 
-def figures_of(name: str, pictures: Sequence[TimedRequest], target: Target) -> list[Figure]:
+def figures_of(name: str, images: Sequence[TimedRequest], target: Target) -> list[Figure]:
     """Return the ratio of the most adapters to none, then each kind's figure."""
-    kinds = [asked for asked in (*ASKED, NEW_IMAGES) if any(picture.asked == asked for picture in pictures)]
-    by_kind = {asked: [picture for picture in pictures if picture.asked == asked] for asked in kinds}
+    kinds = [asked for asked in (*ASKED, NEW_IMAGES) if any(image.asked == asked for image in images)]
+    by_kind = {asked: [image for image in images if image.asked == asked] for asked in kinds}
     pairs = [(most.seconds, none.seconds) for most, none in zip(by_kind["3C2L"], by_kind["0C0L"], strict=True)]
     figures = [measured(f"{name}: 3C2L over 0C0L", pairs, median_ratio, target)]
     if NEW_IMAGES in by_kind:
         anew = [(most.seconds, none.seconds) for most, none in zip(by_kind[NEW_IMAGES], by_kind["0C0L"], strict=True)]
         figures.append(measured(f"{name}: {NEW_IMAGES}, over 0C0L", anew, median_ratio, informative()))
     for asked, group in by_kind.items():
-        seconds = [picture.seconds for picture in group]
+        seconds = [image.seconds for image in group]
         figures.append(measured(f"{name}: {asked}", seconds, median, informative("s")))
         figures.append(Figure(f"{name}: {asked}, device-seconds", group[0].device_s, informative("s"), [], None))
     return figures
@@ -241,7 +241,7 @@ def main() -> int:
     options = parse_options("adapter_latency", __doc__)
     torch.set_num_threads(1)
     rounds = 1 if options.quick else 3
-    theirs, load_s, fuse_s = diffusers_pictures(rounds)
+    theirs, load_s, fuse_s = diffusers_images(rounds)
     with shared_folder() as folder:
         write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s)
         pace = (folder / "zoo.toml").read_text()

@@ -114,11 +114,11 @@ def play(model: DiffusionModel, history: Sequence[Joining]) -> list[LatentListen
 
 
 @torch.inference_mode()
-def paint_alone(model: DiffusionModel, request: PaintingRequest) -> Tensor:
-    painting = prepare(model, PromptMemo(model, 2), request)
-    while not painting.done:
-        denoise_step(model, painting)
-    return painting.state.latent
+def denoise_alone(model: DiffusionModel, request: PaintingRequest) -> Tensor:
+    run = prepare(model, PromptMemo(model, 2), request)
+    while not run.done:
+        denoise_step(model, run)
+    return run.state.latent
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ def compare(
         for one, first, second in zip(history, play(model, history), play(model, history), strict=True):
             if first.latent is None or second.latent is None:
                 continue
-            alone = paint_alone(model, one.request)
+            alone = denoise_alone(model, one.request)
             repeated = torch.equal(first.latent, second.latent)
-            from_float32 = 0.0 if dtype == "float32" else distance(alone, paint_alone(exact, one.request))
+            from_float32 = 0.0 if dtype == "float32" else distance(alone, denoise_alone(exact, one.request))
             guided, difference = is_guided(one.request.spec), distance(first.latent, alone)
             yield Compared(name, dtype, guided, seed, first.steps, difference, repeated, from_float32)
         print(f"{name} {dtype}: history {seed} after {time.process_time():.0f} s", flush=True)
@@ -181,10 +181,10 @@ def cost_of_holding(model: DiffusionModel, pairs: int) -> list[tuple[float, floa
     return [(seconds(held), seconds(plain)) for _ in range(pairs)]
 
 
-def figures_of(pictures: Sequence[Compared]) -> list[Figure]:
-    exact = [picture.difference for picture in pictures if picture.dtype == "float32"]
-    guided = [picture.difference for picture in pictures if picture.dtype == "float32" and picture.guided]
-    changed = [picture.repeated for picture in pictures]
+def figures_of(images: Sequence[Compared]) -> list[Figure]:
+    exact = [image.difference for image in images if image.dtype == "float32"]
+    guided = [image.difference for image in images if image.dtype == "float32" and image.guided]
+    changed = [image.repeated for image in images]
     figures = [
         measured("float32: max abs difference from the picture alone", exact, max, TARGET),
         measured("float32, guided: max abs difference from the picture alone", guided, max, informative()),
@@ -197,12 +197,12 @@ def figures_of(pictures: Sequence[Compared]) -> list[Figure]:
         ),
     ]
     for dtype in DTYPES:
-        rough = [picture for picture in pictures if picture.dtype == dtype]
+        rough = [image for image in images if image.dtype == dtype]
         if not rough or dtype == "float32":
             continue
         for name, values in (
-            ("the picture alone", [picture.difference for picture in rough]),
-            ("float32, alone", [picture.from_float32 for picture in rough]),
+            ("the picture alone", [image.difference for image in rough]),
+            ("float32, alone", [image.from_float32 for image in rough]),
         ):
             figures.append(measured(f"{dtype}: max abs difference from {name}", values, max, informative()))
     return figures
@@ -222,8 +222,8 @@ def main() -> int:
     options = parse_options("batch_invariance", __doc__, add_options)
     torch.set_num_threads(1)
     found = [find_model(name) for name in options.rest["models"]]
-    pictures = [picture for model in found for picture in compare_all(model.name, model.path, options)]
-    figures = figures_of(pictures)
+    images = [image for model in found for image in compare_all(model.name, model.path, options)]
+    figures = figures_of(images)
     for model in found:
         pairs = cost_of_holding(load(model.path, "float32"), 10 if options.quick else 100)
         figures.append(
@@ -231,7 +231,7 @@ def main() -> int:
                 f"{model.name}, float32: batch of {MAX_BATCH}, held by not held", pairs, paired_ratio, informative()
             )
         )
-    notes: dict[str, Any] = {"max_batch": MAX_BATCH, "threads": 1, "pictures": [vars(one) for one in pictures]}
+    notes: dict[str, Any] = {"max_batch": MAX_BATCH, "threads": 1, "pictures": [vars(one) for one in images]}
     return publish(options, figures, notes=notes)
 
 

@@ -13,8 +13,8 @@ from pentimento.sdk import AsyncClient
 CALLS_PER_S = 12.0
 CALL_LIMIT_S = 30.0
 # calls in a cycle of ten: a waiting page's reads, and one small image
-LIST, GET, PAINT = "ListModels", "GetRequest", "Generate"
-KINDS = (LIST, LIST, LIST, LIST, LIST, GET, GET, GET, GET, PAINT)
+LIST, GET, GENERATE = "ListModels", "GetRequest", "Generate"
+KINDS = (LIST, LIST, LIST, LIST, LIST, GET, GET, GET, GET, GENERATE)
 # the same image every time, so that it can be compared
 CANARY = ImageRequest("a small blue ring", num_inference_steps=4, seed=7, cache=CacheMode.OFF, deadline_ms=30_000)
 
@@ -32,9 +32,9 @@ class Bystander:
 
     async def canary(self) -> bytes:
         """Return the reference image, from the request that the load also sends. Raises the suite's error."""
-        picture = await self._client.generate(CANARY)
-        self._request_id = picture.provenance.request_id
-        return picture.data
+        image = await self._client.generate(CANARY)
+        self._request_id = image.provenance.request_id
+        return image.data
 
     async def load(self, until: asyncio.Event) -> None:
         """Call at random times without waiting for earlier answers, then wait for all."""

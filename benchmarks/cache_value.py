@@ -2,7 +2,7 @@
 
     python -m benchmarks.cache_value --judge JUDGES --encoder OTHERS [--count 240] [--in-flight 4]
 
-JUDGES and OTHERS are work folders of training (see `benchmarks.picture_judges`). Five arms play a scene log
+JUDGES and OTHERS are work folders of training (see `benchmarks.image_scorers`). Five arms play a scene log
 (`zoo.scene_log`) other than the profiles', alternating round by round:
 
     vanilla      tiny-heavy, cache off
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.chosen import only
-from benchmarks.picture_judges import PictureJudges, check_judges
+from benchmarks.image_scorers import ImageScorers, check_scorers
 from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
 from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
 from benchmarks.reuse_ceiling import LogStart, ReuseTables, log_starts, throughput_ceiling
@@ -41,8 +41,8 @@ from benchmarks.reuse_quality import (
     LATENTS_GATE,
     Distances,
     FeatureSpace,
-    JudgedPictures,
     QualityGate,
+    ScoredImages,
 )
 from benchmarks.selector_profile import PROFILES, LocalEncoder
 from benchmarks.statistics import ratio_of_sums
@@ -50,7 +50,7 @@ from benchmarks.value_figures import (
     OF_CEILING,
     ArmRounds,
     failing_control,
-    picture_figures,
+    image_figures,
     quality_figures,
     score_figure,
     throughput_figures,
@@ -69,7 +69,7 @@ from benchmarks.value_runs import (
     ArmRun,
     LogPlan,
     LogPlayer,
-    ServedPicture,
+    ServedImage,
     value_suites,
 )
 from pentimento.diffusion.weights import quiet_loaders
@@ -135,8 +135,8 @@ class ValuedLog:
     log: SceneLog
     plan: LogPlan
     runs: Mapping[str, ArmRun]
-    vanilla: Mapping[int, ServedPicture]
-    other_seed: Mapping[int, ServedPicture]
+    vanilla: Mapping[int, ServedImage]
+    other_seed: Mapping[int, ServedImage]
 
 
 def main() -> int:
@@ -144,14 +144,14 @@ def main() -> int:
     rest = options.rest
     torch.set_num_threads(1)
     quiet_loaders()
-    check_judges(rest["judge"], rest["encoder"])
+    check_scorers(rest["judge"], rest["encoder"])
     profiles = ReuseProfiles.read(rest["profiles"])
     by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_selector_profile(rest["dense_images"]))}
     began = time.monotonic()
     told = teller(began)
     played = [play_log(name, plan, bands, by_log[name], options, told) for name, plan, bands in logs_of(options)]
-    judges = PictureJudges(rest["judge"], rest["encoder"])
-    figures, notes = figures_of(played, by_log, judges)
+    scorers = ImageScorers(rest["judge"], rest["encoder"])
+    figures, notes = figures_of(played, by_log, scorers)
     notes |= manner(options, by_log) | {"duration_s": round(time.monotonic() - began)}
     return publish(options, figures, notes=notes)
 
@@ -199,14 +199,14 @@ def play_log(
     ):
         player = LogPlayer(log, plan, suites, told)
         runs = player.play_all()
-        vanilla = player.paint_vanilla(plan.warm_rows) | runs[VANILLA.name].pictures
+        vanilla = player.generate_vanilla(plan.warm_rows) | runs[VANILLA.name].images
         if name != PLAIN:
             return ValuedLog(name, log, plan, runs, vanilla, {})
-        return ValuedLog(name, log, plan, runs, vanilla, player.paint_vanilla(plan.rows, OTHER_SEED))
+        return ValuedLog(name, log, plan, runs, vanilla, player.generate_vanilla(plan.rows, OTHER_SEED))
 
 
 def figures_of(
-    played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], judges: PictureJudges
+    played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], scorers: ImageScorers
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Return all figures, and the logs' findings."""
     figures, notes = list[Figure](), dict[str, Any]()
@@ -217,9 +217,9 @@ def figures_of(
         figures += found
         lenient = by_log[DENSE].images
         if one.other_seed:
-            figures += gated(one, profiles, lenient, judges, encoder)
+            figures += gated(one, profiles, lenient, scorers, encoder)
         else:
-            figures += [*scored(one, judges), *scored_controls(one, judges)]
+            figures += [*scored(one, scorers), *scored_controls(one, scorers)]
     return figures, notes
 
 
@@ -232,14 +232,14 @@ def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) 
         rounds = rounds_of(one, arm, profiles, encoder)
         of_vanilla = at_least(PAPERS[arm.name]) if one.name == DENSE and arm.name in PAPERS else informative()
         figures += throughput_figures(one.name, rounds, of_vanilla, of_ceiling)
-        notes[arm.name] = starts_told(rounds, [one.runs[arm.name].pictures[row] for row in one.plan.rows])
+        notes[arm.name] = starts_told(rounds, [one.runs[arm.name].images[row] for row in one.plan.rows])
         steps = rounds.costs.heavy_step_s, rounds.costs.light_step_s
         notes["milliseconds a step: heavy, light"] = [round(1000 * step_s, 2) for step_s in steps]
     figures.append(better_figure(one))
     return figures, notes
 
 
-def starts_told(rounds: ArmRounds, served: Sequence[ServedPicture]) -> dict[str, Any]:
+def starts_told(rounds: ArmRounds, served: Sequence[ServedImage]) -> dict[str, Any]:
     """Return an arm's ceilings and hits: the log's, and the served ones."""
     starts, instant = ([start for part in of for start in part] for of in (rounds.starts, rounds.instant_starts))
     told: dict[str, Any] = {"saved steps served": saved_counts(served), "why from noise": reason_counts(served)}
@@ -291,86 +291,86 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
     )
 
 
-def starts_of_served(served: Sequence[ServedPicture]) -> list[LogStart]:
+def starts_of_served(served: Sequence[ServedImage]) -> list[LogStart]:
     """Return the images' real starts."""
     return [LogStart(picture.model == LIGHT, picture.saved_steps) for picture in served]
 
 
-def saved_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
+def saved_counts(served: Sequence[ServedImage]) -> dict[str, int]:
     """Return the number of images by skipped steps and kind of start."""
     names = [f"{picture.kind} {picture.saved_steps}" for picture in served]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def reason_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
+def reason_counts(served: Sequence[ServedImage]) -> dict[str, int]:
     """Return the number of images from noise by reason, without the reason's numbers."""
     reasons = [re.sub(r"[0-9.]+", "#", picture.reason) for picture in served if picture.kind == "noise"]
     return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
-def scored(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
+def scored(one: ValuedLog, scorers: ImageScorers) -> Iterator[Figure]:
     """Yield the scores of a log without the quality gate."""
-    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(one.plan.rows))
+    vanilla = scored_run(one, scorers, one.runs[VANILLA.name].data(one.plan.rows))
     for arm in REUSING:
-        ours = judged_run(one, judges, one.runs[arm.name].data(one.plan.rows))
+        ours = scored_run(one, scorers, one.runs[arm.name].data(one.plan.rows))
         yield score_figure(f"{one.name}, {arm.name}: CLIPScore ÷ vanilla's", ours, vanilla, informative())
 
 
-def judged_run(one: ValuedLog, judges: PictureJudges, pictures: Sequence[bytes]) -> JudgedPictures:
+def scored_run(one: ValuedLog, scorers: ImageScorers, pictures: Sequence[bytes]) -> ScoredImages:
     """Return the scores of an image of each row that counts."""
     rows = one.plan.rows
-    return judges.judge(pictures, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
+    return scorers.score(pictures, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
 
 
 def gated(
-    one: ValuedLog, profiles: ReuseProfiles, lenient: SelectorProfile, judges: PictureJudges, encoder: LocalEncoder
+    one: ValuedLog, profiles: ReuseProfiles, lenient: SelectorProfile, scorers: ImageScorers, encoder: LocalEncoder
 ) -> Iterator[Figure]:
     """Yield the quality of every arm by its gate, and the controls' failures of the images' gate: all-light, and
     retrieval by the arms' table and by the lenient one."""
     rows = one.plan.rows
-    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
-    other = judged_run(one, judges, [one.other_seed[row].data for row in rows])
-    light = judged_run(one, judges, one.runs[ALL_LIGHT.name].data(rows))
+    vanilla = scored_run(one, scorers, one.runs[VANILLA.name].data(rows))
+    other = scored_run(one, scorers, [one.other_seed[row].data for row in rows])
+    light = scored_run(one, scorers, one.runs[ALL_LIGHT.name].data(rows))
     space = FeatureSpace.of(np.concatenate([vanilla.features, other.features]))
 
-    def figures(name: str, ours: JudgedPictures, gate: QualityGate) -> list[Figure]:
-        distances = Distances(*(space.distance(judged.features, vanilla.features) for judged in (ours, other, light)))
+    def figures(name: str, ours: ScoredImages, gate: QualityGate) -> list[Figure]:
+        distances = Distances(*(space.distance(scores.features, vanilla.features) for scores in (ours, other, light)))
         return list(quality_figures(f"{one.name}, {name}", ours, vanilla, distances, gate))
 
     for arm in REUSING:
-        yield from figures(arm.name, judged_run(one, judges, one.runs[arm.name].data(rows)), GATES[arm.name])
+        yield from figures(arm.name, scored_run(one, scorers, one.runs[arm.name].data(rows)), GATES[arm.name])
     yield failing_control(f"{one.name}, all-light (a control)", figures("all-light", light, IMAGES_GATE))
     for profile in (profiles.images, lenient):
-        retrieved = judged_run(one, judges, retrieved_pictures(one, profile, encoder))
+        retrieved = scored_run(one, scorers, retrieved_images(one, profile, encoder))
         name = f"retrieval, alpha {profile.alpha:g} by {profile.rule.value}"
         yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
-    name, retrieved = retrieved_alike(one, judges)
+    name, retrieved = retrieved_alike(one, scorers)
     yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
 
 
-def scored_controls(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
+def scored_controls(one: ValuedLog, scorers: ImageScorers) -> Iterator[Figure]:
     """Yield, for the log with the papers' hit rates, the gate figures that retrieval fails at our images' hit share,
     and that our images fail. Distances, which need vanilla's images of other seeds, are skipped."""
     rows = one.plan.rows
-    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
-    ours = judged_run(one, judges, one.runs[IMAGES.name].data(rows))
-    name, retrieved = retrieved_alike(one, judges)
-    for what, judged, target in ((f"{name} (a control)", retrieved, at_least(1)), (IMAGES.name, ours, informative())):
-        found = list(picture_figures(f"{one.name}, {what}", judged, vanilla, IMAGES_GATE))
+    vanilla = scored_run(one, scorers, one.runs[VANILLA.name].data(rows))
+    ours = scored_run(one, scorers, one.runs[IMAGES.name].data(rows))
+    name, retrieved = retrieved_alike(one, scorers)
+    for what, scores, target in ((f"{name} (a control)", retrieved, at_least(1)), (IMAGES.name, ours, informative())):
+        found = list(image_figures(f"{one.name}, {what}", scores, vanilla, IMAGES_GATE))
         yield replace(failing_control(f"{one.name}, {what}", found), target=target)
 
 
-def retrieved_alike(one: ValuedLog, judges: PictureJudges) -> tuple[str, JudgedPictures]:
+def retrieved_alike(one: ValuedLog, scorers: ImageScorers) -> tuple[str, ScoredImages]:
     """Return retrieval by text (PINECONE) from vanilla's images that answers as many requests from the store as our
     images arm did, and its name."""
     rows, texts = one.plan.rows, one.log.embeddings
-    served = [one.runs[IMAGES.name].pictures[row].kind != "noise" for row in rows]
+    served = [one.runs[IMAGES.name].images[row].kind != "noise" for row in rows]
     donors = donors_at_share(texts, texts, rows, sum(served) / len(served))
     name = f"retrieval by text, {hit_share(donors, rows):.2f} of the requests as {IMAGES.name} {np.mean(served):.2f}"
-    return name, judged_run(one, judges, [one.vanilla[donors[row]].data for row in rows])
+    return name, scored_run(one, scorers, [one.vanilla[donors[row]].data for row in rows])
 
 
-def retrieved_pictures(one: ValuedLog, profile: SelectorProfile, encoder: LocalEncoder) -> list[bytes]:
+def retrieved_images(one: ValuedLog, profile: SelectorProfile, encoder: LocalEncoder) -> list[bytes]:
     """Return for each counted row the stored image if the images' table makes it a hit, else vanilla's. Only misses are
     stored (retrieval as in MoDM's evaluation)."""
     count = one.plan.warm_count + one.plan.count

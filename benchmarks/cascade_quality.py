@@ -34,12 +34,12 @@ from benchmarks.routing_data import (
     LIGHT,
     PROMPT_AWARE,
     RANDOM,
-    PaintedPairs,
+    GeneratedPairs,
     Reading,
     check_reader,
     held_out_pairs,
-    judged,
     random_confidences,
+    scored,
     shipped_confidences,
 )
 from benchmarks.routing_estimates import deferred_weights, figure_of, resampling_weights, served_values
@@ -80,9 +80,9 @@ def main() -> int:
     count = QUICK_COUNT if options.quick else rest["prompts"]
     pairs = held_out_pairs(rest["work"], count)
     confidences = routers(pairs, rest["training"], NetworkPlan(steps=2 if options.quick else rest["steps"]))
-    read = judged(pairs, rest["reader"])
+    read = scored(pairs, rest["reader"])
     features = feature_pairs(pairs, rest["reader"], count if options.quick else rest["drawings"])
-    scores = judge_values(confidences, read)
+    scores = scorer_values(confidences, read)
     distances = distance_values(confidences, features, 20 if options.quick else DISTANCE_RESAMPLES)
     figures = [
         *gains("share of attributes", confidences, scores, sign=1.0),
@@ -107,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1)
 
 
-def routers(pairs: PaintedPairs, training: Path, plan: NetworkPlan) -> dict[str, Array]:
+def routers(pairs: GeneratedPairs, training: Path, plan: NetworkPlan) -> dict[str, Array]:
     """Return the confidence in each light image by router; the random router's by seed."""
     shipped = shipped_confidences(pairs)
     found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
@@ -120,23 +120,23 @@ def routers(pairs: PaintedPairs, training: Path, plan: NetworkPlan) -> dict[str,
     return found | dict(random_confidences(len(pairs.prompts), SEEDS))
 
 
-def feature_pairs(pairs: PaintedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
+def feature_pairs(pairs: GeneratedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
     """Return the scorer's features; drawings are of scenes after the generated ones."""
     judge = load_trained(Judge(), reader / "judge")
     drawn = examination_prompts(drawing_count, first=len(pairs.prompts)).drawn
-    reference = FrechetReference(judge_features(judge, drawn))
-    light, heavy = (reference.project(judge_features(judge, pictures)) for pictures in (pairs.light, pairs.heavy))
+    reference = FrechetReference(scorer_features(judge, drawn))
+    light, heavy = (reference.project(scorer_features(judge, images)) for images in (pairs.light, pairs.heavy))
     return FeaturePairs(light, heavy, reference)
 
 
 @torch.no_grad()
-def judge_features(judge: Judge, pictures: Tensor) -> Array:
+def scorer_features(judge: Judge, images: Tensor) -> Array:
     """Return features (n, d) before the scorer's heads."""
-    parts = [judge.body(as_pixels(part)) for part in pictures.split(BATCH)]
+    parts = [judge.body(as_pixels(part)) for part in images.split(BATCH)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-def judge_values(confidences: Mapping[str, Array], read: Reading) -> Value:
+def scorer_values(confidences: Mapping[str, Array], read: Reading) -> Value:
     """Return the share of attributes that the scorer sees in the served images."""
     weights = resampling_weights(len(read.light))
 
@@ -200,12 +200,12 @@ def gain(name: str, values: Array, target: Target) -> Figure:
     return Figure(name, round(found, 5), target, [round(float(each), 5) for each in values[1:]][:200], interval)
 
 
-def latencies(pairs: PaintedPairs, rounds: int) -> dict[str, float]:
+def latencies(pairs: GeneratedPairs, rounds: int) -> dict[str, float]:
     """Return median seconds of one image by each model and of one score, as served, alternating."""
     network = open_discriminator(WEIGHTS / "tiny-router")
     pixels = as_pixels(pairs.light[:1]).numpy()[0]
     calls: dict[str, Callable[[], object]] = {
-        name: painting(name, pairs.prompts.captions[0]) for name in (LIGHT, HEAVY)
+        name: generation(name, pairs.prompts.captions[0]) for name in (LIGHT, HEAVY)
     }
     calls["score"] = lambda: network.confidences([pixels])
     timed: dict[str, list[float]] = {name: [] for name in calls}
@@ -215,7 +215,7 @@ def latencies(pairs: PaintedPairs, rounds: int) -> dict[str, float]:
     return {name: round(statistics.median(samples[1:]), 4) for name, samples in timed.items()}
 
 
-def painting(name: str, caption: str) -> Callable[[], object]:
+def generation(name: str, caption: str) -> Callable[[], object]:
     """Return a function that generates one image by a shipped model, as served."""
     entry, pipeline = entry_of(name, WEIGHTS), load_pipeline(WEIGHTS / name)
     steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])

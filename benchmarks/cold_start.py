@@ -42,7 +42,7 @@ def main() -> int:
     for _ in range(starts):
         with local_suite() as suite:
             seconds.append(suite.start_s)
-            paint(suite, 3)
+            generate(suite, 3)
             weights.append({name: weigh(suite, name) for name in LIMITS_MB})
     figures = [measured("start to SERVING of all", seconds, statistics.median, at_most(30, "s"))]
     figures += [memory for name, limit in LIMITS_MB.items() for memory in memory_figures(name, limit, weights)]
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--starts", type=int, default=5, help="starts that are measured")
 
 
-def paint(suite: LocalSuite, count: int) -> None:
+def generate(suite: LocalSuite, count: int) -> None:
     """Let every process work once, so that its memory is that of use."""
     with Client(suite.endpoint.frontdoor) as client:
         for number in range(count):

@@ -47,7 +47,7 @@ class PageView:
         return f"{self.page} {self.theme} {self.width_px}"
 
 
-async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, judged: bool) -> PageView:
+async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, audited: bool) -> PageView:
     """Open a page without a cache; run axe if `audited`."""
     size = {"width": width_px, "height": HEIGHT_PX}
     context = await browser.new_context(viewport=size, color_scheme=theme)
@@ -60,7 +60,7 @@ async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int
         await page.goto(f"{url}#/{'' if page_name == 'playground' else page_name}")
         await page.wait_for_selector(f"main[data-ready={page_name}]")
         load_s = time.perf_counter() - began_s
-        violations = await violations_of(page) if judged else []
+        violations = await violations_of(page) if audited else []
         return PageView(page_name, theme, width_px, load_s, sum(await asyncio.gather(*sizes)), errors, violations)
     finally:
         await context.close()
@@ -85,12 +85,12 @@ async def look_at_all(url: str, rounds: int) -> list[list[PageView]]:
     views = [(page, theme, width) for page in PAGES for theme in THEMES for width in WIDTHS_PX]
     async with running_browser() as browser:
         # a browser's first page waits for its start
-        await look(browser, url, *views[0], judged=False)
-        judged = [await look(browser, url, *view, judged=True) for view in views]
-        return [judged, *[[await look(browser, url, *view, judged=False) for view in views] for _ in range(rounds)]]
+        await look(browser, url, *views[0], audited=False)
+        audited = [await look(browser, url, *view, audited=True) for view in views]
+        return [audited, *[[await look(browser, url, *view, audited=False) for view in views] for _ in range(rounds)]]
 
 
-def paint_one(suite: LocalSuite) -> None:
+def generate_one(suite: LocalSuite) -> None:
     with Client(suite.endpoint.frontdoor) as client:
         client.generate(ImageRequest(PROMPT, num_inference_steps=12))
 
@@ -100,22 +100,22 @@ def main() -> int:
     if why := why_no_browser():
         raise FailedPrecondition("NO_BROWSER", why)
     with local_suite(["--unprofiled-reuse", "--http", "127.0.0.1:0"]) as suite:
-        paint_one(suite)
-        judged, *timed = asyncio.run(look_at_all(f"http://{suite.endpoint.http}/", 2 if options.quick else 10))
-    all_looks = [*judged, *(one for each in timed for one in each)]
+        generate_one(suite)
+        audited, *timed = asyncio.run(look_at_all(f"http://{suite.endpoint.http}/", 2 if options.quick else 10))
+    all_looks = [*audited, *(one for each in timed for one in each)]
     loads = [(one.name, one.load_s) for each in timed for one in each]
     slowest = max(PAGES, key=lambda page: statistics.median(one for name, one in loads if name.startswith(page)))
     errors = [f"{one.name}: {error}" for one in all_looks for error in one.errors]
-    violations = [f"{one.name}: {violation}" for one in judged for violation in one.violations]
+    violations = [f"{one.name}: {violation}" for one in audited for violation in one.violations]
     of_slowest = [load_s for name, load_s in loads if name.startswith(slowest)]
-    most_bytes = max(judged, key=lambda one: one.bytes_count)
+    most_bytes = max(audited, key=lambda one: one.bytes_count)
     figures = [
         measured(f"load, slowest page ({slowest}), median", of_slowest, statistics.median, at_most(LOAD_LIMIT_S, "s")),
         measured("load, all pages, the longest", [one for _, one in loads], max, informative("s")),
         counted("console errors", len(errors), len(all_looks), at_most(0), errors),
-        counted("axe violations", len(violations), max(len(judged), len(violations)), at_most(0), violations),
+        counted("axe violations", len(violations), max(len(audited), len(violations)), at_most(0), violations),
         measured(
-            "bytes of a page, the largest", [one.bytes_count for one in judged], max, at_most(BYTES_LIMIT, "bytes")
+            "bytes of a page, the largest", [one.bytes_count for one in audited], max, at_most(BYTES_LIMIT, "bytes")
         ),
         *(
             measured(f"load, {page}, median", seconds, statistics.median, informative("s"))

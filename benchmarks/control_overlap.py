@@ -66,7 +66,7 @@ class OverlapSubject:
 
 
 @dataclass(frozen=True)
-class TimedPicture:
+class TimedImage:
     """Store the times of one image under `control_count` ControlNets, as means per step in seconds.
 
     They are those of the worker's halves, or of its whole pass without a ControlNet; of the slowest ControlNet's pass,
@@ -123,7 +123,7 @@ class OverlapBench:
         self._traces = tuple(traces)
         self._shift_px = 0
 
-    async def timed(self, control_count: int, *, new_images: bool = False) -> TimedPicture:
+    async def timed(self, control_count: int, *, new_images: bool = False) -> TimedImage:
         """Generate an image under the first `control_count` ControlNets, with the subject's control images or with new
         ones. Raises the image's error."""
         subject = self._subject
@@ -136,8 +136,8 @@ class OverlapBench:
         result = await self._served.painted(controlled, conditions)
         found = [[span for span in read_spans(path) if span.began_s >= began_s] for path in self._traces]
         denoise_ms = next(timing.duration_ms for timing in result.timings if timing.stage == "denoise")
-        picture = _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
-        return replace(picture, new_images=new_images, blocks=subject.blocks)
+        image = _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
+        return replace(image, new_images=new_images, blocks=subject.blocks)
 
 
 @asynccontextmanager
@@ -176,12 +176,12 @@ async def started(subject: OverlapSubject, replica_count: int, cores: Sequence[i
 
 def _timed(
     step_count: int, control_count: int, denoise_s: float, own: list[Span], others: list[list[Span]]
-) -> TimedPicture:
+) -> TimedImage:
     steps = [span for span in own if span.what in ("decode", "whole")]
     between = steps[-1].ended_s - steps[0].ended_s
     # A stream's first pass reports the residuals' shapes and belongs to no step.
     passes = [[span for span in spans if span.what == "residuals"][-step_count:] for spans in others]
-    return TimedPicture(
+    return TimedImage(
         control_count=control_count,
         step_count=step_count,
         denoise_s=denoise_s,
@@ -215,15 +215,15 @@ def _length(span: Span) -> float:
     return span.ended_s - span.began_s
 
 
-def trace_events(picture: TimedPicture, names: Sequence[str]) -> dict[str, Any]:
+def trace_events(image: TimedImage, names: Sequence[str]) -> dict[str, Any]:
     """Return the image's spans for Chrome's trace viewer and Perfetto, in microseconds from the first; `names` are its
     processes', worker first."""
-    zero_s = min(span.began_s for span in picture.spans)
-    order = list(dict.fromkeys(span.process_id for span in picture.spans))
+    zero_s = min(span.began_s for span in image.spans)
+    order = list(dict.fromkeys(span.process_id for span in image.spans))
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": place, "args": {"name": names[place]}} for place in range(len(order))
     ]
-    for span in picture.spans:
+    for span in image.spans:
         at = {"ts": round((span.began_s - zero_s) * 1e6), "dur": round(_length(span) * 1e6)}
         events.append({"ph": "X", "name": span.what, "pid": order.index(span.process_id), "tid": 0, **at})
     return {"displayTimeUnit": "ms", "traceEvents": events}

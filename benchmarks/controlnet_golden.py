@@ -62,7 +62,7 @@ class ControlledSubject:
 
 
 @dataclass(frozen=True)
-class ComparedPicture:
+class ComparedImage:
     """Store one image's difference from diffusers', alone and among others; None if diffusers' is not finite."""
 
     subject: str
@@ -122,18 +122,18 @@ def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterat
         yield ControlledCase(Case(*PROMPTS[0], schedulers[0], 11, steps, guidance), SEVERAL[:most])
 
 
-def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[ComparedPicture]:
+def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[ComparedImage]:
     """Yield each image's differences."""
     with ExitStack() as open_ones:
         engine = open_ones.enter_context(engine_of(subject))
         theirs = ControlledByDiffusers(subject.model, subject.controlnets)
         cases = list(all_cases(engine.model.info.schedulers, len(subject.controlnets), quick))
-        pictures = [(case, subject.conditions[: len(case.settings)]) for case in cases]
-        together = engine.together(pictures)
-        for (case, conditions), among in zip(pictures, together, strict=True):
+        images = [(case, subject.conditions[: len(case.settings)]) for case in cases]
+        together = engine.together(images)
+        for (case, conditions), among in zip(images, together, strict=True):
             wanted = theirs.controlled(case, conditions)
             alone = engine.controlled(case, conditions)
-            yield ComparedPicture(name, case, largest(wanted, alone), largest(wanted, among))
+            yield ComparedImage(name, case, largest(wanted, alone), largest(wanted, among))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def largest(wanted: Tensor, found: Tensor) -> float | None:
     return float((wanted - found).abs().max()) if torch.isfinite(wanted).all() else None
 
 
-def figures_of(compared: Sequence[ComparedPicture]) -> list[Figure]:
+def figures_of(compared: Sequence[ComparedImage]) -> list[Figure]:
     """Return the figures over all models first, then by model."""
     finite = [(one, one.alone, one.among_others) for one in compared if one.alone is not None]
     alone = [value for _, value, _ in finite]
@@ -167,7 +167,7 @@ def figures_of(compared: Sequence[ComparedPicture]) -> list[Figure]:
 def main() -> int:
     options: Options = parse_options("controlnet_golden", __doc__)
     torch.set_num_threads(1)
-    compared: list[ComparedPicture] = []
+    compared: list[ComparedImage] = []
     for name, write in SUBJECTS.items():
         with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
             compared += compare(name, write(Path(folder)), options.quick)

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.control_overlap import Blocks, OverlapSubject, TimedPicture, started, trace_events
+from benchmarks.control_overlap import Blocks, OverlapSubject, TimedImage, started, trace_events
 from benchmarks.report import TRACES, Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.emulation.pace import read_pace
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
@@ -147,51 +147,51 @@ SUBJECTS: dict[str, tuple[Callable[[Path, bool], OverlapSubject], tuple[int, ...
 }
 
 
-async def pictures_of(name: str, rounds: int, quick: bool, cores: Sequence[int], traces: Path) -> list[TimedPicture]:
+async def images_of(name: str, rounds: int, quick: bool, cores: Sequence[int], traces: Path) -> list[TimedImage]:
     write, counts = SUBJECTS[name]
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         subject = write(Path(folder), quick)
         async with started(subject, max(counts), cores) as bench:
             for count in counts:  # the first image of each opens channels and loads everything
                 await bench.timed(count)
-            pictures = []
+            images = []
             for _ in range(rounds):
-                pictures.append(await bench.timed(1, new_images=True))
-                pictures += [await bench.timed(count) for count in counts]
+                images.append(await bench.timed(1, new_images=True))
+                images += [await bench.timed(count) for count in counts]
     names = ["worker", *(one.name for one in subject.controlnets)]
     traces.mkdir(parents=True, exist_ok=True)
-    shown = json.dumps(trace_events(pictures[-1], names))
+    shown = json.dumps(trace_events(images[-1], names))
     (traces / f"controlnet_parallel-{name.replace(',', '').replace(' ', '-')}.json").write_text(shown + "\n")
-    return pictures
+    return images
 
 
-def figures_of(name: str, pictures: Sequence[TimedPicture]) -> list[Figure]:
+def figures_of(name: str, images: Sequence[TimedImage]) -> list[Figure]:
     """Return the share of the ideal first, then its terms."""
-    anew = [picture for picture in pictures if picture.new_images]
-    pictures = [picture for picture in pictures if not picture.new_images]
-    one, free = ([picture for picture in pictures if picture.control_count == count] for count in (1, 0))
-    share = [picture.share_of_ideal for picture in one]
-    steady = [picture.steady_share for picture in one]
+    anew = [image for image in images if image.new_images]
+    images = [image for image in images if not image.new_images]
+    one, free = ([image for image in images if image.control_count == count] for count in (1, 0))
+    share = [image.share_of_ideal for image in one]
+    steady = [image.steady_share for image in one]
     target = at_least(TARGETS[name]) if name in TARGETS else informative()
     figures = [
         measured(f"{name}: 1C as a share of the ideal, the whole stage", share, median, target),
         measured(f"{name}: 1C as a share of the ideal, its streams open", steady, median, target),
         measured(
             f"{name}: 1C as a share of the ideal, the whole stage, of an image that is new",
-            [picture.share_of_ideal for picture in anew],
+            [image.share_of_ideal for image in anew],
             median,
             informative(),
         ),
-        _speed_up(name, "speed-up of 1C over C + E + D", [picture.serial_step_s / picture.steady_s for picture in one]),
-        _speed_up(name, "the ideal", [picture.serial_step_s / picture.ideal_step_s for picture in one]),
+        _speed_up(name, "speed-up of 1C over C + E + D", [image.serial_step_s / image.steady_s for image in one]),
+        _speed_up(name, "the ideal", [image.serial_step_s / image.ideal_step_s for image in one]),
     ]
-    three = [picture for picture in pictures if picture.control_count == 3]
+    three = [image for image in images if image.control_count == 3]
     if three:
         pairs = [(many.denoise_s, single.denoise_s) for many, single in zip(three, one, strict=True)]
         figures.append(measured(f"{name}: 3C over 1C", pairs, _median_ratio, at_most(1.10)))
     for label, group in (("0C", free), ("1C", one), ("3C", three)):
         if group:
-            seconds = [picture.device_s for picture in group]
+            seconds = [image.device_s for image in group]
             figures.append(measured(f"{name}: device-seconds a picture, {label}", seconds, median, informative("s")))
     return figures
 
@@ -204,9 +204,9 @@ def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return median(many / single for many, single in pairs)
 
 
-def rows_of(pictures: Sequence[TimedPicture]) -> list[dict[str, Any]]:
+def rows_of(images: Sequence[TimedImage]) -> list[dict[str, Any]]:
     """Return rows in milliseconds, without the spans."""
-    return [{key: value for key, value in asdict(picture).items() if key != "spans"} for picture in pictures]
+    return [{key: value for key, value in asdict(image).items() if key != "spans"} for image in images]
 
 
 def _own_options(parser: argparse.ArgumentParser) -> None:
@@ -221,9 +221,9 @@ def main() -> int:
     rounds, figures, notes = 2 if options.quick else 7, [], {}
     for name in options.rest["subject"] or SUBJECTS:
         few = min(rounds, 3) if name == "sd15-size" else rounds
-        pictures = asyncio.run(pictures_of(name, few, options.quick, cores, TRACES))
-        figures += figures_of(name, pictures)
-        notes[name] = rows_of(pictures)
+        images = asyncio.run(images_of(name, few, options.quick, cores, TRACES))
+        figures += figures_of(name, images)
+        notes[name] = rows_of(images)
     pinned = {"worker": cores[0], "replicas and this process": cores[-1]}
     return publish(options, figures, notes={"threads": 1, "cores": pinned, "pictures": notes})
 

@@ -102,10 +102,10 @@ def figures_of(service: str, runs: Sequence[Calls]) -> list[Figure]:
     figures = []
     for places in SIZES:
         for policy, played in POLICIES.items():
-            judged = policy == "controlnet_svc" and places == published_places
+            has_target = policy == "controlnet_svc" and places == published_places
             name = f"service {service}, {places} resident, {policy}"
             shares = [played(calls, places) for calls in runs]
-            figures.append(measured(name, shares, _mean, at_least(share) if judged else informative()))
+            figures.append(measured(name, shares, _mean, at_least(share) if has_target else informative()))
     return sorted(figures, key=lambda figure: figure.target.limit is None)
 
 

@@ -45,7 +45,7 @@ class PeerProcess:
         """Continue its processes."""
         os.killpg(self._process.pid, signal.SIGCONT)
 
-    async def paint(self, order: PeerOrder) -> bytes:
+    async def generate(self, order: PeerOrder) -> bytes:
         """Return the PNG. Raises httpx.HTTPStatusError for any other answer."""
         response = await self._client.post("/predict", json=asdict(order))
         response.raise_for_status()
@@ -66,7 +66,7 @@ async def diffusers_peer(model: Path, loras: Path, settings: PeerSettings) -> As
                 peer = PeerProcess(process, client)
                 # Each process generates once: first images take longer.
                 orders = [PeerOrder("warm up", seed, 2, 2.0) for seed in range(4 * settings.worker_count)]
-                await asyncio.gather(*(peer.paint(order) for order in orders))
+                await asyncio.gather(*(peer.generate(order) for order in orders))
                 yield peer
         finally:
             os.killpg(process.pid, signal.SIGCONT)
@@ -115,15 +115,15 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
     def predict(self, orders: list[PeerOrder] | PeerOrder) -> list[bytes] | bytes:
         """LitServe passes a single order, not a list of one, if batches have size 1."""
         if isinstance(orders, PeerOrder):
-            return self._paint([orders])[0]
-        painted: dict[int, bytes] = {}
+            return self._generate([orders])[0]
+        generated: dict[int, bytes] = {}
         alike = {(order.loras, order.steps, order.guidance_scale) for order in orders}
         for one in alike:
             rows = [row for row, order in enumerate(orders) if (order.loras, order.steps, order.guidance_scale) == one]
-            painted.update(zip(rows, self._paint([orders[row] for row in rows]), strict=True))
-        return [painted[row] for row in range(len(orders))]
+            generated.update(zip(rows, self._generate([orders[row] for row in rows]), strict=True))
+        return [generated[row] for row in range(len(orders))]
 
-    def _paint(self, orders: Sequence[PeerOrder]) -> list[bytes]:
+    def _generate(self, orders: Sequence[PeerOrder]) -> list[bytes]:
         """Generate orders with the same LoRAs, steps and guidance scale."""
         import torch
 

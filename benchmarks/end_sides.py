@@ -50,7 +50,7 @@ PEER = "diffusers behind LitServe"
 
 
 @dataclass(frozen=True)
-class AskedPicture:
+class LogRow:
     """Hold a row of the log."""
 
     row: int
@@ -70,7 +70,7 @@ class SideRun:
     image's steps, and processor seconds by service.
     """
 
-    pictures: dict[int, bytes] = field(default_factory=dict)
+    images: dict[int, bytes] = field(default_factory=dict)
     latencies_s: dict[int, float] = field(default_factory=dict)
     round_s: list[float] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -91,12 +91,12 @@ class SideRun:
 
     def trial_row(self, name: str | int, client_count: int) -> list[object]:
         """Return a trial as JSON values: images a second, and the p95, null if it failed."""
-        rate, p95_s = len(self.pictures) / sum(self.round_s), self.p95_s
+        rate, p95_s = len(self.images) / sum(self.round_s), self.p95_s
         return [name, client_count, round(rate, 3), round(p95_s, 3) if math.isfinite(p95_s) else None]
 
 
 # an encoded image, its start, and its steps
-Painter = Callable[[AskedPicture], Awaitable[tuple[bytes, str, int]]]
+Generate = Callable[[LogRow], Awaitable[tuple[bytes, str, int]]]
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,19 @@ class Sides:
     peer: "PeerProcess"
     clients: Mapping[str, AsyncClient]
 
-    def painter(self, arm: EndArm | None) -> Painter:
+    def generate(self, arm: EndArm | None) -> Generate:
         """Return the generating function of an arm, or of the peer."""
         return self._by_peer if arm is None else lambda asked: self._by_suite(asked, arm, binding=not arm.thins)
 
-    def filler(self, arm: EndArm) -> Painter:
+    def filler(self, arm: EndArm) -> Generate:
         """Return the function that fills an arm's cache."""
         return lambda asked: self._by_suite(asked, arm, binding=True)
 
-    async def _by_peer(self, asked: AskedPicture) -> tuple[bytes, str, int]:
+    async def _by_peer(self, asked: LogRow) -> tuple[bytes, str, int]:
         order = peer_order(asked)
-        return await self.peer.paint(order), "noise", order.steps
+        return await self.peer.generate(order), "noise", order.steps
 
-    async def _by_suite(self, asked: AskedPicture, arm: EndArm, *, binding: bool) -> tuple[bytes, str, int]:
+    async def _by_suite(self, asked: LogRow, arm: EndArm, *, binding: bool) -> tuple[bytes, str, int]:
         request = ImageRequest(
             asked.prompt,
             # LoRAs belong to one model, so that requests with LoRAs name it
@@ -128,20 +128,20 @@ class Sides:
             cache=CacheMode.READ_WRITE if arm.cached else CacheMode.OFF,
             binding_steps=binding,
         )
-        picture = await self.clients[arm.name].generate(request)
-        made = picture.provenance
+        image = await self.clients[arm.name].generate(request)
+        made = image.provenance
         thinned = ", thinned" if made.route.thinned_steps else ""
-        return picture.data, f"{made.spec.model} from {start_kind(made)}{thinned}", made.steps_run
+        return image.data, f"{made.spec.model} from {start_kind(made)}{thinned}", made.steps_run
 
 
-def peer_order(asked: AskedPicture) -> PeerOrder:
+def peer_order(asked: LogRow) -> PeerOrder:
     """Return the same image as an order for the peer."""
     known = entry_of(HEAVY)
     steps, guidance = int(known["default_steps"]), float(known["default_guidance_scale"])
     return PeerOrder(asked.prompt, asked.seed, steps, guidance, asked.loras)
 
 
-async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: int, run: SideRun) -> float:
+async def play(generate: Generate, asked: Sequence[LogRow], client_count: int, run: SideRun) -> float:
     """Generate all images with `client_count` clients, in order, and return the seconds. A failed request counts as
     never answered."""
     left = iter(asked)
@@ -150,7 +150,7 @@ async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: in
         for one in left:
             began = time.monotonic()
             try:
-                run.pictures[one.row], told, steps = await painter(one)
+                run.images[one.row], told, steps = await generate(one)
                 run.steps.append(steps)
                 run.latencies_s[one.row] = time.monotonic() - began
             except PentimentoError as error:
@@ -170,7 +170,7 @@ def folded(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(LORAS[int(name.rpartition("-")[2]) % len(LORAS)] for name in names))
 
 
-def parts_of(asked: Sequence[AskedPicture], count: int) -> list[Sequence[AskedPicture]]:
+def parts_of(asked: Sequence[LogRow], count: int) -> list[Sequence[LogRow]]:
     """Cut the log into `count` parts."""
     edges = [len(asked) * number // count for number in range(count + 1)]
     return [asked[first:last] for first, last in pairwise(edges)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 240] [--rounds 3]
 
-JUDGES and OTHERS are work folders of training (see `benchmarks.picture_judges`). The peer and the arms below generate a
+JUDGES and OTHERS are work folders of training (see `benchmarks.image_scorers`). The peer and the arms below generate a
 scene log (`zoo.scene_log`), alternating round by round, with the LoRAs of the production mix
 (`workloads.production.MLORA`, its base models and LoRAs mapped to the zoo's). Every client of a side requests its next
 image when it has the last one. A side has the number of clients that serves it best while 95 % of its answers come
@@ -38,21 +38,21 @@ from benchmarks.end_sides import (
     LIGHT,
     PEER,
     THINNING,
-    AskedPicture,
     EndArm,
+    LogRow,
     SideRun,
     Sides,
     folded,
     parts_of,
     play,
 )
+from benchmarks.image_scorers import ImageScorers, check_scorers
 from benchmarks.peer_orders import PeerSettings
-from benchmarks.picture_judges import PictureJudges, check_judges
 from benchmarks.report import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.reuse_quality import JudgedPictures, QualityGate
+from benchmarks.reuse_quality import QualityGate, ScoredImages
 from benchmarks.statistics import quantile, ratio_of_sums
 from benchmarks.suite_processes import processor_s
-from benchmarks.value_figures import picture_figures
+from benchmarks.value_figures import image_figures
 from benchmarks.value_runs import SETTINGS
 from lab.workloads.production import MLORA, choose
 from pentimento.diffusion.weights import quiet_loaders
@@ -92,13 +92,13 @@ def main() -> int:
     options = parse_options("end_to_end", __doc__, add_options)
     rest = options.rest
     quiet_loaders()
-    check_judges(rest["judge"], rest["encoder"])
+    check_scorers(rest["judge"], rest["encoder"])
     began = time.monotonic()
     log, asked = mixed_log(options)
     with tempfile.TemporaryDirectory(prefix="end-to-end") as folder, suites(Path(folder)) as running:
         runs, notes = asyncio.run(play_all(options, running, asked))
-    judges = PictureJudges(rest["judge"], rest["encoder"])
-    figures = figures_of(runs, log, rest["warm"], judges, float(str(notes["slo_s"])))
+    scorers = ImageScorers(rest["judge"], rest["encoder"])
+    figures = figures_of(runs, log, rest["warm"], scorers, float(str(notes["slo_s"])))
     notes |= {"log": len(asked), "mix": MLORA.source, "seconds": round(time.monotonic() - began)}
     return publish(options, figures, notes=notes)
 
@@ -113,7 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-seed", type=int, default=41)
 
 
-def mixed_log(options: Options) -> tuple[SceneLog, list[AskedPicture]]:
+def mixed_log(options: Options) -> tuple[SceneLog, list[LogRow]]:
     """Return the log, and its rows with the LoRAs of the production mix."""
     rest = options.rest
     if options.quick:
@@ -123,7 +123,7 @@ def mixed_log(options: Options) -> tuple[SceneLog, list[AskedPicture]]:
     log = write_scene_log(count, clip_embedder(WEIGHTS / "tiny-clip"), rng)
     choices = choose(MLORA, count, rng)
     return log, [
-        AskedPicture(row, prompt, folded(choice.loras))
+        LogRow(row, prompt, folded(choice.loras))
         for row, (prompt, choice) in enumerate(zip(log.prompts, choices, strict=True))
     ]
 
@@ -163,7 +163,7 @@ def core_count() -> int:
 
 
 async def play_all(
-    options: Options, running: Mapping[str, tuple[LocalSuite, str]], asked: Sequence[AskedPicture]
+    options: Options, running: Mapping[str, tuple[LocalSuite, str]], asked: Sequence[LogRow]
 ) -> tuple[dict[str, SideRun], dict[str, object]]:
     """Return all sides' images, and their settings."""
     rest = options.rest
@@ -190,7 +190,7 @@ async def play_all(
 async def play_round(
     sides: Sides,
     side: EndArm | None,
-    part: Sequence[AskedPicture],
+    part: Sequence[LogRow],
     client_count: int,
     runs: Mapping[str, SideRun],
     suite: LocalSuite | None,
@@ -200,7 +200,7 @@ async def play_round(
     if side is None:
         sides.peer.resume()
     before = processor_s(suite.state.path) if suite is not None else {}
-    run.round_s.append(await play(sides.painter(side), part, client_count, run))
+    run.round_s.append(await play(sides.generate(side), part, client_count, run))
     run.note_processor_s(before, processor_s(suite.state.path) if suite is not None else {})
     if side is None:
         sides.peer.pause()
@@ -208,9 +208,7 @@ async def play_round(
     print(f"{name}: {len(part) / run.round_s[-1]:.2f} a second, p95 {run.p95_s:.2f} s", flush=True)
 
 
-async def best_peer(
-    options: Options, trial: Sequence[AskedPicture]
-) -> tuple[PeerSettings, float, int, list[list[object]]]:
+async def best_peer(options: Options, trial: Sequence[LogRow]) -> tuple[PeerSettings, float, int, list[list[object]]]:
     """Return the peer's best settings, the SLO, its best number of clients, and all trials."""
     cores, slo_s, trials = core_count(), 0.0, list[list[object]]()
     best: tuple[float, PeerSettings, int] | None = None
@@ -218,14 +216,14 @@ async def best_peer(
     async def try_settings(settings: PeerSettings) -> None:
         nonlocal best, slo_s
         async with diffusers_peer(WEIGHTS / HEAVY, WEIGHTS, settings) as peer:
-            painter = Sides(peer, {}).painter(None)
+            generate = Sides(peer, {}).generate(None)
             if not slo_s:
                 alone = SideRun()
-                await play(painter, trial[:5], 1, alone)
+                await play(generate, trial[:5], 1, alone)
                 slo_s = SLO_FACTOR * quantile(sorted(alone.latencies_s.values()), 0.5)
             clients = cores * settings.max_batch
             run = SideRun()
-            run.round_s.append(await play(painter, trial, clients, run))
+            run.round_s.append(await play(generate, trial, clients, run))
         rate = len(trial) / sum(run.round_s)
         trials.append(run.trial_row(settings.name, clients))
         print(f"peer, {settings.name}: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
@@ -248,7 +246,7 @@ async def best_peer(
 
 
 async def best_clients(
-    options: Options, sides: Sides, trial: Sequence[AskedPicture], slo_s: float
+    options: Options, sides: Sides, trial: Sequence[LogRow], slo_s: float
 ) -> tuple[int, list[list[object]]]:
     """Return the number of clients with which all but the cache, which has these prompts, is fastest within the SLO, or
     the fewest if none is; and all trials."""
@@ -257,7 +255,7 @@ async def best_clients(
     for count in CLIENTS[:1] if options.quick else CLIENTS:
         run = SideRun()
         longer = [replace(one, row=one.row + turn * len(trial)) for turn in range(3) for one in trial]
-        run.round_s.append(await play(sides.painter(searched), longer, count, run))
+        run.round_s.append(await play(sides.generate(searched), longer, count, run))
         rate = len(longer) / sum(run.round_s)
         trials.append(run.trial_row(searched.name, count))
         print(f"{count} clients: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
@@ -278,7 +276,7 @@ async def clients_of(running: Mapping[str, tuple[LocalSuite, str]]) -> AsyncIter
 
 
 def figures_of(
-    runs: Mapping[str, SideRun], log: SceneLog, first: int, judges: PictureJudges, slo_s: float
+    runs: Mapping[str, SideRun], log: SceneLog, first: int, scorers: ImageScorers, slo_s: float
 ) -> list[Figure]:
     """Return the throughputs ÷ the peer's, the steps and processor time of an image, whether the SLO held, and the
     quality gate."""
@@ -302,10 +300,10 @@ def figures_of(
         target = at_most(0.05) if name in (PEER, EVERYTHING.name) else informative()
         counts = [[told, run.told.count(told)] for told in sorted(set(run.told))]
         found.append(Figure(f"{name}: answers after the SLO, of all", share, target, counts, None))
-    rows = sorted(set.intersection(*(set(run.pictures) for run in runs.values())))
-    reference = judged(peer, log, rows, judges)
+    rows = sorted(set.intersection(*(set(run.images) for run in runs.values())))
+    reference = scored(peer, log, rows, scorers)
     for arm in ARMS:
-        of_arm = picture_figures(arm.name, judged(runs[arm.name], log, rows, judges), reference, GATE)
+        of_arm = image_figures(arm.name, scored(runs[arm.name], log, rows, scorers), reference, GATE)
         found += of_arm if arm is EVERYTHING else (replace(figure, target=informative()) for figure in of_arm)
     return found
 
@@ -315,10 +313,10 @@ def faster(name: str, ours: SideRun, theirs: SideRun, target: Target) -> Figure:
     return measured(name, list(zip(theirs.round_s, ours.round_s, strict=True)), ratio_of_sums, target)
 
 
-def judged(run: SideRun, log: SceneLog, rows: Sequence[int], judges: PictureJudges) -> JudgedPictures:
+def scored(run: SideRun, log: SceneLog, rows: Sequence[int], scorers: ImageScorers) -> ScoredImages:
     """Return the scores of the rows' images."""
-    return judges.judge(
-        [run.pictures[row] for row in rows], [log.prompts[row] for row in rows], [log.asked[row] for row in rows]
+    return scorers.score(
+        [run.images[row] for row in rows], [log.prompts[row] for row in rows], [log.asked[row] for row in rows]
     )
 
 

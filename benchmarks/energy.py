@@ -126,9 +126,9 @@ def scenario_of(policy: str, warm: int, seconds: Mapping[str, float]) -> Scenari
     """Return MoDM's setting under a policy, with only those models."""
     small = tuple(name for name in seconds if name != "large")
     plain = mixture_scenario(policy, DEVICES, CAPACITY, warm, PER_MINUTE / 60, seconds, small, QUALITIES)
-    judged = {known.model: known for known in QUALITIES}
+    known = {one.model: one for one in QUALITIES}
     models = tuple(
-        replace(one, quality=judged[one.name].quality, reuse_quality=judged[one.name].reuse) for one in plain.models
+        replace(one, quality=known[one.name].quality, reuse_quality=known[one.name].reuse) for one in plain.models
     )
     return replace(plain, name=policy, models=models)
 

@@ -44,12 +44,12 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     engine.start()
     info = model.info
 
-    def paint(prompt: str, seed: int) -> Tensor:
+    def generate(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
         return painted_together(engine, [PaintingRequest(spec, NoiseStart())])[0]
 
-    return paint, engine
+    return generate, engine
 
 
 def compiled_denoiser(model: DiffusionModel, engine: StepEngine, denoiser: CompiledDenoiser) -> None:
@@ -72,7 +72,7 @@ def diffusers_side(model: Path, steps: int, *, compiled: bool) -> Side:
         setattr(pipeline, denoiser, torch.compile(getattr(pipeline, denoiser), dynamic=False))
 
     @torch.inference_mode()
-    def paint(prompt: str, seed: int) -> Tensor:
+    def generate(prompt: str, seed: int) -> Tensor:
         latents: Tensor = pipeline(
             prompt,
             num_inference_steps=steps,
@@ -82,7 +82,7 @@ def diffusers_side(model: Path, steps: int, *, compiled: bool) -> Side:
         ).images
         return latents
 
-    return paint
+    return generate
 
 
 def run_round(sides: dict[str, Side], number: int) -> dict[str, float]:

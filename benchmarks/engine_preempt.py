@@ -25,9 +25,9 @@ from benchmarks.worker_load import (
     drive,
     failures,
     latency_quantile,
-    lone_picture_s,
     poisson,
     shifted,
+    single_image_s,
     worker_under_load,
 )
 from lab.fixtures.worker_process import worker_process
@@ -88,7 +88,7 @@ async def run_rounds(options: Options) -> tuple[float, list[dict[str, StreamOutc
     model = find_model(options.rest["model"]).path
     async with AsyncExitStack() as stack:
         workers = {name: await enter_worker(stack, options, model, flag) for name, flag in SIDES.items()}
-        lone_s = await lone_picture_s(workers["with"].ask, 1 if options.quick else 5)
+        lone_s = await single_image_s(workers["with"].ask, 1 if options.quick else 5)
         rounds = []
         for number in range(1 if options.quick else options.rest["rounds"]):
             names = list(workers) if number % 2 else list(reversed(workers))

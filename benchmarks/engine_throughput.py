@@ -28,7 +28,7 @@ from benchmarks.litserve_server import TOGETHER
 from benchmarks.litserve_side import litserve_side, write_donors
 from benchmarks.report import Figure, Interval, Options, at_least, informative, parse_options, publish
 from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval
-from benchmarks.worker_load import FIRST_STEPS, Ask, lone_picture_s, worker_under_load
+from benchmarks.worker_load import FIRST_STEPS, Ask, single_image_s, worker_under_load
 from lab.fixtures.worker_process import keep_off_a_core, worker_process
 from pentimento.supervisor.models import find_model
 
@@ -128,7 +128,7 @@ async def compare(options: Options, core: int | None) -> Findings:
         await asyncio.to_thread(write_donors, model, donors)
         servers = Servers(options, model, donors, core)
         async with servers.ours() as ask:
-            lone_s = await lone_picture_s(ask)
+            lone_s = await single_image_s(ask)
         found = Findings(lone_s, promise_of(options, lone_s))
         rate = await search_grid(options, found, servers)
         await run_rounds(options, found, servers, [rate, rate])

@@ -32,7 +32,7 @@ class PeerRequest(BaseModel):
     seed: int | None = None
 
 
-class PeerPicture(BaseModel):
+class PeerImage(BaseModel):
     """One image of an answer."""
 
     b64_json: str | None = None
@@ -43,16 +43,16 @@ class PeerAnswer(BaseModel):
     """A whole answer."""
 
     created: int
-    data: list[PeerPicture]
+    data: list[PeerImage]
 
 
 def peer_app(picture_bytes: int) -> FastAPI:
     """Return an application that answers every request with the same image."""
-    picture = base64.b64encode(bytes(picture_bytes)).decode()
+    image = base64.b64encode(bytes(picture_bytes)).decode()
     app = FastAPI()
 
     async def generations(request: PeerRequest) -> Any:
-        return PeerAnswer(created=int(time.time()), data=[PeerPicture(b64_json=picture)])
+        return PeerAnswer(created=int(time.time()), data=[PeerImage(b64_json=image)])
 
     app.add_api_route("/v1/images/generations", generations, methods=["POST"], response_model=PeerAnswer)
     return app

@@ -91,7 +91,7 @@ class FaultedLoad:
         self.reference_s = 0.0
         self.samples: list[Sample] = []
 
-    async def paint_reference(self) -> None:
+    async def generate_reference(self) -> None:
         """Run without faults first. Raises RuntimeError unless it returns every image."""
         started = time.monotonic()
         for picture in range(PICTURES):

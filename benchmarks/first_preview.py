@@ -26,7 +26,7 @@ GUARD_S = 120.0
 
 
 @dataclass(frozen=True)
-class WatchedPicture:
+class WatchedImage:
     """Store seconds to the first preview (NaN without one) and to the image."""
 
     preview_s: float
@@ -48,7 +48,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, object]]]:
             yield name, json.loads(line.removeprefix("data: "))
 
 
-def watch(client: httpx.Client, seed: int, interval: int) -> WatchedPicture:
+def watch(client: httpx.Client, seed: int, interval: int) -> WatchedImage:
     """Request one image. Raises RuntimeError if the stream ends without it."""
     body = {"prompt": PROMPT, "num_inference_steps": STEPS, "seed": seed, "cache": "off"}
     began_s, preview_s = time.perf_counter(), float("nan")
@@ -59,7 +59,7 @@ def watch(client: httpx.Client, seed: int, interval: int) -> WatchedPicture:
             if name == "progress" and values["preview"] and preview_s != preview_s:
                 preview_s = now_s
             elif name == "completed":
-                return WatchedPicture(preview_s, now_s)
+                return WatchedImage(preview_s, now_s)
     raise RuntimeError("the stream ended without an image")
 
 
@@ -71,7 +71,7 @@ def main() -> int:
     options = parse_options("first_preview", __doc__)
     count = 4 if options.quick else 40
     intervals = (PLAYGROUND_INTERVAL, 1, 0)
-    seen: dict[int, list[WatchedPicture]] = {interval: [] for interval in intervals}
+    seen: dict[int, list[WatchedImage]] = {interval: [] for interval in intervals}
     with local_suite(["--http", "127.0.0.1:0"]) as suite, opened(suite) as client:
         watch(client, 0, 1)
         for seed in range(count):
@@ -90,11 +90,11 @@ def main() -> int:
     return publish(options, figures, notes=notes)
 
 
-def shares(seen: Sequence[WatchedPicture]) -> list[float]:
+def shares(seen: Sequence[WatchedImage]) -> list[float]:
     return [one.share for one in seen]
 
 
-def beside(seen: Sequence[WatchedPicture], plain: Sequence[WatchedPicture]) -> list[float]:
+def beside(seen: Sequence[WatchedImage], plain: Sequence[WatchedImage]) -> list[float]:
     """Return each image's time over that of the same image without previews."""
     return [one.picture_s / other.picture_s for one, other in zip(seen, plain, strict=True)]
 

@@ -45,7 +45,7 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
     """Return every scheduler with no, moderate and strong guidance, with and without negative prompts, both lengths."""
     steps, guidances = ((12,), (1.0, 3.0)) if quick else ((5, 20, 50), (1.0, 3.0, 7.5))
-    painted = [
+    finite = [
         Case(prompt, negative, scheduler, seed, count, guidance)
         for scheduler, count, guidance in itertools.product(schedulers, steps, guidances)
         for seed, (prompt, negative) in enumerate(zip(PROMPTS, NEGATIVE_PROMPTS, strict=True))
@@ -55,7 +55,7 @@ def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
         Case(PROMPTS[0], "blurred", scheduler, 21, 13 if quick else 31, guidance, strength=strength)
         for scheduler, guidance, strength in itertools.product(schedulers, guidances, (0.3, 0.8, 1.0))
     ]
-    return painted + stochastic + changed
+    return finite + stochastic + changed
 
 
 async def compare(model: Path, quick: bool) -> Compared:
@@ -87,9 +87,9 @@ def zoo_pipelines() -> list[str]:
 def figures_of(compared: dict[str, Compared]) -> list[Figure]:
     """Return the figures over all first, then by checkpoint and kind of start, without images that diffusers cannot
     generate."""
-    painted = {name: [(c, value) for c, value in pairs if value is not None] for name, pairs in compared.items()}
-    groups = {"max abs difference of the final latents": [value for pairs in painted.values() for _, value in pairs]}
-    for name, pairs in painted.items():
+    finite = {name: [(c, value) for c, value in pairs if value is not None] for name, pairs in compared.items()}
+    groups = {"max abs difference of the final latents": [value for pairs in finite.values() for _, value in pairs]}
+    for name, pairs in finite.items():
         groups[f"{name}, text to image"] = [value for case, value in pairs if case.strength is None]
         groups[f"{name}, from an image"] = [value for case, value in pairs if case.strength is not None]
     return [measured(name, values, max, TARGET) for name, values in groups.items()]

@@ -45,34 +45,34 @@ EAGER, OURS = "ours, eager", "ours"
 RATIOS = {EAGER: (PEER, 0.88), OURS: (COMPILED_PEER, 0.95)}
 
 # Generate the images of a round from its number, and return their final latents.
-Painter = Callable[[int], Tensor]
+Generate = Callable[[int], Tensor]
 
 
-def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
+def image_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
     """Time `count` guided images in one batch."""
     result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
     pictures = int(count)
     name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         pipeline = saved_pipeline(setup, size, dtype, Path(folder))
-        painters: dict[str, Painter] = {PEER: _painted_by_diffusers(setup, pipeline, pictures)}
-        painters[EAGER] = _painted_by_engine(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
-        ways: dict[str, Callable[[], Painter]] = {
+        generators: dict[str, Generate] = {PEER: _diffusers_generate(setup, pipeline, pictures)}
+        generators[EAGER] = _engine_generate(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
+        ways: dict[str, Callable[[], Generate]] = {
             OURS: lambda: _ours(setup, folder, dtype, size, pictures),
-            COMPILED_PEER: lambda: _painted_by_diffusers(setup, compiled_peer(setup, pipeline), pictures),
+            COMPILED_PEER: lambda: _diffusers_generate(setup, compiled_peer(setup, pipeline), pictures),
         }
         for way, make in ways.items():
             try:
-                painters[way] = make()
+                generators[way] = make()
             except (PentimentoError, RuntimeError) as error:
                 result.not_run[f"{name}: {way}"] = reason_of(error)
         gc.collect()
-        result.figures += _figures(setup, name, pictures, painters)
+        result.figures += _figures(setup, name, pictures, generators)
     return result
 
 
 @dataclass(frozen=True)
-class Painted:
+class GeneratedRound:
     """Store one round of one way; `joules` is None if the device does not report energy."""
 
     latents: Tensor
@@ -80,25 +80,25 @@ class Painted:
     joules: float | None
 
 
-def _painted(
-    setup: GpuSetup, paint: Painter, number: int, pictures: int, counter: Callable[[], float] | None
-) -> Painted:
+def _generated(
+    setup: GpuSetup, generate: Generate, number: int, pictures: int, counter: Callable[[], float] | None
+) -> GeneratedRound:
     """Measure time and energy of an image."""
     found: list[Tensor] = []
     before = counter() if counter is not None else 0.0
-    seconds = setup.seconds(lambda: found.append(paint(number)))
+    seconds = setup.seconds(lambda: found.append(generate(number)))
     joules = (counter() - before) / pictures if counter is not None else None
-    return Painted(found[0], 1e3 * seconds / pictures, joules)
+    return GeneratedRound(found[0], 1e3 * seconds / pictures, joules)
 
 
-def _figures(setup: GpuSetup, name: str, pictures: int, painters: Mapping[str, Painter]) -> list[Figure]:
+def _figures(setup: GpuSetup, name: str, pictures: int, generators: Mapping[str, Generate]) -> list[Figure]:
     counter = open_counter(setup.device) if setup.device.type == "cuda" else None
-    rounds: list[dict[str, Painted]] = []
+    rounds: list[dict[str, GeneratedRound]] = []
     for number in range(min(setup.rounds, ROUNDS) + 1):
-        rounds.append({way: _painted(setup, paint, number, pictures, counter) for way, paint in painters.items()})
+        rounds.append({way: _generated(setup, each, number, pictures, counter) for way, each in generators.items()})
     kept = rounds[1:]
-    times = {way: [one[way].milliseconds for one in kept] for way in painters}
-    joules = {way: [one[way].joules or 0.0 for one in kept] for way in painters if counter is not None}
+    times = {way: [one[way].milliseconds for one in kept] for way in generators}
+    joules = {way: [one[way].joules or 0.0 for one in kept] for way in generators if counter is not None}
     figures = []
     for way, (peer, limit) in RATIOS.items():
         if {way, peer} <= times.keys():
@@ -110,7 +110,7 @@ def _figures(setup: GpuSetup, name: str, pictures: int, painters: Mapping[str, P
         figures += _compared(name, times, OURS, PEER, informative("x"))
     figures += [measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()]
     figures += [measured(f"{name}: {way}, joules", taken, median, informative("J")) for way, taken in joules.items()]
-    for way in painters.keys() - {PEER}:
+    for way in generators.keys() - {PEER}:
         found = [_distance(one[way].latents, one[PEER].latents) for one in rounds]
         target = at_most(1e-3) if way == EAGER else informative()
         figures.append(measured(f"{name}: {way}: distance from diffusers' latents", found, max, target))
@@ -145,8 +145,8 @@ def _seeds(number: int, pictures: int) -> list[int]:
     return [1000 * number + place for place in range(pictures)]
 
 
-def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Painter:
-    def paint(number: int) -> Tensor:
+def _diffusers_generate(setup: GpuSetup, pipeline: Any, pictures: int) -> Generate:
+    def generate(number: int) -> Tensor:
         latents: Tensor = pipeline(
             _prompts(number, pictures),
             num_inference_steps=_steps(setup),
@@ -156,7 +156,7 @@ def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Pain
         ).images
         return latents
 
-    return paint
+    return generate
 
 
 def compiled_peer(setup: GpuSetup, pipeline: Any) -> Any:
@@ -187,18 +187,18 @@ def _loaded(setup: GpuSetup, folder: str, dtype: torch.dtype) -> DiffusionModel:
     return load_model(Path(folder), setup.device, dtype)
 
 
-def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, pictures: int) -> Painter:
+def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, pictures: int) -> Generate:
     """Return our engine with a GPU worker's defaults."""
     kernels = kernels_for(KernelMode.FUSED, setup.device)
     model = _loaded(setup, folder, dtype)
     assert kernels is not None
     fuse(model.denoiser, kernels)
-    return _painted_by_engine(setup, model, size, pictures, captures=True)
+    return _engine_generate(setup, model, size, pictures, captures=True)
 
 
-def _painted_by_engine(
+def _engine_generate(
     setup: GpuSetup, model: DiffusionModel, size: NetworkSize, pictures: int, *, captures: bool
-) -> Painter:
+) -> Generate:
     denoiser: Denoiser = EagerDenoiser(model)
     if captures:
         compiler = replaying(cuda_recorder(setup.device))
@@ -211,10 +211,10 @@ def _painted_by_engine(
         engine.call(lambda: warmed.warm(key, (pictures,))).result()
     side, scheduler = size.side_px, model.info.schedulers[0]
 
-    def paint(number: int) -> Tensor:
+    def generate(number: int) -> Tensor:
         rest = (side, side, _steps(setup), GUIDANCE_SCALE, scheduler)
         prompts = zip(_prompts(number, pictures), _seeds(number, pictures), strict=True)
         specs = (GenerationSpec(prompt, "", "", *rest, seed) for prompt, seed in prompts)
         return torch.cat(painted_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
 
-    return paint
+    return generate

@@ -57,7 +57,7 @@ def _rows() -> dict[str, Callable[..., object]]:
         rows[f"decode_{network}"] = of("gpu_decode", "decode_row", network=network)
         rows[f"served_{network}"] = of("gpu_served", "served_row", network=network)
     for network, count in (("sd15", "1"), ("sdxl", "1"), ("sd15", "4"), ("sdxl", "4")):
-        rows[f"picture_{network}_{count}"] = of("gpu_pictures", "picture_row", network=network, count=count)
+        rows[f"picture_{network}_{count}"] = of("gpu_pictures", "image_row", network=network, count=count)
     return rows
 
 

@@ -37,7 +37,7 @@ STAGES = tuple(f"worker.{stage}" for stage in ("queue", "prepare", "denoise", "d
 STEPS = (30, 4)
 
 # Generate that many images, and return when all are PNG files.
-Painter = Callable[[int], object]
+Generate = Callable[[int], object]
 
 
 def served_row(setup: GpuSetup, network: str) -> RowResult:
@@ -53,7 +53,7 @@ def served_row(setup: GpuSetup, network: str) -> RowResult:
         with _served(setup, Path(folder) / "model") as ours:
             for steps in (TINY_STEPS,) if setup.tiny else STEPS:
                 name = f"{size.name}, {steps} steps, {name_of(dtype)}"
-                ways: dict[str, Painter] = {OURS: partial(ours.paint, steps=steps)}
+                ways: dict[str, Generate] = {OURS: partial(ours.generate, steps=steps)}
                 for peer, piped in pipelines.items():
                     ways[peer] = _piped(piped, steps, files)
                 result.figures += _figures(setup, f"{name}, one alone", ours, ways, 1, LONE_ROUNDS)
@@ -62,12 +62,12 @@ def served_row(setup: GpuSetup, network: str) -> RowResult:
 
 
 def _figures(
-    setup: GpuSetup, name: str, ours: "ServedPictures", ways: Mapping[str, Painter], pictures: int, rounds: int
+    setup: GpuSetup, name: str, ours: "ServedImages", ways: Mapping[str, Generate], pictures: int, rounds: int
 ) -> list[Figure]:
     """Time `pictures` images by every way, alternating."""
     ours.seen.clear()
     limited = replace(setup, rounds=min(setup.rounds, rounds))
-    times = limited.interleaved({way: partial(paint, pictures) for way, paint in ways.items()})
+    times = limited.interleaved({way: partial(generate, pictures) for way, generate in ways.items()})
     figures = []
     for peer in times.keys() - {OURS}:
         ratios = [mine / theirs for mine, theirs in zip(times[OURS], times[peer], strict=True)]
@@ -81,7 +81,7 @@ def _figures(
     return figures
 
 
-class ServedPictures:
+class ServedImages:
     """Request images of a running suite; `seen` are the finished ones."""
 
     def __init__(self, runner: asyncio.Runner, client: AsyncClient) -> None:
@@ -90,10 +90,10 @@ class ServedPictures:
         self._numbers = count()
         self.seen: list[GeneratedImage] = []
 
-    def paint(self, pictures: int, *, steps: int) -> None:
-        self.seen += self._runner.run(self._painted(pictures, steps))
+    def generate(self, pictures: int, *, steps: int) -> None:
+        self.seen += self._runner.run(self._generated(pictures, steps))
 
-    async def _painted(self, pictures: int, steps: int) -> list[GeneratedImage]:
+    async def _generated(self, pictures: int, steps: int) -> list[GeneratedImage]:
         places = asyncio.Semaphore(2 * BATCH)
 
         async def one() -> GeneratedImage:
@@ -123,12 +123,12 @@ class ServedPictures:
 
 
 @contextmanager
-def _served(setup: GpuSetup, model: Path) -> Iterator[ServedPictures]:
+def _served(setup: GpuSetup, model: Path) -> Iterator[ServedImages]:
     flags = ("--model", str(model), "--device", setup.device.type)
     with local_suite(flags) as suite, asyncio.Runner() as runner:
         client = runner.run(_client(suite.endpoint.public))
         try:
-            yield ServedPictures(runner, client)
+            yield ServedImages(runner, client)
         finally:
             runner.run(client.close())
 
@@ -138,7 +138,7 @@ async def _client(address: str) -> AsyncClient:
     return AsyncClient(address)
 
 
-def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Painter:
+def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Generate:
     """Run a pipeline in batches of the same size; files are encoded during the next batch."""
     numbers = count()
 
@@ -154,12 +154,12 @@ def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Painter
         rows = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()
         return [files.submit(_file, row) for row in rows]
 
-    def paint(pictures: int) -> None:
+    def generate(pictures: int) -> None:
         made = [one for first in range(0, pictures, BATCH) for one in batch(min(BATCH, pictures - first))]
         for one in made:
             one.result()
 
-    return paint
+    return generate
 
 
 def _file(pixels: Any) -> bytes:

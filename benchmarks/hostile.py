@@ -29,7 +29,7 @@ import psutil
 from benchmarks.attacks.calls import CROSSED
 from benchmarks.attacks.table import ATTACKS
 from benchmarks.attacks.target import PUBLIC, AttackTarget
-from benchmarks.bystander import PAINT, Bystander
+from benchmarks.bystander import GENERATE, Bystander
 from benchmarks.report import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
 from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
@@ -319,7 +319,7 @@ def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Targe
 
 def milliseconds(phases: Sequence[dict[str, list[float]]], paints: bool) -> list[float]:
     """Return the milliseconds of calls that generate images, or of the others."""
-    kinds = [seconds for phase in phases for kind, seconds in phase.items() if (kind == PAINT) == paints]
+    kinds = [seconds for phase in phases for kind, seconds in phase.items() if (kind == GENERATE) == paints]
     return [round(1e3 * value, 3) for seconds in kinds for value in seconds]
 
 

@@ -23,7 +23,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 
-PICTURE_BYTES = 16 * 1024
+IMAGE_BYTES = 16 * 1024
 ADDED_P50, ADDED_P99 = at_most(3.0, "ms"), at_most(10.0, "ms")
 RATE = at_least(800.0, "1/s")
 FRONT_DOOR = ("edge", "frontdoor")
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turn-s", type=float, default=5.0, help="seconds of a turn")
     parser.add_argument("--at-once", type=int, default=32, help="concurrent requests in a turn")
     parser.add_argument(
-        "--picture-bytes", type=int, default=PICTURE_BYTES, help="bytes of an image; 2,000,000 is a PNG of 1024 px"
+        "--picture-bytes", type=int, default=IMAGE_BYTES, help="bytes of an image; 2,000,000 is a PNG of 1024 px"
     )
 
 

@@ -92,7 +92,7 @@ class KillAnyTrial:
         """Run the load with its faults, and check what remains after both."""
         async with AsyncClient(self._suite.address, retries=PATIENT) as client:
             load = FaultedLoad(client, CACHED_EVERY)
-            await load.paint_reference()
+            await load.generate_reference()
             stop = asyncio.Event()
             busy = load.start(clients, stop)
             while len(self.faults) < faults:

@@ -93,7 +93,7 @@ class KillOneTrial:
             AsyncClient(address, retries=NO_RETRIES) as client,
         ):
             load, operator = FaultedLoad(client), FrontdoorClient(channel)
-            await load.paint_reference()
+            await load.generate_reference()
             self._reference_s = load.reference_s
             stop = asyncio.Event()
             busy = load.start(clients, stop)

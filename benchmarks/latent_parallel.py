@@ -77,7 +77,7 @@ class PairSubject:
 
 
 @dataclass(frozen=True)
-class PaintedArm:
+class PairImage:
     """Store one image: seconds of its denoising stage, processor seconds of both processes, number of paired steps."""
 
     denoise_s: float
@@ -89,9 +89,9 @@ class PaintedArm:
 class PairRound:
     """Store one image by each arm, and the largest difference of the pair's latents from one worker's."""
 
-    alone: PaintedArm
-    pair: PaintedArm
-    half: PaintedArm
+    alone: PairImage
+    pair: PairImage
+    half: PairImage
     difference: float
 
     @property
@@ -127,14 +127,14 @@ class PairBench:
 
     async def round(self, turn: int) -> PairRound:
         """Run each arm; the first arm rotates from round to round."""
-        arms: dict[str, PaintedArm] = {}
+        arms: dict[str, PairImage] = {}
         latents: dict[str, Tensor] = {}
         for name in (*ARMS[turn % 3 :], *ARMS[: turn % 3]):
-            arms[name], latents[name] = await self._paint(name)
+            arms[name], latents[name] = await self._generate(name)
         difference = float((latents["pair"] - latents["alone"]).abs().max())
         return PairRound(**arms, difference=difference)
 
-    async def _paint(self, arm: str) -> tuple[PaintedArm, Tensor]:
+    async def _generate(self, arm: str) -> tuple[PairImage, Tensor]:
         subject, held, number = self._subject, self._held, next(self._numbers)
         spec = GenerationSpec(
             prompt="a red circle",
@@ -164,8 +164,8 @@ class PairBench:
         *_, last = [answer async for answer in self._stub.Execute(request)]
         result = last.result
         (denoise_ms,) = [timing.duration_ms for timing in result.timings if timing.stage == "denoise"]
-        painted = PaintedArm(denoise_ms / 1000, self._core_s() - before_s, _paired_steps(result.notes))
-        return painted, tensor_from_wire(tensor_from_proto(result.final_latents))
+        image = PairImage(denoise_ms / 1000, self._core_s() - before_s, _paired_steps(result.notes))
+        return image, tensor_from_wire(tensor_from_proto(result.final_latents))
 
     def _core_s(self) -> float:
         """Return the processor seconds of both processes so far."""

@@ -50,14 +50,14 @@ KEPT_STEPS = (5, 10, 15, 20, 25)
 JOINED_COUNT = 8
 BATCH = 8
 ROUND_COUNT = 200
-PAINTED = (LatentFormat.FLOAT16, LatentFormat.BFLOAT16)
+GENERATED = (LatentFormat.FLOAT16, LatentFormat.BFLOAT16)
 
 Pixels = NDArray[np.float64]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PaintedLog:
+class GeneratedLog:
     """Hold prompts generated from scratch by one model: images (PNG), and the latents by prompt and step."""
 
     model: StudyModel
@@ -77,7 +77,7 @@ class PaintedLog:
             self.model.request(prompt, number, LatentStart(latent, step))
             for number, (prompt, latent) in enumerate(zip(self.prompts, restored, strict=True))
         ]
-        return [picture.png for picture in self.model.painter.paint(requests)]
+        return [one.png for one in self.model.painter.paint(requests)]
 
 
 def main() -> int:
@@ -90,9 +90,9 @@ def main() -> int:
     encoder = LocalEncoder(open_model(folder))
     figures: list[Figure] = []
     for name in MODELS:
-        painted = paint(name, log.prompts)
-        figures += [*sizes(name, painted), *speeds(name, painted, 20 if options.quick else ROUND_COUNT)]
-        figures += differences(name, painted, encoder)
+        generated = generate(name, log.prompts)
+        figures += [*sizes(name, generated), *speeds(name, generated, 20 if options.quick else ROUND_COUNT)]
+        figures += differences(name, generated, encoder)
     notes = {"prompts": count, "log seed": seed, "steps": STEP_COUNT, "kept before": KEPT_STEPS, "peer": "none told"}
     return publish(options, figures, notes=notes)
 
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-seed", type=int, default=21)
 
 
-def paint(name: str, prompts: Sequence[str]) -> PaintedLog:
+def generate(name: str, prompts: Sequence[str]) -> GeneratedLog:
     """Generate the prompts from scratch, and store the latents."""
     loaded = study_model(WEIGHTS / name, StudyPaintingSettings(max_batch=BATCH))
     model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
@@ -111,12 +111,12 @@ def paint(name: str, prompts: Sequence[str]) -> PaintedLog:
         for number, prompt in enumerate(prompts)
     ]
     pictures = list(model.painter.paint(requests))
-    return PaintedLog(model, prompts, [each.png for each in pictures], [each.latents for each in pictures])
+    return GeneratedLog(model, prompts, [each.png for each in pictures], [each.latents for each in pictures])
 
 
-def sizes(name: str, painted: PaintedLog) -> Iterator[Figure]:
+def sizes(name: str, generated: GeneratedLog) -> Iterator[Figure]:
     """Yield the bytes of every format against the exact one's, of single latents and of eight as one."""
-    latents = painted.every_latent()
+    latents = generated.every_latent()
     for what, tensors in (("one latent", latents), ("eight as one", joined(latents))):
         for stored_as in LatentFormat:
             check_lossless(tensors[0], stored_as)
@@ -138,9 +138,9 @@ def check_lossless(latent: Tensor, stored_as: LatentFormat) -> None:
     assert torch.equal(found, latent if stored_as.dtype is None else latent.to(stored_as.dtype)), stored_as
 
 
-def speeds(name: str, painted: PaintedLog, rounds: int) -> Iterator[Figure]:
+def speeds(name: str, generated: GeneratedLog, rounds: int) -> Iterator[Figure]:
     """Yield the time that every format takes to write and to read eight latents as one, formats alternating."""
-    latents = joined(painted.every_latent())
+    latents = joined(generated.every_latent())
     taken: dict[tuple[LatentFormat, str], list[float]] = {}
     for number in range(rounds):
         latent = latents[number % len(latents)]
@@ -162,19 +162,19 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return found, round((time.perf_counter() - started) * 1e6, 1)
 
 
-def differences(name: str, painted: PaintedLog, encoder: LocalEncoder) -> Iterator[Figure]:
+def differences(name: str, generated: GeneratedLog, encoder: LocalEncoder) -> Iterator[Figure]:
     """Yield each lossy format's effect on images, by K, and the effect of reuse."""
-    texts = encoder.embed_texts(painted.prompts)
+    texts = encoder.embed_texts(generated.prompts)
 
     def score(pngs: Sequence[bytes]) -> NDArray[np.float32]:
         return np.sum(encoder.embed_pictures(pngs) * texts, axis=1)
 
     for step in KEPT_STEPS:
-        exact = painted.resume(step, LatentFormat.EXACT)
+        exact = generated.resume(step, LatentFormat.EXACT)
         where = f"{name}, K = {step}/{STEP_COUNT}"
-        yield from compared(f"{where}: from scratch instead of from the exact latent", exact, painted.pngs)
-        for stored_as in PAINTED:
-            compact = painted.resume(step, stored_as)
+        yield from compared(f"{where}: from scratch instead of from the exact latent", exact, generated.pngs)
+        for stored_as in GENERATED:
+            compact = generated.resume(step, stored_as)
             what = f"{where}: {stored_as.value} instead of exact"
             yield from compared(what, exact, compact)
             pairs = [(float(one), float(other)) for one, other in zip(score(compact), score(exact), strict=True)]

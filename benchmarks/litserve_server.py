@@ -64,7 +64,7 @@ class WholeBatches:
         self._loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), time.monotonic)
 
     @torch.inference_mode()
-    def paint(self, orders: Sequence[StepOrder]) -> list[bytes]:
+    def generate(self, orders: Sequence[StepOrder]) -> list[bytes]:
         listeners = [LatentListener() for _ in orders]
         for group in self._groups(list(zip(orders, listeners, strict=True))):
             for order, one in group:
@@ -79,8 +79,8 @@ class WholeBatches:
         starts = sorted({order.first_step for order, _ in batch})
         return [[one for one in batch if one[0].first_step == start] for start in starts]
 
-    def _png(self, painted: LatentListener) -> bytes:
-        return encode_pixels(self._model.decode_latent(painted.result()), "png")
+    def _png(self, listener: LatentListener) -> bytes:
+        return encode_pixels(self._model.decode_latent(listener.result()), "png")
 
     def _request(self, order: StepOrder) -> PaintingRequest:
         info, step = self._model.info, order.first_step
@@ -128,7 +128,7 @@ def read_donors(path: Path) -> dict[int, Tensor]:
     return {int(name): latent for name, latent in load_file(path).items()}
 
 
-class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
+class EngineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
     """Serve one engine: constructed in LitServe's main process, set up in its worker."""
 
     def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float, together: str) -> None:
@@ -143,7 +143,7 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         torch.set_num_threads(1)
         model = load_model(self._model, torch.device("cpu"), torch.float32)
         self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch, self._together)
-        self._batches.paint([StepOrder("warm up", 0, 0)])
+        self._batches.generate([StepOrder("warm up", 0, 0)])
 
     def decode_request(self, request: dict[str, Any]) -> StepOrder:
         return StepOrder(request["prompt"], request["seed"], request["first_step"])
@@ -154,8 +154,8 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
     def predict(self, orders: list[StepOrder] | StepOrder) -> list[bytes] | bytes:
         """LitServe passes a single order, not a list of one, where batches are of size 1."""
         if isinstance(orders, StepOrder):
-            return self._batches.paint([orders])[0]
-        return self._batches.paint(orders)
+            return self._batches.generate([orders])[0]
+        return self._batches.generate(orders)
 
     def unbatch(self, output: list[bytes]) -> list[bytes]:
         return output
@@ -165,7 +165,7 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
 
 
 def serve(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float, together: str) -> None:
-    api = PaintingApi(model, donors, max_batch, timeout_s, together)
+    api = EngineApi(model, donors, max_batch, timeout_s, together)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=False)
     server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
 

@@ -31,8 +31,8 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from benchmarks.image_scorers import pixels_of
 from benchmarks.lora_patch import ENDS, RANK
-from benchmarks.picture_judges import pixels_of
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.structural_similarity import structural_similarity
 from lab.fixtures.full_size import write_full_size_checkpoint
@@ -67,7 +67,7 @@ PROMPT = "a red star at night"
 
 
 @dataclass(frozen=True)
-class LatePicture:
+class LateImage:
     """Store seconds of one image from the request for its LoRA: to the end of the first step that must have it, and to
     its arrival."""
 
@@ -80,7 +80,7 @@ class LoadRound:
     """Store the images of one round: with the LoRA in memory, and with each of the loads."""
 
     at_hand_s: float
-    late: dict[float, LatePicture]
+    late: dict[float, LateImage]
 
 
 @dataclass
@@ -102,7 +102,7 @@ class ArrivalClock(LatentListener):
         self.reached.set()
 
 
-class LatePainter:
+class LateLoraEngine:
     """Run one engine on its thread, with one image at a time."""
 
     def __init__(self, model: DiffusionModel, file: Path, request: PaintingRequest) -> None:
@@ -120,7 +120,7 @@ class LatePainter:
         time.sleep(max(0.0, load_s - (time.perf_counter() - began_at)))
         return lora
 
-    def paint(self, load_s: float | None, latest_step: int) -> LatePicture:
+    def generate(self, load_s: float | None, latest_step: int) -> LateImage:
         """Generate one image, with the base's weights again afterwards. None: the LoRA is in memory."""
         arrivals: list[float] = []
 
@@ -141,17 +141,17 @@ class LatePainter:
         plain = LatentListener()
         self._engine.submit(replace(self._request, spec=replace(self._request.spec, num_inference_steps=1)), plain)
         plain.wait()
-        return LatePicture(clock.reached_at - began_at, arrivals[-1] - began_at)
+        return LateImage(clock.reached_at - began_at, arrivals[-1] - began_at)
 
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
 
 
-def one_round(painter: LatePainter, steps: int, step_s: float) -> LoadRound:
+def one_round(engine: LateLoraEngine, steps: int, step_s: float) -> LoadRound:
     unit_s = (steps or KATZ_STEPS) * step_s
-    at_hand = painter.paint(None, steps)
-    return LoadRound(at_hand.latency_s, {share: painter.paint(share * unit_s, steps) for share in LOADS})
+    at_hand = engine.generate(None, steps)
+    return LoadRound(at_hand.latency_s, {share: engine.generate(share * unit_s, steps) for share in LOADS})
 
 
 def beyond(found: LoadRound, share: float, steps: int) -> float:
@@ -188,7 +188,7 @@ class LateGallery:
     def __init__(self, study: LatenessStudy, work: Path) -> None:
         self.study = study
         trained = (work / "style-judge" / CHECKPOINT).is_file()
-        self._judge = load_trained(StyleJudge(), work / "style-judge") if trained else None
+        self._scorer = load_trained(StyleJudge(), work / "style-judge") if trained else None
 
     def kept(self, bound: LoraBound, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
         late = self.study.painted(f"{bound.lora} after {steps} steps", lora, steps)
@@ -200,16 +200,16 @@ class LateGallery:
         )
 
     def _seen(self, pixels: Tensor, style: str) -> list[float]:
-        if self._judge is None:
+        if self._scorer is None:
             return []
-        assert isinstance(self._judge, StyleJudge)
-        found: list[float] = style_scores(self._judge, as_pixels(pixels))[:, CLASSES.index(style)].tolist()
+        assert isinstance(self._scorer, StyleJudge)
+        found: list[float] = style_scores(self._scorer, as_pixels(pixels))[:, CLASSES.index(style)].tolist()
         return found
 
 
-def pixels_of_all(pictures: Sequence[StudiedPicture]) -> Tensor:
+def pixels_of_all(images: Sequence[StudiedPicture]) -> Tensor:
     """Return uint8 (n, 3, height, width)."""
-    return torch.stack([pixels_of(picture.png) for picture in pictures])
+    return torch.stack([pixels_of(image.png) for image in images])
 
 
 def quality_figures(gallery: LateGallery, bound: LoraBound, lora: Lora) -> Iterator[Figure]:
@@ -243,11 +243,11 @@ class LateSubject:
 
     def figures(self) -> Iterator[Figure]:
         """Measure the latencies."""
-        painter = LatePainter(self.study.painter.model, self.file, self.study.request(PROMPT, 0, NoiseStart()))
-        painter.paint(None, self.steps)
-        step_s = min(painter.paint(None, self.steps).latency_s for _ in range(3)) / (self.steps + 1)
-        rounds = [one_round(painter, self.steps, step_s) for _ in range(self.rounds)]
-        painter.close()
+        engine = LateLoraEngine(self.study.painter.model, self.file, self.study.request(PROMPT, 0, NoiseStart()))
+        engine.generate(None, self.steps)
+        step_s = min(engine.generate(None, self.steps).latency_s for _ in range(3)) / (self.steps + 1)
+        rounds = [one_round(engine, self.steps, step_s) for _ in range(self.rounds)]
+        engine.close()
         return latency_figures(self.name, self.steps, rounds, self.study.step_count)
 
 

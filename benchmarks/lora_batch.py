@@ -35,8 +35,8 @@ def seconds_of(model: DiffusionModel, specs: Sequence[GenerationSpec], sets: Seq
     return time.perf_counter() - began_at
 
 
-def sets_of(model: DiffusionModel, pictures: Styles) -> list[AdapterSet]:
-    folders = [[(WEIGHTS / f"tiny-lora-{style}", weight) for style, weight in styles] for styles in pictures]
+def sets_of(model: DiffusionModel, images: Styles) -> list[AdapterSet]:
+    folders = [[(WEIGHTS / f"tiny-lora-{style}", weight) for style, weight in styles] for styles in images]
     return [read_set(model, [(one / "pytorch_lora_weights.safetensors", weight) for one, weight in f]) for f in folders]
 
 

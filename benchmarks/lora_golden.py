@@ -55,7 +55,7 @@ DENOISER_ALONE = "one that leaves text encoders alone"
 
 
 @dataclass(frozen=True)
-class StyledPicture:
+class StyledImage:
     """Store one image's difference from diffusers', and the change that its LoRAs made."""
 
     subject: str
@@ -74,7 +74,7 @@ class StyledPicture:
 
 def compare(
     name: str, checkpoint: Path, model: DiffusionModel, served: StyledWorker, files: Sequence[WeightedFile], case: Case
-) -> StyledPicture:
+) -> StyledImage:
     spec, adapters = spec_of_case(model, case), read_set(model, files)
     (plain,) = latents_of_engine(model, [spec], [()])
     (patched,) = latents_of_engine(model, [spec], [adapters])
@@ -82,7 +82,7 @@ def compare(
     fused = latents_of_diffusers(checkpoint, case, files, fused=True)
     layers = latents_of_diffusers(checkpoint, case, files, fused=False)
     exact = exact_latents_of_diffusers(checkpoint, case, files, fused)
-    return StyledPicture(
+    return StyledImage(
         name,
         patched=float((patched - fused).abs().max()),
         beside=float((beside - layers).abs().max()),
@@ -95,7 +95,7 @@ def compare(
     )
 
 
-def zoo_pictures(quick: bool) -> Iterator[StyledPicture]:
+def zoo_images(quick: bool) -> Iterator[StyledImage]:
     checkpoint = WEIGHTS / "tiny-heavy"
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
     case = Case("a red star at night", "", Scheduler.DDIM, steps=4 if quick else 20)
@@ -106,7 +106,7 @@ def zoo_pictures(quick: bool) -> Iterator[StyledPicture]:
             yield compare(f"tiny-heavy, {' and '.join(styles)}", checkpoint, model, served, files, case)
 
 
-def random_pictures(folder: Path, quick: bool) -> Iterator[StyledPicture]:
+def random_images(folder: Path, quick: bool) -> Iterator[StyledImage]:
     for name, (write, scheduler) in FAMILIES.items():
         checkpoint = write(folder / name)
         model = load_model(checkpoint, torch.device("cpu"), torch.float32)
@@ -132,7 +132,7 @@ def main() -> int:
     options = parse_options("lora_golden", __doc__)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        compared = [*zoo_pictures(options.quick), *random_pictures(Path(folder), options.quick)]
+        compared = [*zoo_images(options.quick), *random_images(Path(folder), options.quick)]
     of_service = "by a running worker"
     figures = [
         measured("patched, against fuse_lora", [one.patched for one in compared], max, PATCHED),

@@ -143,7 +143,7 @@ def _rule(
 
 
 @dataclass(frozen=True)
-class JudgedWindow:
+class PredictedWindow:
     """Hold a short window, at the threshold from the lookups before it."""
 
     base_rate: float
@@ -156,12 +156,12 @@ class JudgedWindow:
         return [self.base_rate, *precision_and_recall(self.outcomes, self.threshold)]
 
 
-def judged_windows(outcomes: Sequence[SearchOutcome]) -> list[JudgedWindow]:
+def predicted_windows(outcomes: Sequence[SearchOutcome]) -> list[PredictedWindow]:
     windows = []
     for first in range(WARM_UP, len(outcomes) - SHORT_WINDOW + 1, SHORT_WINDOW):
         now = list(outcomes[first : first + SHORT_WINDOW])
         threshold = threshold_for_recall(outcomes[max(0, first - HISTORY) : first], ASKED_RECALL)
-        windows.append(JudgedWindow(fmean(each.saved_share > 0 for each in now), now, threshold))
+        windows.append(PredictedWindow(fmean(each.saved_share > 0 for each in now), now, threshold))
     return windows
 
 
@@ -232,16 +232,16 @@ def _best_of_others(one: PlayedLog, search_s: float, distance_ms: float) -> list
 def curve_figures(played: Sequence[PlayedLog]) -> list[Figure]:
     figures: list[Figure] = []
     for one in played:
-        windows = [[window.base_rate] for window in judged_windows(one.outcomes(OURS))]
+        windows = [[window.base_rate] for window in predicted_windows(one.outcomes(OURS))]
         figures.append(measured(f"{one.log.name}: base rate", windows, _mean_first, informative()))
         for scorer in one.scores:
-            points = [window.point for window in judged_windows(one.outcomes(scorer))]
+            points = [window.point for window in predicted_windows(one.outcomes(scorer))]
             figures.append(measured(f"{one.log.name}: {scorer}: precision", points, _mean_second, informative()))
             figures.append(measured(f"{one.log.name}: {scorer}: recall", points, _mean_third, informative()))
     high = [
         window.point
         for one in played
-        for window in judged_windows(one.outcomes(OURS))
+        for window in predicted_windows(one.outcomes(OURS))
         if window.base_rate >= HIGH_BASE_RATE
     ]
     if high:

@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
-from benchmarks.picture_process import PictureMaker, PictureOrder, picture_process
+from benchmarks.image_process import ImageMaker, ImageOrder, image_process
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
@@ -46,7 +46,7 @@ GUIDANCE_SCALE = 3.0
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "white", "black")
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "diamond", "bar")
 
-Paint = Callable[[PictureOrder], bytes]
+Generate = Callable[[ImageOrder], bytes]
 
 
 @dataclass(frozen=True)
@@ -82,34 +82,34 @@ def suite_of(model: Path, mode: str) -> Any:
     return local_suite(flags, environment={**NEVER_A_HIT, **ALONE, COMPILE: MODES[mode]})
 
 
-def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) -> dict[tuple[str, str], Paint]:
+def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) -> dict[tuple[str, str], Generate]:
     """Return functions that make an image, by mode and side."""
-    sides: dict[tuple[str, str], Paint] = {}
+    sides: dict[tuple[str, str], Generate] = {}
     for mode, suite in suites.items():
         client = stack.enter_context(Client(suite.endpoint.public))
         sides[mode, SERVICES] = through_services(client)
-        for name, side in ((ENGINE, PictureMaker.ENGINE), (DIFFUSERS, PictureMaker.DIFFUSERS)):
-            process = stack.enter_context(picture_process(side, model, compiled=mode == "compiled"))
-            sides[mode, name] = process.paint
+        for name, side in ((ENGINE, ImageMaker.ENGINE), (DIFFUSERS, ImageMaker.DIFFUSERS)):
+            process = stack.enter_context(image_process(side, model, compiled=mode == "compiled"))
+            sides[mode, name] = process.generate
     return sides
 
 
-def through_services(client: Client) -> Paint:
-    def paint(order: PictureOrder) -> bytes:
+def through_services(client: Client) -> Generate:
+    def generate(order: ImageOrder) -> bytes:
         steps = {"num_inference_steps": order.steps, "guidance_scale": order.guidance_scale}
         return client.generate(ImageRequest(order.prompt, seed=order.seed, **steps)).data  # type: ignore[arg-type]
 
-    return paint
+    return generate
 
 
-def order_of(number: int) -> PictureOrder:
+def order_of(number: int) -> ImageOrder:
     """Return another prompt for every number, so that no cache helps."""
     colour, shape = COLOURS[number % len(COLOURS)], SHAPES[number // len(COLOURS) % len(SHAPES)]
     prompt = f"a {colour} {shape}, number {number}"
-    return PictureOrder(prompt, seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE)
+    return ImageOrder(prompt, seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE)
 
 
-def run_round(sides: Mapping[tuple[str, str], Paint], number: int) -> TimedRound:
+def run_round(sides: Mapping[tuple[str, str], Generate], number: int) -> TimedRound:
     """Call every side once, rotating the first one."""
     names, order = list(sides), order_of(number)
     first = number % len(names)

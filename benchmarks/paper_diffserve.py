@@ -207,8 +207,8 @@ def _compared(rows: Rows, note: str, orders_of: Callable[[Found], dict[str, bool
                 found = _found(rows, pair, factor, path)
                 told = orders_of(found)
                 held |= {f"{pair}: {sentence}" if len(pairs) > 1 else sentence: ok for sentence, ok in told.items()}
-    (_, judged), *beside = by_case.items()
-    return Comparison(rows, judged, note, dict(beside))
+    (_, tested), *beside = by_case.items()
+    return Comparison(rows, tested, note, dict(beside))
 
 
 def _found(rows: Rows, pair: str, factor: float, path: DataPath) -> Found:

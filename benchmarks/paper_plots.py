@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.chosen import only
 from benchmarks.paper_constants import CASCADES, OVERPROVISION, STATIC_LOADS
-from benchmarks.pictures import COLOURS, panels, save
+from benchmarks.plot_files import COLOURS, panels, save
 
 Rows = Sequence[Mapping[str, Any]]
 COLOUR_OF = dict(

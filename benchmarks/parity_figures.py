@@ -27,14 +27,14 @@ class Tally:
     """Store the results of one turn's requests, live or in one simulation."""
 
     violations: int
-    judged: int
+    counted: int
     latencies_s: NDArray[np.float64]
 
     @staticmethod
     def of(records: Sequence[RequestRecord]) -> "Tally":
         answered = [record.latency_s for record in records if record.outcome.answered]
-        judged = [record for record in records if record.outcome is not Outcome.CANCELLED]
-        return Tally(sum(record.outcome.violation for record in judged), len(judged), np.array(answered))
+        counted = [record for record in records if record.outcome is not Outcome.CANCELLED]
+        return Tally(sum(record.outcome.violation for record in counted), len(counted), np.array(answered))
 
 
 Tallies = Sequence[tuple[Tally, ...]]
@@ -108,7 +108,7 @@ def quality_of(report: Report) -> float:
 def violations_apart(turns: Tallies) -> float:
     """Return the points between the live share of violations and the mean of the simulated ones."""
     live, *simulated = (
-        sum(tally.violations for tally in tallies) / sum(tally.judged for tally in tallies)
+        sum(tally.violations for tally in tallies) / sum(tally.counted for tally in tallies)
         for tallies in zip(*turns, strict=True)
     )
     return 100.0 * abs(statistics.fmean(simulated) - live)

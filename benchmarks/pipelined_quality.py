@@ -97,7 +97,7 @@ def quality_part(setting: QualitySetting, name: str) -> PartResult:
     first = _from_step(setting, name)
     if not first:
         return PartResult(missing=f"{name} is never pipelined in {setting.steps} steps")
-    synchronous, pipelined, other = asyncio.run(_painted(setting, name, prompts, conditions, first))
+    synchronous, pipelined, other = asyncio.run(_generated(setting, name, prompts, conditions, first))
     examiner = Examiner(WEIGHTS, setting.judge)
     figures: list[Figure] = []
     for metric, of in _metrics(examiner, prompts, conditions if name == "edges" else None).items():
@@ -115,19 +115,19 @@ def _from_step(setting: QualitySetting, name: str) -> int:
 def _metrics(examiner: Examiner, prompts: Prompts, told: Tensor | None) -> dict[str, Callable[[Tensor], Array]]:
     """Return metrics by name, each of uint8 images (prompts, 3, height, width): (prompts, 1)."""
 
-    def marks(pictures: Tensor, which: str) -> Array:
-        found: Array = getattr(examiner.mark(pictures[:, None], prompts.captions, prompts.asked), which)
+    def marks(images: Tensor, which: str) -> Array:
+        found: Array = getattr(examiner.mark(images[:, None], prompts.captions, prompts.asked), which)
         return found
 
     metrics: dict[str, Callable[[Tensor], Array]] = {
-        "share of attributes": lambda pictures: marks(pictures, "score"),
-        "judge's log-likelihood": lambda pictures: marks(pictures, "log_likelihood"),
-        "CLIPScore": lambda pictures: marks(pictures, "clip_score"),
+        "share of attributes": lambda images: marks(images, "score"),
+        "judge's log-likelihood": lambda images: marks(images, "log_likelihood"),
+        "CLIPScore": lambda images: marks(images, "clip_score"),
     }
     if told is not None:
-        metrics["edge F1"] = lambda pictures: np.asarray(
-            edge_f1(edges(pictures.float() / 255.0), told).double().numpy()
-        )[:, None]
+        metrics["edge F1"] = lambda images: np.asarray(edge_f1(edges(images.float() / 255.0), told).double().numpy())[
+            :, None
+        ]
     return metrics
 
 
@@ -148,7 +148,7 @@ def compared(name: str, synchronous: Array, pipelined: Array, other: Array) -> I
 
 
 def _alike(name: str, synchronous: Tensor, pipelined: Tensor, other: Tensor) -> Iterator[Figure]:
-    one, two, three = (pictures.float() / 255.0 for pictures in (synchronous, pipelined, other))
+    one, two, three = (images.float() / 255.0 for images in (synchronous, pipelined, other))
     modes = structural_similarity(one, two).numpy()[:, None]
     seeds = structural_similarity(one, three).numpy()[:, None]
     between = estimate(mean, seeds)
@@ -157,7 +157,7 @@ def _alike(name: str, synchronous: Tensor, pipelined: Tensor, other: Tensor) -> 
     yield figure(f"{name}: SSIM of two seeds, synchronous", between, informative(), numbers(seeds))
 
 
-async def _painted(
+async def _generated(
     setting: QualitySetting, name: str, prompts: Prompts, conditions: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return synchronous, pipelined, and other-seed synchronous images: uint8 (prompts, 3, height, width)."""

@@ -260,9 +260,9 @@ def print_figures(figures: Sequence[Figure], ok: bool) -> None:
     if len(figures) > 1:
         for figure in figures:
             print(figure.line())
-    judged = [figure for figure in figures if figure.target.limit is not None]
-    values = ", ".join(figure.shown() for figure in judged)
-    targets = ", ".join(str(figure.target) for figure in judged)
+    with_target = [figure for figure in figures if figure.target.limit is not None]
+    values = ", ".join(figure.shown() for figure in with_target)
+    targets = ", ".join(str(figure.target) for figure in with_target)
     print(f"figure {values} target {targets} {verdict(ok)}", flush=True)
 
 

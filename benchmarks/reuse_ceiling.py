@@ -21,7 +21,7 @@ MOST_ANCESTORS = 5
 
 
 @dataclass(frozen=True)
-class PaintingCosts:
+class GenerationCosts:
     """Hold steps of an image from noise, and measured seconds a step of the heavy model and of the light one that
     refines images."""
 
@@ -53,7 +53,7 @@ class LogStart:
     saved_steps: int = 0
     donor: int = -1
 
-    def cost_s(self, costs: PaintingCosts) -> float:
+    def cost_s(self, costs: GenerationCosts) -> float:
         """Return the image's seconds from there."""
         if self.light:
             return (costs.light_steps - self.saved_steps) * costs.light_step_s
@@ -71,7 +71,7 @@ class _Replay:
     texts: Vectors
     images: Vectors
     tables: ReuseTables
-    costs: PaintingCosts
+    costs: GenerationCosts
     unseen: int
     starts: list[LogStart] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ def nearest_of(rows: Sequence[int], vectors: Vectors, query: Vectors) -> tuple[i
 
 
 def log_starts(
-    texts: Vectors, images: Vectors, tables: ReuseTables, costs: PaintingCosts, unseen: int = 0
+    texts: Vectors, images: Vectors, tables: ReuseTables, costs: GenerationCosts, unseen: int = 0
 ) -> list[LogStart]:
     """Return the start of every request of the log. The newest `unseen` are not in the cache yet, as if running
     concurrently."""
@@ -119,7 +119,7 @@ def log_starts(
     return replay.starts
 
 
-def throughput_ceiling(starts: Sequence[LogStart], costs: PaintingCosts) -> float:
+def throughput_ceiling(starts: Sequence[LogStart], costs: GenerationCosts) -> float:
     """Return the starts' throughput ÷ that of all from noise: N·n·h ÷ the sum of (N − K)·h over latents and
     misses and of (n' − k)·l over refined images."""
     return len(starts) * costs.scratch_s / sum(start.cost_s(costs) for start in starts)

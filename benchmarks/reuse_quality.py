@@ -18,7 +18,7 @@ DIRECTIONS_COUNT = 32
 
 
 @dataclass(frozen=True)
-class JudgedPictures:
+class ScoredImages:
     """Hold the scores of a set of images.
 
     `scores` (n,): cosines of image and prompt by an encoder that neither routes nor was trained with the router's;
@@ -53,7 +53,7 @@ BOTH_GATE = QualityGate(0.95, light_share=0.5)
 
 
 def attribute_pairs(
-    ours: JudgedPictures, vanilla: JudgedPictures, columns: Mapping[str, Sequence[int]]
+    ours: ScoredImages, vanilla: ScoredImages, columns: Mapping[str, Sequence[int]]
 ) -> dict[str, list[tuple[int, int]]]:
     """Return, for each requested attribute, a pair per request: how many of its kind are right in our image, and in
     vanilla's."""

@@ -41,7 +41,7 @@ from benchmarks.routing_data import (
     DIFFSERVE,
     PROMPT_AWARE,
     THING_COUNT,
-    PaintedPairs,
+    GeneratedPairs,
     Reading,
     WorkFolders,
     deferred_rows,
@@ -105,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1)
 
 
-def routed_prompts(pairs: PaintedPairs, folders: WorkFolders) -> RoutedPrompts:
+def routed_prompts(pairs: GeneratedPairs, folders: WorkFolders) -> RoutedPrompts:
     """Return all inputs of the figures."""
     count = len(pairs.prompts)
     confidences = shipped_confidences(pairs) | dict(random_confidences(count, 1))
@@ -188,12 +188,12 @@ def deferral_gap(routed: RoutedPrompts) -> Figure:
     return Figure("f(t) of the head, largest gap to held-out prompts", round(largest, 4), informative(), samples, None)
 
 
-def score_cost(pairs: PaintedPairs, rounds: int = 30) -> Figure:
+def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:
     """Time a score by image and prompt ÷ by the image only, one image at a time, alternating."""
     network = open_discriminator(WEIGHTS / "tiny-router")
     assert network.head is not None
     prompt = np.full(network.head.record.embedding_width, 0.1, np.float32)
-    pixels = [as_pixels(picture[None]).numpy()[0] for picture in pairs.light[: rounds + 1]]
+    pixels = [as_pixels(image[None]).numpy()[0] for image in pairs.light[: rounds + 1]]
     alone, reading = network.confidences, network.confidences_with
     samples = [(seconds(reading, [each], [prompt]), seconds(alone, [each])) for each in pixels][1:]
     return measured("seconds of a score with the prompt ÷ without", samples, median_ratio, informative())

@@ -36,7 +36,7 @@ from zoo.train.parts import check_trained
 LIGHT, HEAVY = "tiny-light", "tiny-heavy"
 DIFFSERVE, PROMPT_AWARE, BY_PROMPT = "DiffServe's discriminator", "prompt-aware discriminator", "its prompt alone"
 CLIP_SCORE, THING_COUNT, RANDOM = "CLIPScore of light", "number of things asked for", "random"
-OWN_JUDGE, OTHER_JUDGE, ENCODER = "the judge that labelled its training", "another judge", "another encoder"
+OWN_SCORER, OTHER_SCORER, ENCODER = "the judge that labelled its training", "another judge", "another encoder"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class PaintedPairs:
+class GeneratedPairs:
     """Hold prompts, and uint8 images (n, 3, height, width) by both models from the same noise."""
 
     prompts: Prompts
@@ -82,26 +82,26 @@ class PaintedPairs:
     heavy: Tensor
 
 
-def held_out_pairs(work: Path, count: int) -> PaintedPairs:
+def held_out_pairs(work: Path, count: int) -> GeneratedPairs:
     """Return prompts with an unseen combination, generated with one seed each."""
     prompts = examination_prompts(count)
     seeds = [drawn[0] for drawn in prompts.seeds(1)]
     pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
     light, heavy = (painter.paint(work, list(prompts.captions), seeds) for painter in (pair.light, pair.heavy))
-    return PaintedPairs(prompts, light, heavy)
+    return GeneratedPairs(prompts, light, heavy)
 
 
-def readings(pairs: PaintedPairs, folders: WorkFolders) -> dict[str, Reading]:
+def readings(pairs: GeneratedPairs, folders: WorkFolders) -> dict[str, Reading]:
     """Return each reader's values."""
     cosines = (_cosines(folders.encoder, pictures, pairs.prompts.captions) for pictures in (pairs.light, pairs.heavy))
     return {
-        OWN_JUDGE: judged(pairs, folders.judge),
-        OTHER_JUDGE: judged(pairs, folders.reader),
+        OWN_SCORER: scored(pairs, folders.judge),
+        OTHER_SCORER: scored(pairs, folders.reader),
         ENCODER: Reading(*cosines),
     }
 
 
-def judged(pairs: PaintedPairs, work: Path) -> Reading:
+def scored(pairs: GeneratedPairs, work: Path) -> Reading:
     """Return the share of requested attributes that the scorer of a work folder sees."""
     judge = load_trained(Judge(), work / "judge")
     said: Array = (pairs.prompts.asked != UNSAID).sum(dim=1).double().numpy()
@@ -118,7 +118,7 @@ def _cosines(work: Path, pictures: Tensor, captions: Sequence[str]) -> Array:
     return np.asarray(functional.cosine_similarity(texts, images).double().numpy())
 
 
-def shipped_confidences(pairs: PaintedPairs) -> dict[str, Array]:
+def shipped_confidences(pairs: GeneratedPairs) -> dict[str, Array]:
     """Return each router's confidence in the light images, (n,): larger is more confident."""
     examiner = Examiner(WEIGHTS, WEIGHTS)  # uses no attribute scorer
     captions = list(pairs.prompts.captions)

@@ -90,16 +90,16 @@ def trained_network(name: str, light: Tensor, heavy: Tensor, folder: Path, plan:
     return network.eval()
 
 
-def real_margins(network: PreTrainedModel, pictures: Tensor) -> Array:
+def real_margins(network: PreTrainedModel, images: Tensor) -> Array:
     """Return by image the logit of 'real' less that of 'generated'."""
-    return np.asarray(margins(network, as_pixels(pictures)).numpy())
+    return np.asarray(margins(network, as_pixels(images)).numpy())
 
 
 def _digest(name: str, light: Tensor, heavy: Tensor, plan: NetworkPlan) -> str:
     told = json.dumps([name, asdict(plan), HEAVY_STEPS], sort_keys=True).encode()
     found = hashlib.sha256(told)
-    for pictures in (light, heavy):
-        found.update(pictures.contiguous().numpy().tobytes())
+    for images in (light, heavy):
+        found.update(images.contiguous().numpy().tobytes())
     return found.hexdigest()[:24]
 
 

@@ -78,7 +78,7 @@ async def controlled(channel: grpc.aio.Channel) -> int:
     return (await ControlNetClient(channel).status(5.0)).step_count
 
 
-async def painted(channel: grpc.aio.Channel) -> int:
+async def finished_images(channel: grpc.aio.Channel) -> int:
     """Return a worker's number of finished images."""
     return (await WorkerClient(channel).status(5.0)).completed_count
 
@@ -86,7 +86,7 @@ async def painted(channel: grpc.aio.Channel) -> int:
 WORK: dict[str, Callable[[grpc.aio.Channel], Awaitable[int]]] = {
     "embedder": embedded,
     "controlnet_svc": controlled,
-    "unet_worker": painted,
+    "unet_worker": finished_images,
 }
 
 
@@ -116,7 +116,7 @@ class ScalingTrial:
         """Run the load, scaling each service in sequence, with `rest_s` of load before and after."""
         async with AsyncClient(self._suite.endpoint.public) as client:
             load = FaultedLoad(client, cached_every=2, make=request_of)
-            await load.paint_reference()
+            await load.generate_reference()
             stop = asyncio.Event()
             busy = load.start(clients, stop)
             await asyncio.sleep(rest_s)

@@ -38,7 +38,7 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
-class PaintingTimes:
+class ImageTimes:
     """Hold images' mean seconds on the device, their standard deviation as a share of it, and the correlation of an
     image's time with that of the image that began at its end."""
 
@@ -47,7 +47,7 @@ class PaintingTimes:
     persistence: float
 
 
-def painting(records: Sequence[RequestRecord]) -> PaintingTimes:
+def image_times(records: Sequence[RequestRecord]) -> ImageTimes:
     """Return the times of at least two images."""
     spans = sorted(span for record in records if record.outcome.answered and (span := _span(record)))
     began, ended = (np.array(column) for column in zip(*spans, strict=True))
@@ -56,7 +56,7 @@ def painting(records: Sequence[RequestRecord]) -> PaintingTimes:
     known = after < len(spans)
     pairs = np.array([seconds[known], seconds[after[known]]])
     persistence = float(np.corrcoef(pairs)[0, 1]) if known.sum() > 2 and (pairs.std(axis=1) > 0.0).all() else math.nan
-    return PaintingTimes(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
+    return ImageTimes(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
 
 
 def with_speed(scenario: Scenario, speed: float) -> Scenario:
@@ -93,7 +93,7 @@ def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
 
 def speed_seen(run: ObservedRun) -> float:
     """Return the speed at which simulated images take as long as those of the run."""
-    seen_s, speed = painting(run.records).mean_s, 1.0
+    seen_s, speed = image_times(run.records).mean_s, 1.0
     for _ in range(STEPS):
         ratio = _simulated(with_speed(run.scenario, speed), run.workload).mean_s / seen_s
         if abs(ratio - 1.0) < TOLERANCE:
@@ -105,7 +105,7 @@ def speed_seen(run: ObservedRun) -> float:
 def changes_seen(runs: Sequence[ObservedRun]) -> SpeedChanges:
     """Return the changes with which simulated images vary as much, and as persistently, as those of all runs. Each
     `scenario` has its speed."""
-    seen = _together([painting(run.records) for run in runs])
+    seen = _together([image_times(run.records) for run in runs])
     found = [_scattering_as(seen.spread, runs, PERIODS_S[0])]
     if found[0][0].variation < LEAST_VARIATION:
         return STEADY
@@ -118,7 +118,7 @@ def changes_seen(runs: Sequence[ObservedRun]) -> SpeedChanges:
     return found[-1][0]
 
 
-def _scattering_as(spread: float, runs: Sequence[ObservedRun], period_s: float) -> tuple[SpeedChanges, PaintingTimes]:
+def _scattering_as(spread: float, runs: Sequence[ObservedRun], period_s: float) -> tuple[SpeedChanges, ImageTimes]:
     variation = 0.0
     for _ in range(SCATTERING_STEPS):
         changes = SpeedChanges(variation, period_s)
@@ -132,16 +132,16 @@ def _between(shorter: SpeedChanges, longer: SpeedChanges, share: float) -> Speed
     return SpeedChanges(variation, shorter.period_s * (longer.period_s / shorter.period_s) ** share)
 
 
-def _simulated(scenario: Scenario, workload: Workload) -> PaintingTimes:
-    return _together([painting(Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS])
+def _simulated(scenario: Scenario, workload: Workload) -> ImageTimes:
+    return _together([image_times(Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS])
 
 
-def _together(paintings: Sequence[PaintingTimes]) -> PaintingTimes:
+def _together(all_times: Sequence[ImageTimes]) -> ImageTimes:
     """Return means; of spreads the root of the mean square."""
-    known = [one.persistence for one in paintings if math.isfinite(one.persistence)]
-    return PaintingTimes(
-        statistics.fmean(one.mean_s for one in paintings),
-        math.sqrt(statistics.fmean(one.spread**2 for one in paintings)),
+    known = [one.persistence for one in all_times if math.isfinite(one.persistence)]
+    return ImageTimes(
+        statistics.fmean(one.mean_s for one in all_times),
+        math.sqrt(statistics.fmean(one.spread**2 for one in all_times)),
         statistics.fmean(known) if known else math.nan,
     )
 

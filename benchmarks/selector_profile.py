@@ -83,16 +83,16 @@ class HeldOut:
     pairs: tuple[ReusePair, ...]
 
     def __post_init__(self) -> None:
-        self._painted: dict[tuple[ReusePair, int], ReuseOutcome] = {}
+        self._generated: dict[tuple[ReusePair, int], ReuseOutcome] = {}
 
     def outcomes(self, pairs: Sequence[ReusePair], step: int) -> list[ReuseOutcome]:
         """Return the pairs' outcomes with K of N steps skipped."""
-        absent = [pair for pair in pairs if (pair, step) not in self._painted]
-        for outcome in self._paint(absent, step):
-            self._painted[outcome.pair, step] = replace(outcome, skipped_steps=step)
-        return [self._painted[pair, step] for pair in pairs]
+        absent = [pair for pair in pairs if (pair, step) not in self._generated]
+        for outcome in self._generate(absent, step):
+            self._generated[outcome.pair, step] = replace(outcome, skipped_steps=step)
+        return [self._generated[pair, step] for pair in pairs]
 
-    def _paint(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
+    def _generate(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
         if not pairs:
             return iter(())
         if self.profile.kind is ReuseKind.LATENTS:

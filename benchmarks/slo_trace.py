@@ -201,13 +201,13 @@ def scenario_of(system: str, peak: float, constants: TraceConstants = TraceConst
     name = OURS_SERVES_AS if thins else system.removesuffix(FALLING_BACK)
     settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=qualities(constants.hit))
     plain = cascade_scenario(CASCADE, cascade_policy(name, CASCADE, settings), path=OURS)
-    judged = {known.model: known for known in qualities(constants.hit)}
+    by_model = {known.model: known for known in qualities(constants.hit)}
     models = tuple(
         replace(
             model,
-            quality=judged[model.name].quality,
-            quality_spread=judged[model.name].spread,
-            reuse_quality=RESUMED if system == "nirvana-only" else judged[model.name].reuse,
+            quality=by_model[model.name].quality,
+            quality_spread=by_model[model.name].spread,
+            reuse_quality=RESUMED if system == "nirvana-only" else by_model[model.name].reuse,
             deviation=own_deviation(LIGHT_SPREAD) if model.name == "light" else 0.0,
             reuse_deviation=HIT_DEVIATION,
             thinning=THINNED if thins and model.name == "heavy" else (),

@@ -148,15 +148,15 @@ def asked_before(flags: Sequence[str], model: str) -> tuple[float, float]:
     """Return the median seconds of a single image on a suite, and the images per second of a suite with the same number
     of workers of that model and `CLIENTS` closed-loop clients."""
     with local_suite(flags) as suite:
-        lone = asyncio.run(seconds_of_pictures(suite, model, 1, LONE_COUNT))
+        lone = asyncio.run(image_seconds(suite, model, 1, LONE_COUNT))
     with local_suite(["--model", model, "--workers", str(len(REAL_MODELS)), "--device", "cpu"]) as suite:
-        asyncio.run(seconds_of_pictures(suite, model, CLIENTS, 1))
+        asyncio.run(image_seconds(suite, model, CLIENTS, 1))
         began = time.monotonic()
-        together = asyncio.run(seconds_of_pictures(suite, model, CLIENTS, LONE_COUNT))
+        together = asyncio.run(image_seconds(suite, model, CLIENTS, LONE_COUNT))
         return sorted(lone)[len(lone) // 2], len(together) / (time.monotonic() - began)
 
 
-async def seconds_of_pictures(suite: LocalSuite, model: str, clients: int, count: int) -> list[float]:
+async def image_seconds(suite: LocalSuite, model: str, clients: int, count: int) -> list[float]:
     """Return the seconds of each of `count` images of each client."""
     async with AsyncClient(suite.endpoint.public) as client:
 
@@ -170,8 +170,8 @@ async def seconds_of_pictures(suite: LocalSuite, model: str, clients: int, count
                 found.append(time.monotonic() - began)
             return found
 
-        painted = await asyncio.gather(*map(one_after_the_other, range(clients)))
-        return [seconds for of_client in painted for seconds in of_client]
+        of_clients = await asyncio.gather(*map(one_after_the_other, range(clients)))
+        return [seconds for of_client in of_clients for seconds in of_client]
 
 
 def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:

@@ -75,8 +75,8 @@ class SoakLoad:
             if number % WRONG == 0:
                 request = replace(request, num_inference_steps=0)
             key = f"twice-{number}" if number % TWICE == 0 else ""
-            picture = await client.generate(request, idempotency_key=key)
-            if key and (await client.generate(request, idempotency_key=key)).data != picture.data:
+            image = await client.generate(request, idempotency_key=key)
+            if key and (await client.generate(request, idempotency_key=key)).data != image.data:
                 return "OTHER IMAGE"
             return "OK"
         except PentimentoError as error:

@@ -12,7 +12,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     """Return SSIM (n,), at most 1, of images (n, 3, height, width) in 0..1, of at least 11 pixels a side."""
-    one, other = (_luminance(pictures) for pictures in (first, second))
+    one, other = (_luminance(images) for images in (first, second))
     mean_one, mean_other = _blurred(one), _blurred(other)
     variance_one = _blurred(one * one) - mean_one**2
     variance_other = _blurred(other * other) - mean_other**2
@@ -22,9 +22,9 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     return found.flatten(1).mean(dim=1)
 
 
-def _luminance(pictures: Tensor) -> Tensor:
+def _luminance(images: Tensor) -> Tensor:
     weights = torch.tensor(_LUMINANCE, dtype=torch.float64).view(1, 3, 1, 1)
-    return (pictures.double() * weights).sum(dim=1, keepdim=True)
+    return (images.double() * weights).sum(dim=1, keepdim=True)
 
 
 def _blurred(values: Tensor) -> Tensor:

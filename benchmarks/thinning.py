@@ -9,7 +9,7 @@ images in time. Rejected or dropped requests count in no arm.
 
 Real: prompts that did not make the profile (`zoo.scene_log`, another seed), with all steps and by the thinning that
 skips the most, same seeds; CLIPScore and attribute scores against the full run's, as in the profile. The stricter of
-the two counts. JUDGES is a work folder of training (`benchmarks.attribute_judge`).
+the two counts. JUDGES is a work folder of training (`benchmarks.attribute_scorer`).
 
 No paper thins a running sampler; the ratio's target is ours.
 """
@@ -39,7 +39,7 @@ from benchmarks.report import (
 )
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.statistics import CONFIDENCE, binomial_interval
-from benchmarks.thinning_profiles import judges_of
+from benchmarks.thinning_profiles import scorers_of
 from lab.emulation.costs import ModelCosts, costs_of
 from lab.emulation.fleet_file import read_fleet
 from lab.runs import Outcome, RequestRecord
@@ -235,9 +235,9 @@ def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Itera
     folder = WEIGHTS / profile.encoder
     log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
-    judges = (ClipScore(LocalEncoder(open_model(folder)), prompts), *judges_of(held_out.judge, log, prompts))
+    scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.judge, log, prompts))
     model = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
-    study = ThinningStudy(model, judges, full_requests(model, prompts, held_out.log_seed * 10_000))
+    study = ThinningStudy(model, scorers, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)
     kept = sum(sample.keeps(profile.alpha) for sample in samples)

@@ -4,7 +4,7 @@ scorer in addition to CLIPScore. The stricter of the two scores counts.
     python -m benchmarks.thinning_profiles tiny-heavy --judge JUDGES [--prompts 128] [--log-seed 21] [-- FLAGS]
 
 FLAGS are those of `python -m services.unet_worker.thinning_profile`. JUDGES is a work folder of training
-(`benchmarks.attribute_judge`).
+(`benchmarks.attribute_scorer`).
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.attribute_judge import AttributeJudge
+from benchmarks.attribute_scorer import AttributeScorer
 from benchmarks.selector_profile import LocalEncoder
 from pentimento.settings import load_settings
 from pentimento.supervisor.models import THINNING_PROFILES
@@ -51,15 +51,15 @@ def main() -> int:
             prompts,
             LocalEncoder(encoder),
             (ENCODER, encoder.digest),
-            lambda rows: judges_of(options.judge, log, rows),
+            lambda rows: scorers_of(options.judge, log, rows),
         )
     return 0
 
 
-def judges_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityJudge, ...]:
+def scorers_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityJudge, ...]:
     """Return the scorers of a log's images in addition to CLIPScore."""
     asked = dict(zip(log.prompts, log.asked, strict=True))
-    return (AttributeJudge(work, [asked[prompt] for prompt in prompts]),)
+    return (AttributeScorer(work, [asked[prompt] for prompt in prompts]),)
 
 
 def parsed() -> tuple[argparse.Namespace, list[str]]:

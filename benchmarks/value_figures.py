@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.report import Figure, Target, at_least, at_most, informative, measured
-from benchmarks.reuse_ceiling import LogStart, PaintingCosts
-from benchmarks.reuse_quality import Distances, JudgedPictures, QualityGate, attribute_pairs
+from benchmarks.reuse_ceiling import GenerationCosts, LogStart
+from benchmarks.reuse_quality import Distances, QualityGate, ScoredImages, attribute_pairs
 from benchmarks.statistics import ratio_of_sums
 from zoo.evaluate.examination import COLUMNS
 
@@ -33,7 +33,7 @@ class ArmRounds:
     light_steps: int
 
     @property
-    def costs(self) -> PaintingCosts:
+    def costs(self) -> GenerationCosts:
         """Return the seconds a step over all rounds: vanilla's and all-light's."""
         count = sum(self.counts)
         return step_costs(sum(self.vanilla_s), sum(self.light_s), count, self.heavy_steps, self.light_steps)
@@ -52,9 +52,9 @@ class ArmRounds:
         return pairs
 
 
-def step_costs(vanilla_s: float, light_s: float, count: int, heavy_steps: int, light_steps: int) -> PaintingCosts:
+def step_costs(vanilla_s: float, light_s: float, count: int, heavy_steps: int, light_steps: int) -> GenerationCosts:
     """Return seconds a step, from each model's seconds for `count` images from noise."""
-    return PaintingCosts(heavy_steps, light_steps, vanilla_s / (count * heavy_steps), light_s / (count * light_steps))
+    return GenerationCosts(heavy_steps, light_steps, vanilla_s / (count * heavy_steps), light_s / (count * light_steps))
 
 
 def throughput_figures(where: str, rounds: ArmRounds, of_vanilla: Target, of_ceiling: Target) -> Iterator[Figure]:
@@ -71,7 +71,7 @@ def throughput_figures(where: str, rounds: ArmRounds, of_vanilla: Target, of_cei
     yield measured(told, instant, ratio_of_sums, informative())
 
 
-def score_figure(name: str, ours: JudgedPictures, vanilla: JudgedPictures, target: Target) -> Figure:
+def score_figure(name: str, ours: ScoredImages, vanilla: ScoredImages, target: Target) -> Figure:
     """Return the CLIPScore by the encoder that does not route, ÷ vanilla's of the same requests."""
     pairs = [
         (round(float(own), 4), round(float(other), 4)) for own, other in zip(ours.scores, vanilla.scores, strict=True)
@@ -80,14 +80,14 @@ def score_figure(name: str, ours: JudgedPictures, vanilla: JudgedPictures, targe
 
 
 def quality_figures(
-    name: str, ours: JudgedPictures, vanilla: JudgedPictures, distances: Distances, gate: QualityGate
+    name: str, ours: ScoredImages, vanilla: ScoredImages, distances: Distances, gate: QualityGate
 ) -> Iterator[Figure]:
     """Yield every figure of the gate, and the related ones without a target."""
-    yield from picture_figures(name, ours, vanilla, gate)
+    yield from image_figures(name, ours, vanilla, gate)
     yield from distance_figures(name, distances, gate)
 
 
-def picture_figures(name: str, ours: JudgedPictures, vanilla: JudgedPictures, gate: QualityGate) -> Iterator[Figure]:
+def image_figures(name: str, ours: ScoredImages, vanilla: ScoredImages, gate: QualityGate) -> Iterator[Figure]:
     """Yield the gate's figures of single images against vanilla's of the same requests: scores and attributes."""
     yield score_figure(f"{name}: CLIPScore ÷ vanilla's", ours, vanilla, at_least(gate.score))
     routing = [

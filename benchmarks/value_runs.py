@@ -58,7 +58,7 @@ ARMS = (VANILLA, *REUSING, ALL_LIGHT)
 
 
 @dataclass(frozen=True)
-class ServedPicture:
+class ServedImage:
     """Hold an image of the log: its bytes, its start with the reason, and the skipped steps of the model."""
 
     data: bytes
@@ -68,9 +68,9 @@ class ServedPicture:
     reason: str = ""
 
     @classmethod
-    def of(cls, picture: GeneratedImage) -> "ServedPicture":
-        made = picture.provenance
-        return cls(picture.data, made.route.model, start_kind(made), made.steps_saved, made.route.reason)
+    def of(cls, image: GeneratedImage) -> "ServedImage":
+        made = image.provenance
+        return cls(image.data, made.route.model, start_kind(made), made.steps_saved, made.route.reason)
 
 
 def start_kind(made: Provenance) -> str:
@@ -87,12 +87,12 @@ def start_kind(made: Provenance) -> str:
 class ArmRun:
     """Hold an arm's images by row of the log, and its rounds' seconds."""
 
-    pictures: dict[int, ServedPicture] = field(default_factory=dict)
+    images: dict[int, ServedImage] = field(default_factory=dict)
     round_s: list[float] = field(default_factory=list)
 
     def data(self, rows: Sequence[int]) -> list[bytes]:
         """Return the rows' encoded images."""
-        return [self.pictures[row].data for row in rows]
+        return [self.images[row].data for row in rows]
 
 
 @dataclass(frozen=True)
@@ -149,36 +149,36 @@ class LogPlayer:
                 self.runs[arm.name].round_s.append(seconds)
         return self.runs
 
-    def paint_vanilla(self, rows: Sequence[int], seeds_from: int = 0) -> dict[int, ServedPicture]:
+    def generate_vanilla(self, rows: Sequence[int], seeds_from: int = 0) -> dict[int, ServedImage]:
         """Return the heavy model's images of the rows; `seeds_from` gives other seeds."""
-        painted, seconds = asyncio.run(self._paint(VANILLA, rows, seeds_from))
+        generated, seconds = asyncio.run(self._generate(VANILLA, rows, seeds_from))
         self._told(f"vanilla, for comparison: {len(rows)} in {seconds:.1f} s")
-        return painted
+        return generated
 
     def _play(self, arm: Arm, rows: Sequence[int], what: str) -> float:
-        painted, seconds = asyncio.run(self._paint(arm, rows))
-        self.runs[arm.name].pictures |= painted
-        hits = sum(picture.kind != "noise" for picture in painted.values())
+        generated, seconds = asyncio.run(self._generate(arm, rows))
+        self.runs[arm.name].images |= generated
+        hits = sum(image.kind != "noise" for image in generated.values())
         self._told(f"{arm.name}, {what}: {len(rows)} in {seconds:.1f} s, {hits} from the cache")
         return seconds
 
-    async def _paint(
+    async def _generate(
         self, arm: Arm, rows: Sequence[int], seeds_from: int = 0
-    ) -> tuple[dict[int, ServedPicture], float]:
-        painted: dict[int, ServedPicture] = {}
+    ) -> tuple[dict[int, ServedImage], float]:
+        generated: dict[int, ServedImage] = {}
         left = iter(rows)
         async with AsyncClient(self._suites[arm.suite].endpoint.public) as client:
 
             async def one_after_the_other() -> None:
                 for row in left:
-                    picture = await client.generate(self._request(arm, row, seeds_from))
-                    painted[row] = ServedPicture.of(picture)
+                    image = await client.generate(self._request(arm, row, seeds_from))
+                    generated[row] = ServedImage.of(image)
 
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.in_flight):
                     group.create_task(one_after_the_other())
-            return painted, time.monotonic() - began
+            return generated, time.monotonic() - began
 
     def _request(self, arm: Arm, row: int, seeds_from: int) -> ImageRequest:
         return ImageRequest(

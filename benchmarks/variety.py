@@ -3,7 +3,7 @@ quality.
 
     python -m benchmarks.variety --judge JUDGES [--prompts 24]
 
-JUDGES is the work folder of a trained scorer (`benchmarks.picture_judges`). Prompts are a scene log's
+JUDGES is the work folder of a trained scorer (`benchmarks.image_scorers`). Prompts are a scene log's
 (`zoo.scene_log`); each has one donor, generated from noise by another seed. Eight other seeds then start as the
 gateway's rule decides (`policies.cache_selection`, the gateway's default settings, the largest K of the shipped
 profile): `tiny-heavy` from the donor's latent, `tiny-light` from the image of `tiny-heavy`. The same seeds are
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.picture_judges import pixels_of
+from benchmarks.image_scorers import pixels_of
 from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
 from benchmarks.selector_profile import BATCH, PROFILES
 from benchmarks.statistics import ratio_of_sums
@@ -62,7 +62,7 @@ class Seen:
     """Hold measurements of eight images of each prompt: mean distances of their pairs, and quality, each (prompts,)."""
 
     by_eye: Sequence[float]
-    by_judge: Sequence[float]
+    by_scorer: Sequence[float]
     attributes: Sequence[float]
     clip_scores: Sequence[float]
 
@@ -101,9 +101,9 @@ def generate(model: StudyModel, prompts: AskedPrompts, start_of: Callable[[int],
 class Eyes:
     """Measure distances and quality of images."""
 
-    def __init__(self, judge_work: Path) -> None:
-        check_trained(judge_work, "judge", f"--work {judge_work}")
-        self._examiner = Examiner(WEIGHTS, judge_work)
+    def __init__(self, scorer_work: Path) -> None:
+        check_trained(scorer_work, "judge", f"--work {scorer_work}")
+        self._examiner = Examiner(WEIGHTS, scorer_work)
 
     def see(self, images: Sequence[bytes], prompts: AskedPrompts) -> Seen:
         """Measure the images of eight seeds of each prompt."""
@@ -113,13 +113,13 @@ class Eyes:
         grouped = pixels.double().div(255).unflatten(0, (-1, SEEDS))
         pairs = list(combinations(range(SEEDS), 2))
         by_eye = [1.0 - structural_similarity(grouped[:, one], grouped[:, other]) for one, other in pairs]
-        of_judge = features.unflatten(0, (-1, SEEDS))
-        by_judge = [(of_judge[:, one] - of_judge[:, other]).norm(dim=1) for one, other in pairs]
+        of_scorer = features.unflatten(0, (-1, SEEDS))
+        by_scorer = [(of_scorer[:, one] - of_scorer[:, other]).norm(dim=1) for one, other in pairs]
         wanted = prompts.asked.repeat_interleave(SEEDS, 0)
         marks = self._examiner.mark(pixels[:, None], prompts.of_images, wanted)
         right = torch.as_tensor(marks.right[:, 0]).sum(dim=1) / (wanted != UNSAID).sum(dim=1)
         scores = torch.as_tensor(marks.clip_score[:, 0])
-        rows = (torch.stack(by_eye).mean(dim=0), torch.stack(by_judge).mean(dim=0))
+        rows = (torch.stack(by_eye).mean(dim=0), torch.stack(by_scorer).mean(dim=0))
         means = (values.unflatten(0, (-1, SEEDS)).double().mean(dim=1) for values in (right, scores))
         return Seen(*(values.tolist() for values in (*rows, *means)))
 
@@ -188,7 +188,7 @@ def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRu
 
     return [
         ratio("variety by SSIM", varied.by_eye, noise.by_eye, REQUIRED),
-        ratio("variety by the judge's features", varied.by_judge, noise.by_judge, REQUIRED),
+        ratio("variety by the judge's features", varied.by_scorer, noise.by_scorer, REQUIRED),
         Figure(
             f"{kind.name}: steps saved ÷ those saved before",
             saved,
@@ -199,7 +199,7 @@ def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRu
         ratio("attributes right ÷ those from noise", varied.attributes, noise.attributes, KEPT),
         ratio("CLIPScore ÷ that from noise", varied.clip_scores, noise.clip_scores, KEPT),
         ratio("before: variety by SSIM", stored.by_eye, noise.by_eye, None),
-        ratio("before: variety by the judge's features", stored.by_judge, noise.by_judge, None),
+        ratio("before: variety by the judge's features", stored.by_scorer, noise.by_scorer, None),
         ratio("before: attributes right ÷ those from noise", stored.attributes, noise.attributes, None),
         ratio("before: CLIPScore ÷ that from noise", stored.clip_scores, noise.clip_scores, None),
     ]

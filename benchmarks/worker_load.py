@@ -128,7 +128,7 @@ async def drive(
     return StreamOutcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
 
 
-async def lone_picture_s(ask: Ask, count: int = 15) -> float:
+async def single_image_s(ask: Ask, count: int = 15) -> float:
     """Return the median seconds of images from noise, one after the other."""
     seconds = []
     for number in range(count):
@@ -151,7 +151,7 @@ class WorkerUnderLoad:
         """Generate one image under a grant, so that others can start from its latents."""
         steps = [step for step in first_steps if step]
         slots = tuple(LatentSlot(step, f"latents/{step}") for step in steps)
-        result = await self._paint(self._spec(0, "a donor"), FromNoise(), 0, CacheGrant("grant", slots, "", 60_000))
+        result = await self._generate(self._spec(0, "a donor"), FromNoise(), 0, CacheGrant("grant", slots, "", 60_000))
         for latent in result.captured.latents:
             donor = Donor(f"entry-{latent.resume_step}", latent.object.digest, 1.0)
             self.donors[latent.resume_step] = FromLatent(latent.object, latent.resume_step, STEPS, latent.sigma, donor)
@@ -161,11 +161,11 @@ class WorkerUnderLoad:
     async def ask(self, arrival: WorkerArrival) -> None:
         """Send a request. Raises the worker's error, or if a donor was not used."""
         start: Start = self.donors[arrival.first_step] if arrival.first_step else FromNoise()
-        result = await self._paint(self._spec(abs(arrival.number), arrival.prompt), start, arrival.deadline_ms)
+        result = await self._generate(self._spec(abs(arrival.number), arrival.prompt), start, arrival.deadline_ms)
         if result.steps_run != STEPS - arrival.first_step:
             raise RuntimeError(f"{result.steps_run} steps were run: {result.notes}")
 
-    async def _paint(
+    async def _generate(
         self, spec: GenerationSpec, start: Start, deadline_ms: int, grant: CacheGrant | None = None
     ) -> AttemptResult:
         self._attempts += 1

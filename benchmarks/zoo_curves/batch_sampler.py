@@ -31,9 +31,9 @@ class BatchSampler:
         return torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
     @torch.inference_mode()
-    def renoised(self, pictures: Tensor, seeds: Sequence[int], step: int) -> Tensor:
+    def renoised(self, images: Tensor, seeds: Sequence[int], step: int) -> Tensor:
         """Add noise to uint8 images (n, 3, height, width) up to the level before `step` (MoDM, section 5.1)."""
-        clean = self.model.encode_image(as_pixels(pictures), torch.Generator())
+        clean = self.model.encode_image(as_pixels(images), torch.Generator())
         return self.schedule.noised_latent(clean, self.noise(seeds), step)
 
     def denoise(

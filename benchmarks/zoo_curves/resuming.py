@@ -121,11 +121,11 @@ def _by_metric(marks: Marks) -> dict[str, Array]:
     return {metric: values_of(marks, metric) for metric in METRICS}
 
 
-def _part(setting: CurveSetting, part: str, resumes: Resumes, judged_fifths: Sequence[int]) -> PartResult:
+def _part(setting: CurveSetting, part: str, resumes: Resumes, tested_fifths: Sequence[int]) -> PartResult:
     curves = curves_of(resumes)
     plots.plot_resumes(curves, resumes.nearness, setting.plots / f"{part}.png")
     notes = {"receivers": len(resumes.similarity), "similarity": resumes.nearness, "curves": curves}
-    figures = [row for metric in METRICS for row in figures_of(part, resumes, metric, judged_fifths)]
+    figures = [row for metric in METRICS for row in figures_of(part, resumes, metric, tested_fifths)]
     return PartResult(figures, notes)
 
 
@@ -168,13 +168,13 @@ def curves_of(resumes: Resumes) -> list[dict[str, Any]]:
     return curves
 
 
-def figures_of(part: str, resumes: Resumes, metric: str, judged_fifths: Sequence[int]) -> Iterator[Figure]:
+def figures_of(part: str, resumes: Resumes, metric: str, tested_fifths: Sequence[int]) -> Iterator[Figure]:
     fifths, _ = resumes.fifths()
     by_step = {step: resumes.change(step, metric) for step in resumes.steps}
     first, last = resumes.steps[0], resumes.steps[-1]
     least, most = 0, FIFTHS - 1
     name = f"{part}: {metric}"
-    broken = breaks(by_step, fifths, judged_fifths)
+    broken = breaks(by_step, fifths, tested_fifths)
     order_name = f"{name}, breaks of its order by similarity and by step"
     yield Figure(order_name, len(broken), at_most(0), samples_of(resumes, metric), None)
     alike = gain(by_step[last], most, by_step[last], least, fifths)
@@ -194,14 +194,14 @@ def samples_of(resumes: Resumes, metric: str) -> list[Any]:
     return [[kind, *numbers(rows[row, column])] for row in range(len(rows)) for column, kind in enumerate(KINDS)]
 
 
-def breaks(by_step: Mapping[int, Array], fifths: Array, judged_fifths: Sequence[int]) -> list[str]:
+def breaks(by_step: Mapping[int, Array], fifths: Array, tested_fifths: Sequence[int]) -> list[str]:
     """Return where quality (or its change) falls with similarity at one step, or rises with the step in one fifth,
     beyond noise.
 
     Intervals hold for all comparisons together (Bonferroni).
     """
     rising = [(step, number) for step in by_step for number in range(FIFTHS - 1)]
-    falling = [(pair, number) for pair in pairwise(by_step) for number in judged_fifths]
+    falling = [(pair, number) for pair in pairwise(by_step) for number in tested_fifths]
     confidence = 1.0 - (1.0 - CONFIDENCE) / (len(rising) + len(falling))
     options: dict[str, Any] = {"confidence": confidence, "resamples": RESAMPLES}
     found = {}

@@ -16,31 +16,31 @@ from tests.support.edge_packages import missing
 
 
 @pytest.fixture(scope="module")
-def pictures() -> dict[str, bytes]:
+def images() -> dict[str, bytes]:
     return weapons()
 
 
 @pytest.mark.parametrize(("name", "size"), [("wide", (16_777_216, 1)), ("tall", (1, 16_777_216))])
 def test_a_thin_picture_is_small_and_whole(
-    pictures: dict[str, bytes], name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    images: dict[str, bytes], name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with Image.open(io.BytesIO(pictures[name])) as image:
+    with Image.open(io.BytesIO(images[name])) as image:
         image.load()
 
         assert image.size == size
-    assert len(pictures[name]) < 40_000
+    assert len(images[name]) < 40_000
 
 
-def test_the_second_header_differs_from_the_first(pictures: dict[str, bytes]) -> None:
-    data = pictures["two headers"]
+def test_the_second_header_differs_from_the_first(images: dict[str, bytes]) -> None:
+    data = images["two headers"]
 
     assert data.count(b"IHDR") == 2
     assert int.from_bytes(data[16:20], "big") == 64
 
 
-def test_the_text_of_a_bomb_grows_a_thousandfold(pictures: dict[str, bytes]) -> None:
-    data = pictures["text bomb"]
+def test_the_text_of_a_bomb_grows_a_thousandfold(images: dict[str, bytes]) -> None:
+    data = images["text bomb"]
     start = data.index(b"zTXta\0\0") + 7
 
     assert len(zlib.decompressobj().decompress(data[start:])) == 100 << 20

@@ -58,10 +58,10 @@ def test_from_another_prompts_latent(sampler: BatchSampler) -> None:
 
 
 def test_from_an_image(sampler: BatchSampler) -> None:
-    pictures = torch.randint(256, (2, 3, SIDE_PX, SIDE_PX), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = torch.randint(256, (2, 3, SIDE_PX, SIDE_PX), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
-    final, _ = sampler.denoise(sampler.renoised(pictures, SEEDS, 1), PROMPTS, first_step=1)
+    final, _ = sampler.denoise(sampler.renoised(images, SEEDS, 1), PROMPTS, first_step=1)
 
-    alone = painted_alone(sampler, 1, ImageStart(pictures[1:].float() / 127.5 - 1.0, 1)).state.latent
+    alone = painted_alone(sampler, 1, ImageStart(images[1:].float() / 127.5 - 1.0, 1)).state.latent
     torch.testing.assert_close(final[1:], alone, atol=1e-4, rtol=0.0)
     assert sampler.decode(final).shape == (2, 3, SIDE_PX, SIDE_PX)

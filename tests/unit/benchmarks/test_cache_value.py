@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from benchmarks.cache_value import reason_counts, saved_counts, starts_of_served
-from benchmarks.picture_judges import check_judges
+from benchmarks.image_scorers import check_scorers
 from benchmarks.report import Figure, at_least, informative
 from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
 from benchmarks.reuse_ceiling import FROM_NOISE, LogStart
-from benchmarks.reuse_quality import IMAGES_GATE, LATENTS_GATE, Array, Distances, JudgedPictures
+from benchmarks.reuse_quality import IMAGES_GATE, LATENTS_GATE, Array, Distances, ScoredImages
 from benchmarks.value_figures import ArmRounds, failing_control, quality_figures, throughput_figures
-from benchmarks.value_runs import ARMS, LogPlan, ServedPicture, in_turns
+from benchmarks.value_runs import ARMS, LogPlan, ServedImage, in_turns
 from pentimento.domain.errors import NotFound
 from zoo.drawing.captions import ATTRIBUTES
 from zoo.evaluate.examination import COLUMNS
@@ -32,11 +32,11 @@ ROUNDS = ArmRounds(
 )
 
 
-def judged(score: float, right: bool, count: int = 8) -> JudgedPictures:
+def judged(score: float, right: bool, count: int = 8) -> ScoredImages:
     """Each asks for everything, and all or nothing of it is right."""
     shape = count, len(ATTRIBUTES)
     scores: Array = np.full(count, score)
-    return JudgedPictures(scores, scores, np.full(shape, right), np.full(shape, True), scores[:, None])
+    return ScoredImages(scores, scores, np.full(shape, right), np.full(shape, True), scores[:, None])
 
 
 def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hits() -> None:
@@ -103,7 +103,7 @@ def test_arms_take_turns_forwards_and_backwards() -> None:
 
 
 def test_what_was_served_is_counted_by_kind_and_steps() -> None:
-    noise = ServedPicture(b"", "tiny-heavy", "noise", 0, "miss: nearest similarity 0.8, needed 0.938")
+    noise = ServedImage(b"", "tiny-heavy", "noise", 0, "miss: nearest similarity 0.8, needed 0.938")
     image = replace(noise, model="tiny-light", kind="image", saved_steps=7)
 
     assert saved_counts([noise, image, image]) == {"image 7": 2, "noise 0": 1}
@@ -113,11 +113,11 @@ def test_what_was_served_is_counted_by_kind_and_steps() -> None:
 
 def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=rf"pentimento zoo train judge --work {tmp_path}"):
-        check_judges(tmp_path, tmp_path)
+        check_scorers(tmp_path, tmp_path)
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "checkpoint.safetensors").touch()
     with pytest.raises(NotFound, match=r"zoo train dual-encoder --seed 5"):
-        check_judges(tmp_path, tmp_path)
+        check_scorers(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(("share", "hits"), [(0.0, 0), (0.4, 2), (0.5, 2), (1.0, 4)])

@@ -16,15 +16,15 @@ CONTROL = [span("residuals", -40.0, 90.0, 2), *(span("residuals", step * 30.0, 1
 
 
 def test_a_pictures_share_of_the_ideal_is_by_its_own_passes() -> None:
-    picture = _timed(3, 1, 0.120, WORKER, [CONTROL])
+    image = _timed(3, 1, 0.120, WORKER, [CONTROL])
 
-    assert picture.control_s == pytest.approx(0.012)
-    assert picture.serial_step_s == pytest.approx(0.032)
-    assert picture.ideal_step_s == pytest.approx(0.022)
-    assert picture.steady_s == pytest.approx(0.030)
-    assert picture.steady_share == pytest.approx(22 / 30)
-    assert picture.share_of_ideal == pytest.approx(22 / 40)
-    assert picture.device_s == pytest.approx(0.060 + 0.126)
+    assert image.control_s == pytest.approx(0.012)
+    assert image.serial_step_s == pytest.approx(0.032)
+    assert image.ideal_step_s == pytest.approx(0.022)
+    assert image.steady_s == pytest.approx(0.030)
+    assert image.steady_share == pytest.approx(22 / 30)
+    assert image.share_of_ideal == pytest.approx(22 / 40)
+    assert image.device_s == pytest.approx(0.060 + 0.126)
 
 
 def test_of_several_controlnets_the_slowest_decides() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.end_sides import HEAVY, LORAS, AskedPicture, SideRun, folded, parts_of, peer_order, play
+from benchmarks.end_sides import HEAVY, LORAS, LogRow, SideRun, folded, parts_of, peer_order, play
 from pentimento.domain.errors import Unavailable
 from zoo.registry import entry_of
 
-LOG = [AskedPicture(row, f"number {row}", ()) for row in range(7)]
+LOG = [LogRow(row, f"number {row}", ()) for row in range(7)]
 
 
 def test_every_row_is_in_one_part_in_the_order_of_the_log() -> None:
@@ -21,7 +21,7 @@ def test_loras_of_the_mix_are_folded_and_none_is_asked_for_twice() -> None:
 
 
 def test_the_peer_is_asked_for_the_same_picture() -> None:
-    order = peer_order(AskedPicture(3, "a circle", (LORAS[0],)))
+    order = peer_order(LogRow(3, "a circle", (LORAS[0],)))
 
     assert (order.prompt, order.loras, order.seed) == ("a circle", (LORAS[0],), LOG[3].seed)
     assert order.steps == entry_of(HEAVY)["default_steps"]
@@ -30,7 +30,7 @@ def test_the_peer_is_asked_for_the_same_picture() -> None:
 async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_never_answered() -> None:
     run, under_way, most = SideRun(), set[int](), 0
 
-    async def paint(asked: AskedPicture) -> tuple[bytes, str, int]:
+    async def paint(asked: LogRow) -> tuple[bytes, str, int]:
         nonlocal most
         under_way.add(asked.row)
         most = max(most, len(under_way))
@@ -41,7 +41,7 @@ async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_nev
 
     await play(paint, LOG, 2, run)
 
-    assert sorted(run.pictures) == [0, 1, 2, 3, 5, 6]
+    assert sorted(run.images) == [0, 1, 2, 3, 5, 6]
     assert run.latencies_s[4] == float("inf")
     assert sorted(run.told) == ["failed: NO_WORKER", *["noise"] * 6]
     assert run.steps == [4] * 6

@@ -10,14 +10,14 @@ GOOD = Sample(
     "key",
     0,
     request_id="r1",
-    pictures=[b"picture"],
+    images=[b"picture"],
     state="completed",
     rows=1,
     commits=1,
     equals_reference=True,
     stays_the_same=True,
 )
-LEFT = replace(GOOD, pictures=[], state="cancelled", error="CLIENT_LEFT", commits=0)
+LEFT = replace(GOOD, images=[], state="cancelled", error="CLIENT_LEFT", commits=0)
 
 
 def test_a_request_that_ended_in_its_picture_is_neither() -> None:
@@ -27,7 +27,7 @@ def test_a_request_that_ended_in_its_picture_is_neither() -> None:
 @pytest.mark.parametrize(
     "sample",
     [
-        replace(GOOD, pictures=[]),
+        replace(GOOD, images=[]),
         replace(GOOD, state="failed"),
         replace(GOOD, state="missing"),
         replace(LEFT, error="WORKER_LOST"),
@@ -47,7 +47,7 @@ def test_a_request_whose_client_was_taken_for_gone_is_not_lost() -> None:
     [
         replace(GOOD, commits=2),
         replace(GOOD, rows=2),
-        replace(GOOD, pictures=[b"picture", b"picture"]),
+        replace(GOOD, images=[b"picture", b"picture"]),
         replace(GOOD, stays_the_same=False),
     ],
 )

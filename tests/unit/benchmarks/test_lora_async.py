@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchmarks.lora_async import LatePicture, LoadRound, beyond, latency_figures
+from benchmarks.lora_async import LateImage, LoadRound, beyond, latency_figures
 
 STEP_S = 0.1
 
 
 def found(load_steps: float, latency_steps: float, steps: int = 10) -> LoadRound:
     """A round whose steps take a tenth of a second, with a load of so many and a picture that took so many."""
-    return LoadRound((steps + 1) * STEP_S, {1.0: LatePicture(latency_steps * STEP_S, load_steps * STEP_S)})
+    return LoadRound((steps + 1) * STEP_S, {1.0: LateImage(latency_steps * STEP_S, load_steps * STEP_S)})
 
 
 def test_a_load_within_k_steps_costs_nothing() -> None:
@@ -33,7 +33,7 @@ def test_without_k_all_of_the_load_is_allowed() -> None:
 def test_the_figure_is_the_worst_of_the_loads() -> None:
     late = {0.2: 11.0, 0.5: 11.0, 1.0: 12.0, 1.5: 16.0, 2.0: 21.0, 3.0: 31.0}
     rounds = [
-        LoadRound(1.1, {share: LatePicture(latency * STEP_S, share * 10 * STEP_S) for share, latency in late.items()})
+        LoadRound(1.1, {share: LateImage(latency * STEP_S, share * 10 * STEP_S) for share, latency in late.items()})
         for _ in range(3)
     ]
 

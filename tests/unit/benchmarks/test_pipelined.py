@@ -45,11 +45,11 @@ def test_what_differs_both_ways_is_no_loss() -> None:
 
 def test_ssim_is_one_for_the_same_picture_and_falls_with_noise() -> None:
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.rand(2, 3, 32, 32, generator=generator)
+    images = torch.rand(2, 3, 32, 32, generator=generator)
     noise = torch.randn(2, 3, 32, 32, generator=generator)
 
-    same = structural_similarity(pictures, pictures)
-    little, much = (structural_similarity(pictures, (pictures + share * noise).clamp(0, 1)) for share in (0.05, 0.5))
+    same = structural_similarity(images, images)
+    little, much = (structural_similarity(images, (images + share * noise).clamp(0, 1)) for share in (0.05, 0.5))
 
     assert torch.allclose(same, torch.ones(2, dtype=torch.float64))
     assert (little < 1.0).all() and (much < little).all()

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.reuse_ceiling import (
     FROM_NOISE,
     MOST_ANCESTORS,
+    GenerationCosts,
     LogStart,
-    PaintingCosts,
     ReuseTables,
     Vectors,
     log_starts,
@@ -15,7 +15,7 @@ from benchmarks.reuse_ceiling import (
 )
 from pentimento.policies.cache_selection import Threshold
 
-COSTS = PaintingCosts(heavy_steps=50, light_steps=10, heavy_step_s=0.02, light_step_s=0.01)
+COSTS = GenerationCosts(heavy_steps=50, light_steps=10, heavy_step_s=0.02, light_step_s=0.01)
 LATENTS = ReuseTables(latents=(Threshold(0.9, 0.5),))
 IMAGES = ReuseTables(images=(Threshold(0.3, 0.4),))
 BOTH = ReuseTables(LATENTS.latents, IMAGES.images)
@@ -49,7 +49,7 @@ def test_images_are_found_by_their_own_vectors_and_refined_by_the_light_model() 
 
 def test_the_cheaper_of_two_starts_is_taken() -> None:
     texts = unit(0, 5)
-    dear = PaintingCosts(50, 10, 0.02, light_step_s=0.2)
+    dear = GenerationCosts(50, 10, 0.02, light_step_s=0.2)
 
     cheap, costly = (log_starts(texts, texts, BOTH, costs)[1] for costs in (COSTS, dear))
 

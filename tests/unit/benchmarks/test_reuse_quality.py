@@ -7,7 +7,7 @@ from benchmarks.reuse_quality import (
     Array,
     Distances,
     FeatureSpace,
-    JudgedPictures,
+    ScoredImages,
     attribute_pairs,
     frechet_distance,
 )
@@ -18,9 +18,9 @@ def normal(count: int, *scales: float, mean: float = 0.0, seed: int = 0) -> Arra
     return np.random.default_rng(seed).standard_normal((count, len(scales))) * np.array(scales) + mean
 
 
-def judged(right: list[list[int]], asked: list[list[int]]) -> JudgedPictures:
+def judged(right: list[list[int]], asked: list[list[int]]) -> ScoredImages:
     nothing = np.zeros(len(right))
-    return JudgedPictures(nothing, nothing, np.array(right, bool), np.array(asked, bool), nothing[:, None])
+    return ScoredImages(nothing, nothing, np.array(right, bool), np.array(asked, bool), nothing[:, None])
 
 
 def test_a_set_is_no_distance_from_itself() -> None:

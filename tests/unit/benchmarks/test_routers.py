@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.cascade_quality import FeaturePairs, distance_values, judge_values, served_moments
+from benchmarks.cascade_quality import FeaturePairs, distance_values, scorer_values, served_moments
 from benchmarks.frechet import FrechetReference, moments
 from benchmarks.router import RoutedPrompts, gain_figures, margin_figures, served_apart
 from benchmarks.routing_data import CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
@@ -40,7 +40,7 @@ def test_the_least_sure_are_served_by_heavy() -> None:
 def test_a_router_that_knows_nothing_is_the_mean_of_its_draws() -> None:
     draws = [CONFIDENCES[f"{RANDOM} {seed}"] for seed in range(2)]
     reference = FrechetReference(HEAVY, 3)
-    values = judge_values(CONFIDENCES, READ)(RANDOM, 0.5)
+    values = scorer_values(CONFIDENCES, READ)(RANDOM, 0.5)
     distances = distance_values(CONFIDENCES, FeaturePairs(LIGHT, HEAVY, reference), 4)(RANDOM, 0.5)
 
     assert values[0] == pytest.approx(np.mean([served(each, READ.light, READ.heavy, 20).mean() for each in draws]))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import seen_speed
 from benchmarks.emulated_runs import steady_load
-from benchmarks.seen_speed import ObservedRun, changes_seen, painting, speed_seen, with_course, with_speed
+from benchmarks.seen_speed import ObservedRun, changes_seen, image_times, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import WhatIsLeft
 from lab.emulation.speed import SpeedChanges
 from lab.runs import Outcome, RequestRecord, StageSpan
@@ -25,7 +25,7 @@ def run_on(device: Scenario, duration_s: float) -> ObservedRun:
     return ObservedRun(SCENARIO, workload, Simulation(device, workload, Random(99)).run())
 
 
-def picture(began_s: float, seconds: float) -> RequestRecord:
+def image(began_s: float, seconds: float) -> RequestRecord:
     stages = (
         StageSpan("worker.denoise", began_s, began_s + 0.9 * seconds),
         StageSpan("worker.decode", 0.0, began_s + seconds),
@@ -34,18 +34,18 @@ def picture(began_s: float, seconds: float) -> RequestRecord:
 
 
 def test_pictures_are_told_by_their_first_and_last_moment_on_the_device() -> None:
-    found = painting([picture(0.0, 1.0), picture(1.0, 2.0), picture(3.0, 3.0)])
+    found = image_times([image(0.0, 1.0), image(1.0, 2.0), image(3.0, 3.0)])
 
     assert found.mean_s == pytest.approx(2.0)
     assert found.spread == pytest.approx((2 / 3) ** 0.5 / 2.0)
 
 
 def test_what_began_when_another_ended_has_much_in_common_with_it_at_a_lasting_speed() -> None:
-    slow_then_fast = [picture(now, 2.0) for now in range(0, 20, 2)] + [picture(20.0 + now, 1.0) for now in range(20)]
-    by_turns = [picture(1.5 * (number - odd) + odd, 1.0 + odd) for number in range(20) for odd in [number % 2]]
+    slow_then_fast = [image(now, 2.0) for now in range(0, 20, 2)] + [image(20.0 + now, 1.0) for now in range(20)]
+    by_turns = [image(1.5 * (number - odd) + odd, 1.0 + odd) for number in range(20) for odd in [number % 2]]
 
-    assert painting(slow_then_fast).persistence > 0.7
-    assert painting(by_turns).persistence < 0.0
+    assert image_times(slow_then_fast).persistence > 0.7
+    assert image_times(by_turns).persistence < 0.0
 
 
 def test_a_speed_is_found_again() -> None:

@@ -22,7 +22,7 @@ class Scripted(HeldOut):
 
     painted: int = 0
 
-    def _paint(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
+    def _generate(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
         self.painted += len(pairs)
         for pair in pairs:
             worth = 10 if pair.similarity >= 0.92 else 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.picture_judges import pixels_of
+from benchmarks.image_scorers import pixels_of
 from zoo.drawing.captions import UNSAID
 from zoo.evaluate.examination import Examiner
 from zoo.registry import WEIGHTS
@@ -22,7 +22,7 @@ from zoo.train.parts import check_trained
 ATTRIBUTES_SEEN = "attributes_seen"
 
 
-class AttributeJudge:
+class AttributeScorer:
     """Score the share of requested attributes that an image shows (`services`' `QualityJudge`)."""
 
     name = ATTRIBUTES_SEEN
@@ -33,9 +33,9 @@ class AttributeJudge:
         self._examiner = Examiner(WEIGHTS, work)
         self._asked = torch.tensor(asked)
 
-    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+    def qualities(self, images: Sequence[bytes], rows: Sequence[int]) -> list[float]:
         """Return the shares, 0..1."""
         wanted = self._asked[list(rows)]
-        right, _ = self._examiner.read(torch.stack([pixels_of(picture) for picture in pictures]), wanted)
+        right, _ = self._examiner.read(torch.stack([pixels_of(image) for image in images]), wanted)
         shares: list[float] = (right.sum(dim=1) / (wanted != UNSAID).sum(dim=1)).tolist()
         return shares

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import attribute_judge
-from benchmarks.attribute_judge import AttributeJudge
+from benchmarks import attribute_scorer
+from benchmarks.attribute_scorer import AttributeScorer
 from tests.support.images import a_png
 from zoo.drawing.captions import UNSAID
 
@@ -19,8 +19,8 @@ class SeesClassOne:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def read(self, pictures: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        assert pictures.shape == (len(wanted), 3, 4, 4)
+    def read(self, images: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        assert images.shape == (len(wanted), 3, 4, 4)
         return wanted == 1, torch.zeros(wanted.shape)
 
 
@@ -29,7 +29,7 @@ def test_a_picture_is_worth_the_share_of_its_own_prompts_attributes(
 ) -> None:
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "checkpoint.safetensors").touch()
-    monkeypatch.setattr(attribute_judge, "Examiner", SeesClassOne)
-    judge = AttributeJudge(tmp_path, [(1, 1, UNSAID, UNSAID), (1, 2, 2, 1), (2, 2, 2, 2)])
+    monkeypatch.setattr(attribute_scorer, "Examiner", SeesClassOne)
+    judge = AttributeScorer(tmp_path, [(1, 1, UNSAID, UNSAID), (1, 2, 2, 1), (2, 2, 2, 2)])
 
     assert judge.qualities([a_png(4, 4)] * 4, [1, 0, 2, 1]) == [0.5, 1.0, 0.0, 0.5]

@@ -1,6 +1,6 @@
 """Generate images one prompt at a time in a separate process, without any service: our engine, or diffusers' pipeline.
 
-    python -m benchmarks.picture_process SIDE MODEL_DIRECTORY COMPILED
+    python -m benchmarks.image_process SIDE MODEL_DIRECTORY COMPILED
 
 SIDE is `engine` or `diffusers`, COMPILED 1 or 0. Input is a line of JSON (prompt, seed, steps, guidance_scale); output
 is a line with the size in bytes, then the image file. Our engine decodes and encodes as a worker does and answers with
@@ -23,24 +23,24 @@ from pentimento.rpc.freed_memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
-class PictureOrder:
+class ImageOrder:
     prompt: str
     seed: int
     steps: int
     guidance_scale: float
 
 
-class PictureMaker(Enum):
+class ImageMaker(Enum):
     """Name the side that generates the images."""
 
     ENGINE = "engine"
     DIFFUSERS = "diffusers"
 
 
-Answer = Callable[[PictureOrder], bytes]
+Answer = Callable[[ImageOrder], bytes]
 
 
-class PictureProcess:
+class ImageProcess:
     """Send orders, and wait for the image."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -54,7 +54,7 @@ class PictureProcess:
         if self._from.readline() != b"ready\n":
             raise RuntimeError("the process did not start")
 
-    def paint(self, order: PictureOrder) -> bytes:
+    def generate(self, order: ImageOrder) -> bytes:
         """Return the image file."""
         self._to.write(json.dumps(asdict(order)).encode() + b"\n")
         self._to.flush()
@@ -62,13 +62,13 @@ class PictureProcess:
 
 
 @contextmanager
-def picture_process(side: PictureMaker, model: Path, *, compiled: bool) -> Iterator[PictureProcess]:
+def image_process(side: ImageMaker, model: Path, *, compiled: bool) -> Iterator[ImageProcess]:
     """Run a process with one torch thread, as a worker does, and end it with the block."""
     command = [sys.executable, "-m", __name__, side.value, str(model), str(int(compiled))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         try:
-            ours = PictureProcess(process)
+            ours = ImageProcess(process)
             ours.await_ready()
             yield ours
         finally:
@@ -98,7 +98,7 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
     finisher, runner, info = Finisher(loaded, preview_side_px=128), asyncio.Runner(), loaded.info
     size = (info.default_width_px, info.default_height_px)
 
-    def answer(order: PictureOrder) -> bytes:
+    def answer(order: ImageOrder) -> bytes:
         asked = {"guidance_scale": order.guidance_scale, "scheduler": info.schedulers[0], "seed": order.seed}
         spec = GenerationSpec(order.prompt, "", "", *size, order.steps, **asked)  # type: ignore[arg-type]
         (latent,) = painted_together(engine, [PaintingRequest(spec, NoiseStart())])
@@ -119,7 +119,7 @@ def diffusers_answers(model: Path, compiled: bool) -> Answer:
         pipeline.unet = torch.compile(pipeline.unet, dynamic=False)
 
     @torch.inference_mode()
-    def answer(order: PictureOrder) -> bytes:
+    def answer(order: ImageOrder) -> bytes:
         image = pipeline(
             order.prompt,
             num_inference_steps=order.steps,
@@ -131,7 +131,7 @@ def diffusers_answers(model: Path, compiled: bool) -> Answer:
     return answer
 
 
-def serve(side: PictureMaker, model: Path, compiled: bool) -> None:
+def serve(side: ImageMaker, model: Path, compiled: bool) -> None:
     """Answer orders until the input ends."""
     import torch
 
@@ -139,14 +139,14 @@ def serve(side: PictureMaker, model: Path, compiled: bool) -> None:
     torch.set_num_threads(1)
     # The line protocol uses stdout; the libraries' prints go to stderr.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    answer = (engine_answers if side is PictureMaker.ENGINE else diffusers_answers)(model, compiled)
+    answer = (engine_answers if side is ImageMaker.ENGINE else diffusers_answers)(model, compiled)
     answers.write(b"ready\n")
     answers.flush()
     for line in sys.stdin:
-        image = answer(PictureOrder(**json.loads(line)))
+        image = answer(ImageOrder(**json.loads(line)))
         answers.write(b"%d\n" % len(image) + image)
         answers.flush()
 
 
 if __name__ == "__main__":
-    serve(PictureMaker(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
+    serve(ImageMaker(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")

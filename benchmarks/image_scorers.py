@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.reuse_quality import Array, JudgedPictures
+from benchmarks.reuse_quality import Array, ScoredImages
 from pentimento.pictures.decoding import decode
 from zoo.drawing.dataset import as_pixels
 from zoo.evaluate.encoder_apart import EncoderApart, check_encoder_apart
@@ -26,28 +26,26 @@ from zoo.registry import WEIGHTS
 from zoo.train.parts import check_trained
 
 
-def check_judges(judge_work: Path, encoder_work: Path) -> None:
+def check_scorers(scorer_work: Path, encoder_work: Path) -> None:
     """Raise NotFound, naming the training command, if the scorer or the encoder is missing."""
-    check_trained(judge_work, "judge", f"--work {judge_work}")
+    check_trained(scorer_work, "judge", f"--work {scorer_work}")
     check_encoder_apart(encoder_work)
 
 
-class PictureJudges:
+class ImageScorers:
     """Hold the attribute scorer of one work folder, the dual encoder of another, and the routing encoder."""
 
-    def __init__(self, judge_work: Path, encoder_work: Path) -> None:
-        check_judges(judge_work, encoder_work)
-        self._examiner = Examiner(WEIGHTS, judge_work)
+    def __init__(self, scorer_work: Path, encoder_work: Path) -> None:
+        check_scorers(scorer_work, encoder_work)
+        self._examiner = Examiner(WEIGHTS, scorer_work)
         self._encoder = EncoderApart(encoder_work)
 
-    def judge(
-        self, pictures: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]
-    ) -> JudgedPictures:
+    def score(self, pictures: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]) -> ScoredImages:
         """Return the scores of encoded images and their prompts; `asked` has a class index per attribute
         (`Utterance.asked`)."""
         pixels = torch.stack([pixels_of(picture) for picture in pictures])
         marks = self._examiner.mark(pixels[:, None], tuple(prompts), torch.tensor(asked))
-        return JudgedPictures(
+        return ScoredImages(
             scores=np.asarray(self._encoder.scores(pixels, list(prompts)).double().numpy()),
             routing_scores=marks.clip_score[:, 0],
             right=marks.right[:, 0],
