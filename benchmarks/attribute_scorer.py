@@ -3,7 +3,7 @@ trained on drawings only.
 
 CLIPScore by a tiny encoder hardly reacts to a changed colour. The scorer is trained with
 
-    pentimento zoo train judge --work JUDGES
+    pentimento zoo train judge --work SCORERS
 
 and stays in that work folder, since no service loads it.
 """

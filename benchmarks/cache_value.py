@@ -1,8 +1,8 @@
 """Compare throughput and quality of reuse on the live suite with the heavy model from scratch.
 
-    python -m benchmarks.cache_value --judge JUDGES --encoder OTHERS [--count 240] [--in-flight 4]
+    python -m benchmarks.cache_value --scorer SCORERS --encoder OTHERS [--count 240] [--in-flight 4]
 
-JUDGES and OTHERS are work folders of training (see `benchmarks.image_scorers`). Five arms play a scene log
+SCORERS and OTHERS are work folders of training (see `benchmarks.image_scorers`). Five arms play a scene log
 (`zoo.scene_log`) other than the profiles', alternating round by round:
 
     vanilla      tiny-heavy, cache off
@@ -144,20 +144,20 @@ def main() -> int:
     rest = options.rest
     torch.set_num_threads(1)
     quiet_loaders()
-    check_scorers(rest["judge"], rest["encoder"])
+    check_scorers(rest["scorer"], rest["encoder"])
     profiles = ReuseProfiles.read(rest["profiles"])
     by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_selector_profile(rest["dense_images"]))}
     began = time.monotonic()
     told = teller(began)
     played = [play_log(name, plan, bands, by_log[name], options, told) for name, plan, bands in logs_of(options)]
-    scorers = ImageScorers(rest["judge"], rest["encoder"])
+    scorers = ImageScorers(rest["scorer"], rest["encoder"])
     figures, notes = figures_of(played, by_log, scorers)
     notes |= manner(options, by_log) | {"duration_s": round(time.monotonic() - began)}
     return publish(options, figures, notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument(
         "--encoder", type=Path, required=True, metavar="DIR", help="work folder of a dual encoder of another seed"
     )

@@ -1,11 +1,11 @@
 """Measure ControlNets with residuals from the step before (Katz, section 5): quality lost, and the cost of a slow link.
 
-    python -m benchmarks.controlnet_async --judge JUDGES [--only PART …]
+    python -m benchmarks.controlnet_async --scorer SCORERS [--only PART …]
 
 - bounds: the first step after which residuals of the zoo's ControlNets resemble those of the step before (cosine above
   0.99 in nine prompts of ten, at all later steps), by the number of steps; writes zoo/weights/pipelining-bounds.json
 - edges, layout: pipelined images, from the bound on, against synchronous images of the same seeds, by a worker and a
-  replica of controlnet_svc: attribute scores (`pentimento zoo train judge --work JUDGES`), edges against the control
+  replica of controlnet_svc: attribute scores (`pentimento zoo train judge --work SCORERS`), edges against the control
   image's, SSIM. Noise is estimated by the paired bootstrap and by another seed
 - link: latency over an emulated link of 10 Gb/s on paced devices, as a share of the ideal with (C+E+D) overlapped and
   no transport: max(C, E) + D a step
@@ -30,10 +30,10 @@ PARTS = ("bounds", *TOLD, "link")
 
 
 def quality_setting(options: Options) -> QualitySetting:
-    judge, steps = options.rest["judge"], options.rest["steps"]
+    scorer, steps = options.rest["scorer"], options.rest["steps"]
     if options.quick:
-        return QualitySetting(judge, 2, 2, (steps,), steps, options.out.parent / "pipelining-bounds.json")
-    return QualitySetting(judge, options.rest["prompts"], 16, (20, 50), steps, BOUNDS)
+        return QualitySetting(scorer, 2, 2, (steps,), steps, options.out.parent / "pipelining-bounds.json")
+    return QualitySetting(scorer, options.rest["prompts"], 16, (20, 50), steps, BOUNDS)
 
 
 def measure(options: Options, part: str) -> PartResult:
@@ -54,7 +54,7 @@ def measure(options: Options, part: str) -> PartResult:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--prompts", type=int, default=32, help="prompts in each mode")
     parser.add_argument("--steps", type=int, default=50, help="steps of each image")

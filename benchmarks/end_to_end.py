@@ -1,8 +1,8 @@
 """Compare the whole live suite with plain diffusers served by LitServe, on the same cores in the same run.
 
-    python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 240] [--rounds 3]
+    python -m benchmarks.end_to_end --scorer SCORERS --encoder OTHERS [--count 240] [--rounds 3]
 
-JUDGES and OTHERS are work folders of training (see `benchmarks.image_scorers`). The peer and the arms below generate a
+SCORERS and OTHERS are work folders of training (see `benchmarks.image_scorers`). The peer and the arms below generate a
 scene log (`zoo.scene_log`), alternating round by round, with the LoRAs of the production mix
 (`workloads.production.MLORA`, its base models and LoRAs mapped to the zoo's). Every client of a side requests its next
 image when it has the last one. A side has the number of clients that serves it best while 95 % of its answers come
@@ -92,19 +92,19 @@ def main() -> int:
     options = parse_options("end_to_end", __doc__, add_options)
     rest = options.rest
     quiet_loaders()
-    check_scorers(rest["judge"], rest["encoder"])
+    check_scorers(rest["scorer"], rest["encoder"])
     began = time.monotonic()
     log, asked = mixed_log(options)
     with tempfile.TemporaryDirectory(prefix="end-to-end") as folder, suites(Path(folder)) as running:
         runs, notes = asyncio.run(play_all(options, running, asked))
-    scorers = ImageScorers(rest["judge"], rest["encoder"])
+    scorers = ImageScorers(rest["scorer"], rest["encoder"])
     figures = figures_of(runs, log, rest["warm"], scorers, float(str(notes["slo_s"])))
     notes |= {"log": len(asked), "mix": MLORA.source, "seconds": round(time.monotonic() - began)}
     return publish(options, figures, notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--encoder", type=Path, required=True, metavar="DIR", help="of a dual encoder of another seed")
     parser.add_argument("--count", type=int, default=240, help="requests that count")
     parser.add_argument("--warm", type=int, default=80, help="requests before them that fill the caches")

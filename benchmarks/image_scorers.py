@@ -2,7 +2,7 @@
 
 Both are trained on drawings only and stay in work folders, since no service loads them:
 
-    pentimento zoo train judge --work JUDGES
+    pentimento zoo train judge --work SCORERS
     pentimento zoo train dual-encoder --seed 5 --work OTHERS
 
 The attribute scorer shares no weight with any model. The encoder has `tiny-clip`'s architecture and training drawings,

@@ -49,10 +49,10 @@ class QualitySetting:
     """Set the prompts and steps.
 
     `prompt_count` prompts with unseen combinations; bounds are measured on `bound_prompts` others, for each number of
-    `bound_steps`. `judge` is the work folder of the trained attribute scorer.
+    `bound_steps`. `scorer` is the work folder of the trained attribute scorer.
     """
 
-    judge: Path
+    scorer: Path
     prompt_count: int
     bound_prompts: int
     bound_steps: tuple[int, ...]
@@ -98,7 +98,7 @@ def quality_part(setting: QualitySetting, name: str) -> PartResult:
     if not first:
         return PartResult(missing=f"{name} is never pipelined in {setting.steps} steps")
     synchronous, pipelined, other = asyncio.run(_generated(setting, name, prompts, conditions, first))
-    examiner = Examiner(WEIGHTS, setting.judge)
+    examiner = Examiner(WEIGHTS, setting.scorer)
     figures: list[Figure] = []
     for metric, of in _metrics(examiner, prompts, conditions if name == "edges" else None).items():
         figures += compared(f"{name}: {metric}", of(synchronous), of(pipelined), of(other))

@@ -79,7 +79,7 @@ def main() -> int:
     options = parse_options("router", __doc__, add_options)
     rest = options.rest
     torch.set_num_threads(rest["threads"])
-    folders = WorkFolders(rest["judge"], rest["reader"], rest["encoder"])
+    folders = WorkFolders(rest["scorer"], rest["reader"], rest["encoder"])
     folders.check()
     pairs = held_out_pairs(rest["work"], QUICK_COUNT if options.quick else rest["prompts"])
     routed = routed_prompts(pairs, folders)
@@ -97,7 +97,9 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=2_560)
     parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images")
-    parser.add_argument("--judge", type=Path, default=WORK, help="work folder of the scorer that labelled the training")
+    parser.add_argument(
+        "--scorer", type=Path, default=WORK, help="work folder of the scorer that labelled the training"
+    )
     parser.add_argument(
         "--reader", type=Path, default=WORK / "reader", help="work folder of a separately trained attribute scorer"
     )

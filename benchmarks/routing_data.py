@@ -3,7 +3,7 @@ confidences.
 
 Images are read from the work folder, or generated into it. No service uses the readers:
 
-    pentimento zoo train judge --work JUDGES             the labels of the shipped prompt head's training
+    pentimento zoo train judge --work SCORERS             the labels of the shipped prompt head's training
     pentimento zoo train judge --seed 9 --work READER    same architecture, trained separately; labelled none of it
     pentimento zoo train dual-encoder --seed 5 --work OTHERS
 
@@ -43,13 +43,13 @@ OWN_SCORER, OTHER_SCORER, ENCODER = "the judge that labelled its training", "ano
 class WorkFolders:
     """Name the trained readers' folders."""
 
-    judge: Path
+    scorer: Path
     reader: Path
     encoder: Path
 
     def check(self) -> None:
         """Raise NotFound, naming the training command, for a missing one."""
-        check_trained(self.judge, "judge", f"--work {self.judge}")
+        check_trained(self.scorer, "judge", f"--work {self.scorer}")
         check_reader(self.reader)
         check_trained(self.encoder, "dual-encoder", f"--seed 5 --work {self.encoder}")
 
@@ -95,7 +95,7 @@ def readings(pairs: GeneratedPairs, folders: WorkFolders) -> dict[str, Reading]:
     """Return each reader's values."""
     cosines = (_cosines(folders.encoder, pictures, pairs.prompts.captions) for pictures in (pairs.light, pairs.heavy))
     return {
-        OWN_SCORER: scored(pairs, folders.judge),
+        OWN_SCORER: scored(pairs, folders.scorer),
         OTHER_SCORER: scored(pairs, folders.reader),
         ENCODER: Reading(*cosines),
     }

@@ -1,6 +1,6 @@
 """Measure the images in time under load with skipped steps, and their quality against the profile.
 
-    python -m benchmarks.thinning --judge JUDGES [--model tiny-heavy] [--prompts 128]
+    python -m benchmarks.thinning --scorer SCORERS [--model tiny-heavy] [--prompts 128]
 
 Simulated: sixteen devices that hold the model, with its measured costs, the live dataplane, and Poisson arrivals at two
 and five times the devices' capacity with all steps. Every request has a deadline of three times its time alone. The
@@ -9,7 +9,7 @@ images in time. Rejected or dropped requests count in no arm.
 
 Real: prompts that did not make the profile (`zoo.scene_log`, another seed), with all steps and by the thinning that
 skips the most, same seeds; CLIPScore and attribute scores against the full run's, as in the profile. The stricter of
-the two counts. JUDGES is a work folder of training (`benchmarks.attribute_scorer`).
+the two counts. SCORERS is a work folder of training (`benchmarks.attribute_scorer`).
 
 No paper thins a running sampler; the ratio's target is ours.
 """
@@ -101,7 +101,7 @@ def main() -> int:
     ]
     figures = [figure for load in LOADS for figure in figures_of(load, rounds)]
     figures += quality_figures(rounds)
-    held_out = UnseenPrompts(rest["judge"], 8 if options.quick else rest["prompts"], rest["log_seed"])
+    held_out = UnseenPrompts(rest["scorer"], 8 if options.quick else rest["prompts"], rest["log_seed"])
     figures += held_out_figures(profile, held_out)
     notes = {
         "profile": [profile.name, profile.step_count, profile.quality, profile.measured_at],
@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--model", default="tiny-heavy")
     parser.add_argument("--prompts", type=int, default=128, help="of the held-out log")
     parser.add_argument("--log-seed", type=int, default=22)
@@ -223,7 +223,7 @@ def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
 class UnseenPrompts:
     """Name `count` prompts of the log of that seed, and the work folder of their images' scorer."""
 
-    judge: Path
+    scorer: Path
     count: int
     log_seed: int
 
@@ -235,7 +235,7 @@ def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Itera
     folder = WEIGHTS / profile.encoder
     log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
-    scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.judge, log, prompts))
+    scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.scorer, log, prompts))
     model = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
     study = ThinningStudy(model, scorers, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)

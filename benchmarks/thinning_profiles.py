@@ -1,9 +1,9 @@
 """Write the zoo's thinning profiles: as `pentimento bench thinning-profile`, on a log of scenes, with an attribute
 scorer in addition to CLIPScore. The stricter of the two scores counts.
 
-    python -m benchmarks.thinning_profiles tiny-heavy --judge JUDGES [--prompts 128] [--log-seed 21] [-- FLAGS]
+    python -m benchmarks.thinning_profiles tiny-heavy --scorer SCORERS [--prompts 128] [--log-seed 21] [-- FLAGS]
 
-FLAGS are those of `python -m services.unet_worker.thinning_profile`. JUDGES is a work folder of training
+FLAGS are those of `python -m services.unet_worker.thinning_profile`. SCORERS is a work folder of training
 (`benchmarks.attribute_scorer`).
 """
 
@@ -51,7 +51,7 @@ def main() -> int:
             prompts,
             LocalEncoder(encoder),
             (ENCODER, encoder.digest),
-            lambda rows: scorers_of(options.judge, log, rows),
+            lambda rows: scorers_of(options.scorer, log, rows),
         )
     return 0
 
@@ -66,7 +66,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the flags after them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.thinning_profiles", description=__doc__)
     parser.add_argument("model", help="of the zoo")
-    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--prompts", type=int, default=128, help="number of different prompts of the log")
     parser.add_argument("--log-count", type=int, default=600, help="length of the log")
     parser.add_argument("--log-seed", type=int, default=21)

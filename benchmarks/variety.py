@@ -1,9 +1,9 @@
 """Compare how much eight seeds of one prompt differ with the cache and without it, with the compute saved and the
 quality.
 
-    python -m benchmarks.variety --judge JUDGES [--prompts 24]
+    python -m benchmarks.variety --scorer SCORERS [--prompts 24]
 
-JUDGES is the work folder of a trained scorer (`benchmarks.image_scorers`). Prompts are a scene log's
+SCORERS is the work folder of a trained scorer (`benchmarks.image_scorers`). Prompts are a scene log's
 (`zoo.scene_log`); each has one donor, generated from noise by another seed. Eight other seeds then start as the
 gateway's rule decides (`policies.cache_selection`, the gateway's default settings, the largest K of the shipped
 profile): `tiny-heavy` from the donor's latent, `tiny-light` from the image of `tiny-heavy`. The same seeds are
@@ -207,13 +207,13 @@ def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRu
 
 def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+        parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
         parser.add_argument("--prompts", type=int, default=24)
         parser.add_argument("--log-seed", type=int, default=13)
 
     options = parse_options("variety", __doc__, add)
     quiet_loaders()
-    eyes, rules = Eyes(options.rest["judge"]), SelectionSettings().rules()
+    eyes, rules = Eyes(options.rest["scorer"]), SelectionSettings().rules()
     prompts = prompts_of(QUICK_PROMPTS if options.quick else options.rest["prompts"], options.rest["log_seed"])
     kinds = kinds_of(prompts)
     figures = [figure for kind in kinds for figure in figures_of(kind, prompts, eyes, rules)]

@@ -1,8 +1,8 @@
 r"""Fit a prompt head to a discriminator, for the pair of models that it stands between: `pentimento zoo prompt-head`.
 
-    pentimento zoo prompt-head --work WORK --judge JUDGES --out zoo/weights/tiny-router
+    pentimento zoo prompt-head --work WORK --scorer SCORERS --out zoo/weights/tiny-router
     pentimento zoo prompt-head --cascade LIGHT,HEAVY --scales S S --discriminator DIR --encoder DIR --work WORK \
-        --judge JUDGES --out DIR
+        --scorer SCORERS --out DIR
 
 The scenes are new ones, without a held-out combination, and their seeds are no examination's. Both models paint each;
 the judge says whether light's picture shows as much of what was asked for as heavy's. What is painted stays in WORK.
@@ -146,7 +146,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--encoder", type=Path, default=WEIGHTS / "tiny-clip", metavar="DIR", help="the suite's encoder"
     )
-    parser.add_argument("--judge", type=Path, default=WORK, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--scorer", type=Path, default=WORK, metavar="DIR", help="work folder of the attribute scorer")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of painted pictures [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--count", type=positive, default=COUNT, help="scenes to paint [%(default)s]")
@@ -156,7 +156,7 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     torch.set_num_threads(arguments.threads)
     pair = _pair(arguments)
-    figures = fit(pair, arguments.encoder, arguments.judge, arguments.work, arguments.out, arguments.count)
+    figures = fit(pair, arguments.encoder, arguments.scorer, arguments.work, arguments.out, arguments.count)
     for name, value in figures.items():
         print(f"{name}: {value:.4f}")
     if arguments.out.parent.resolve() == WEIGHTS.resolve():
