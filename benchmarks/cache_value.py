@@ -293,18 +293,18 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
 
 def starts_of_served(served: Sequence[ServedImage]) -> list[LogStart]:
     """Return the images' real starts."""
-    return [LogStart(picture.model == LIGHT, picture.saved_steps) for picture in served]
+    return [LogStart(image.model == LIGHT, image.saved_steps) for image in served]
 
 
 def saved_counts(served: Sequence[ServedImage]) -> dict[str, int]:
     """Return the number of images by skipped steps and kind of start."""
-    names = [f"{picture.kind} {picture.saved_steps}" for picture in served]
+    names = [f"{image.kind} {image.saved_steps}" for image in served]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
 def reason_counts(served: Sequence[ServedImage]) -> dict[str, int]:
     """Return the number of images from noise by reason, without the reason's numbers."""
-    reasons = [re.sub(r"[0-9.]+", "#", picture.reason) for picture in served if picture.kind == "noise"]
+    reasons = [re.sub(r"[0-9.]+", "#", image.reason) for image in served if image.kind == "noise"]
     return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
@@ -316,10 +316,10 @@ def scored(one: ValuedLog, scorers: ImageScorers) -> Iterator[Figure]:
         yield score_figure(f"{one.name}, {arm.name}: CLIPScore ÷ vanilla's", ours, vanilla, informative())
 
 
-def scored_run(one: ValuedLog, scorers: ImageScorers, pictures: Sequence[bytes]) -> ScoredImages:
+def scored_run(one: ValuedLog, scorers: ImageScorers, images: Sequence[bytes]) -> ScoredImages:
     """Return the scores of an image of each row that counts."""
     rows = one.plan.rows
-    return scorers.score(pictures, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
+    return scorers.score(images, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
 
 
 def gated(

@@ -25,7 +25,7 @@ from pentimento.sdk import AsyncClient
 
 # long enough that nothing expires while workers restart on a busy machine: expiry is not measured here
 DEADLINE_MS = 1_200_000
-PICTURES = 8
+IMAGE_COUNT = 8
 STEPS = 20
 
 
@@ -34,10 +34,10 @@ class Sample:
     """Store one request of the load and its outcome; `state` and the fields after it are the journal's."""
 
     key: str
-    picture: int
+    image: int
     cached: bool = False
     request_id: str = ""
-    pictures: list[bytes] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)
     error: str = ""
     state: str = ""
     attempts: int = 0
@@ -54,26 +54,26 @@ class Sample:
     def left(self) -> bool:
         """Return whether the connection broke and the suite cancelled for it: one ending, reported, and no commit."""
         cancelled = self.state == RequestState.CANCELLED.value and self.error == Reason.CLIENT_LEFT
-        return cancelled and not self.pictures and not self.commits
+        return cancelled and not self.images and not self.commits
 
     @property
     def lost(self) -> bool:
-        return not self.left and (not self.pictures or self.state != RequestState.COMPLETED.value)
+        return not self.left and (not self.images or self.state != RequestState.COMPLETED.value)
 
     @property
     def changed(self) -> bool:
-        return bool(self.pictures) and not self.cached and not self.equals_reference
+        return bool(self.images) and not self.cached and not self.equals_reference
 
     @property
     def committed_twice(self) -> bool:
-        told_otherwise = bool(self.pictures) and not self.stays_the_same
-        return self.commits > 1 or len(self.pictures) > 1 or self.rows > 1 or told_otherwise
+        told_otherwise = bool(self.images) and not self.stays_the_same
+        return self.commits > 1 or len(self.images) > 1 or self.rows > 1 or told_otherwise
 
 
-def request_of(picture: int, cached: bool) -> ImageRequest:
+def request_of(image: int, cached: bool) -> ImageRequest:
     """Return the same request for the same arguments, as a retry under one idempotency key needs."""
-    prompt = f"a {('red', 'green', 'blue', 'yellow')[picture % 4]} {('circle', 'square')[picture % 2]}"
-    cache, seed = (CacheMode.READ_WRITE if cached else CacheMode.OFF), 100 + picture
+    prompt = f"a {('red', 'green', 'blue', 'yellow')[image % 4]} {('circle', 'square')[image % 2]}"
+    cache, seed = (CacheMode.READ_WRITE if cached else CacheMode.OFF), 100 + image
     return ImageRequest(prompt, num_inference_steps=STEPS, seed=seed, cache=cache, deadline_ms=DEADLINE_MS)
 
 
@@ -94,12 +94,12 @@ class FaultedLoad:
     async def generate_reference(self) -> None:
         """Run without faults first. Raises RuntimeError unless it returns every image."""
         started = time.monotonic()
-        for picture in range(PICTURES):
-            sample = Sample(f"reference-{picture}", picture)
+        for image in range(IMAGE_COUNT):
+            sample = Sample(f"reference-{image}", image)
             await self._receive(sample)
-            self._reference += sample.pictures
-        self.reference_s = (time.monotonic() - started) / PICTURES
-        if len(self._reference) != PICTURES:
+            self._reference += sample.images
+        self.reference_s = (time.monotonic() - started) / IMAGE_COUNT
+        if len(self._reference) != IMAGE_COUNT:
             raise RuntimeError("the run without faults did not return every image")
 
     def start(self, clients: int, stop: asyncio.Event) -> list[asyncio.Task[None]]:
@@ -110,23 +110,23 @@ class FaultedLoad:
         while not stop.is_set():
             number = next(self._numbers)
             cached = self._cached_every > 0 and number % self._cached_every == 0
-            await self._play(Sample(f"load-{number}", number % PICTURES, cached))
+            await self._play(Sample(f"load-{number}", number % IMAGE_COUNT, cached))
 
     async def _play(self, sample: Sample) -> None:
         self.samples.append(sample)
         await self._receive(sample)
-        sample.equals_reference = sample.pictures == [self._reference[sample.picture]]
+        sample.equals_reference = sample.images == [self._reference[sample.image]]
 
     async def _receive(self, sample: Sample) -> None:
         """Receive one request's stream, with the retries that the client was allowed."""
-        request = self._make(sample.picture, sample.cached)
+        request = self._make(sample.image, sample.cached)
         try:
             async with aclosing(self._client.stream(request, idempotency_key=sample.key)) as events:
                 async for event in events:
                     if isinstance(event, Accepted):
                         sample.request_id = event.request_id
                     elif isinstance(event, Completed):
-                        sample.pictures.append(event.image)
+                        sample.images.append(event.image)
         except PentimentoError as error:
             sample.error = error.reason
 
@@ -134,9 +134,9 @@ class FaultedLoad:
         """Require that the API now answers each request as the client was answered then."""
         for sample in self.samples:
             if sample.accepted:
-                again = Sample(sample.key, sample.picture, sample.cached)
+                again = Sample(sample.key, sample.image, sample.cached)
                 await self._receive(again)
-                same = (again.request_id, again.pictures) == (sample.request_id, sample.pictures)
+                same = (again.request_id, again.images) == (sample.request_id, sample.images)
                 sample.stays_the_same = same
 
 
@@ -181,5 +181,5 @@ def row_of(sample: Sample) -> str:
     same = "same" if sample.stays_the_same else "another"
     return (
         f"{sample.state}, attempts {sample.attempts}, rows {sample.rows}, commits {sample.commits}, "
-        f"received {len(sample.pictures)}, asked again: {same}" + (f", error {sample.error}" if sample.error else "")
+        f"received {len(sample.images)}, asked again: {same}" + (f", error {sample.error}" if sample.error else "")
     )

@@ -51,15 +51,15 @@ Generate = Callable[[int], Tensor]
 def image_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
     """Time `count` guided images in one batch."""
     result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
-    pictures = int(count)
-    name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
+    image_count = int(count)
+    name = f"{size.name}, {image_count} at once, {name_of(dtype)}"
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         pipeline = saved_pipeline(setup, size, dtype, Path(folder))
-        generators: dict[str, Generate] = {PEER: _diffusers_generate(setup, pipeline, pictures)}
-        generators[EAGER] = _engine_generate(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
+        generators: dict[str, Generate] = {PEER: _diffusers_generate(setup, pipeline, image_count)}
+        generators[EAGER] = _engine_generate(setup, _loaded(setup, folder, dtype), size, image_count, captures=False)
         ways: dict[str, Callable[[], Generate]] = {
-            OURS: lambda: _ours(setup, folder, dtype, size, pictures),
-            COMPILED_PEER: lambda: _diffusers_generate(setup, compiled_peer(setup, pipeline), pictures),
+            OURS: lambda: _ours(setup, folder, dtype, size, image_count),
+            COMPILED_PEER: lambda: _diffusers_generate(setup, compiled_peer(setup, pipeline), image_count),
         }
         for way, make in ways.items():
             try:
@@ -67,7 +67,7 @@ def image_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
             except (PentimentoError, RuntimeError) as error:
                 result.not_run[f"{name}: {way}"] = reason_of(error)
         gc.collect()
-        result.figures += _figures(setup, name, pictures, generators)
+        result.figures += _figures(setup, name, image_count, generators)
     return result
 
 
@@ -81,21 +81,21 @@ class GeneratedRound:
 
 
 def _generated(
-    setup: GpuSetup, generate: Generate, number: int, pictures: int, counter: Callable[[], float] | None
+    setup: GpuSetup, generate: Generate, number: int, image_count: int, counter: Callable[[], float] | None
 ) -> GeneratedRound:
     """Measure time and energy of an image."""
     found: list[Tensor] = []
     before = counter() if counter is not None else 0.0
     seconds = setup.seconds(lambda: found.append(generate(number)))
-    joules = (counter() - before) / pictures if counter is not None else None
-    return GeneratedRound(found[0], 1e3 * seconds / pictures, joules)
+    joules = (counter() - before) / image_count if counter is not None else None
+    return GeneratedRound(found[0], 1e3 * seconds / image_count, joules)
 
 
-def _figures(setup: GpuSetup, name: str, pictures: int, generators: Mapping[str, Generate]) -> list[Figure]:
+def _figures(setup: GpuSetup, name: str, image_count: int, generators: Mapping[str, Generate]) -> list[Figure]:
     counter = open_counter(setup.device) if setup.device.type == "cuda" else None
     rounds: list[dict[str, GeneratedRound]] = []
     for number in range(min(setup.rounds, ROUNDS) + 1):
-        rounds.append({way: _generated(setup, each, number, pictures, counter) for way, each in generators.items()})
+        rounds.append({way: _generated(setup, each, number, image_count, counter) for way, each in generators.items()})
     kept = rounds[1:]
     times = {way: [one[way].milliseconds for one in kept] for way in generators}
     joules = {way: [one[way].joules or 0.0 for one in kept] for way in generators if counter is not None}
@@ -136,22 +136,22 @@ def _steps(setup: GpuSetup) -> int:
     return TINY_STEPS if setup.tiny else STEPS
 
 
-def _prompts(number: int, pictures: int) -> list[str]:
+def _prompts(number: int, image_count: int) -> list[str]:
     """Return prompts that never repeat, so that no cache helps."""
-    return [f"a red circle, number {number} of {place}" for place in range(pictures)]
+    return [f"a red circle, number {number} of {place}" for place in range(image_count)]
 
 
-def _seeds(number: int, pictures: int) -> list[int]:
-    return [1000 * number + place for place in range(pictures)]
+def _seeds(number: int, image_count: int) -> list[int]:
+    return [1000 * number + place for place in range(image_count)]
 
 
-def _diffusers_generate(setup: GpuSetup, pipeline: Any, pictures: int) -> Generate:
+def _diffusers_generate(setup: GpuSetup, pipeline: Any, image_count: int) -> Generate:
     def generate(number: int) -> Tensor:
         latents: Tensor = pipeline(
-            _prompts(number, pictures),
+            _prompts(number, image_count),
             num_inference_steps=_steps(setup),
             guidance_scale=GUIDANCE_SCALE,
-            generator=[torch.Generator().manual_seed(seed) for seed in _seeds(number, pictures)],
+            generator=[torch.Generator().manual_seed(seed) for seed in _seeds(number, image_count)],
             output_type="latent",
         ).images
         return latents
@@ -187,17 +187,17 @@ def _loaded(setup: GpuSetup, folder: str, dtype: torch.dtype) -> DiffusionModel:
     return load_model(Path(folder), setup.device, dtype)
 
 
-def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, pictures: int) -> Generate:
+def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, image_count: int) -> Generate:
     """Return our engine with a GPU worker's defaults."""
     kernels = kernels_for(KernelMode.FUSED, setup.device)
     model = _loaded(setup, folder, dtype)
     assert kernels is not None
     fuse(model.denoiser, kernels)
-    return _engine_generate(setup, model, size, pictures, captures=True)
+    return _engine_generate(setup, model, size, image_count, captures=True)
 
 
 def _engine_generate(
-    setup: GpuSetup, model: DiffusionModel, size: NetworkSize, pictures: int, *, captures: bool
+    setup: GpuSetup, model: DiffusionModel, size: NetworkSize, image_count: int, *, captures: bool
 ) -> Generate:
     denoiser: Denoiser = EagerDenoiser(model)
     if captures:
@@ -208,12 +208,12 @@ def _engine_generate(
     engine.start()
     if isinstance(denoiser, CompiledDenoiser):
         key, warmed = BatchKey(size.side_px, size.side_px, guided=True), denoiser
-        engine.call(lambda: warmed.warm(key, (pictures,))).result()
+        engine.call(lambda: warmed.warm(key, (image_count,))).result()
     side, scheduler = size.side_px, model.info.schedulers[0]
 
     def generate(number: int) -> Tensor:
         rest = (side, side, _steps(setup), GUIDANCE_SCALE, scheduler)
-        prompts = zip(_prompts(number, pictures), _seeds(number, pictures), strict=True)
+        prompts = zip(_prompts(number, image_count), _seeds(number, image_count), strict=True)
         specs = (GenerationSpec(prompt, "", "", *rest, seed) for prompt, seed in prompts)
         return torch.cat(painted_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
 

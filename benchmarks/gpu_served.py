@@ -62,19 +62,19 @@ def served_row(setup: GpuSetup, network: str) -> RowResult:
 
 
 def _figures(
-    setup: GpuSetup, name: str, ours: "ServedImages", ways: Mapping[str, Generate], pictures: int, rounds: int
+    setup: GpuSetup, name: str, ours: "ServedImages", ways: Mapping[str, Generate], image_count: int, rounds: int
 ) -> list[Figure]:
-    """Time `pictures` images by every way, alternating."""
+    """Time `image_count` images by every way, alternating."""
     ours.seen.clear()
     limited = replace(setup, rounds=min(setup.rounds, rounds))
-    times = limited.interleaved({way: partial(generate, pictures) for way, generate in ways.items()})
+    times = limited.interleaved({way: partial(generate, image_count) for way, generate in ways.items()})
     figures = []
     for peer in times.keys() - {OURS}:
         ratios = [mine / theirs for mine, theirs in zip(times[OURS], times[peer], strict=True)]
         target = at_most(1.0, "x") if peer == COMPILED_PEER else informative("x")
         figures.append(measured(f"{name}: {OURS} / {peer}", ratios, median, target))
     for way, taken in times.items():
-        each = [one / pictures for one in taken]
+        each = [one / image_count for one in taken]
         figures.append(measured(f"{name}: {way}, each", each, median, informative("ms")))
     stages = ours.stages()
     figures += [measured(f"{name}: {OURS}: {stage}", stages[stage], median, informative("ms")) for stage in stages]
@@ -90,17 +90,17 @@ class ServedImages:
         self._numbers = count()
         self.seen: list[GeneratedImage] = []
 
-    def generate(self, pictures: int, *, steps: int) -> None:
-        self.seen += self._runner.run(self._generated(pictures, steps))
+    def generate(self, image_count: int, *, steps: int) -> None:
+        self.seen += self._runner.run(self._generated(image_count, steps))
 
-    async def _generated(self, pictures: int, steps: int) -> list[GeneratedImage]:
+    async def _generated(self, image_count: int, steps: int) -> list[GeneratedImage]:
         places = asyncio.Semaphore(2 * BATCH)
 
         async def one() -> GeneratedImage:
             async with places:
                 return await self._client.generate(self._request(steps))
 
-        return await asyncio.gather(*(one() for _ in range(pictures)))
+        return await asyncio.gather(*(one() for _ in range(image_count)))
 
     def _request(self, steps: int) -> ImageRequest:
         number = next(self._numbers)
@@ -115,8 +115,8 @@ class ServedImages:
     def stages(self) -> dict[str, list[float]]:
         """Return milliseconds of each finished image, by its worker's stage."""
         found: dict[str, list[float]] = {stage: [] for stage in STAGES}
-        for picture in self.seen:
-            for timing in picture.provenance.timings:
+        for image in self.seen:
+            for timing in image.provenance.timings:
                 if timing.stage in found:
                     found[timing.stage].append(timing.duration_ms)
         return {stage: taken for stage, taken in found.items() if taken}
@@ -142,8 +142,8 @@ def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Generat
     """Run a pipeline in batches of the same size; files are encoded during the next batch."""
     numbers = count()
 
-    def batch(pictures: int) -> Sequence[Any]:
-        found = [next(numbers) for _ in range(pictures)]
+    def batch(image_count: int) -> Sequence[Any]:
+        found = [next(numbers) for _ in range(image_count)]
         images: torch.Tensor = pipeline(
             [f"a red circle, number {number}" for number in found],
             num_inference_steps=step_count,
@@ -154,8 +154,8 @@ def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Generat
         rows = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()
         return [files.submit(_file, row) for row in rows]
 
-    def generate(pictures: int) -> None:
-        made = [one for first in range(0, pictures, BATCH) for one in batch(min(BATCH, pictures - first))]
+    def generate(image_count: int) -> None:
+        made = [one for first in range(0, image_count, BATCH) for one in batch(min(BATCH, image_count - first))]
         for one in made:
             one.result()
 

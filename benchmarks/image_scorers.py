@@ -40,10 +40,10 @@ class ImageScorers:
         self._examiner = Examiner(WEIGHTS, scorer_work)
         self._encoder = EncoderApart(encoder_work)
 
-    def score(self, pictures: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]) -> ScoredImages:
+    def score(self, images: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]) -> ScoredImages:
         """Return the scores of encoded images and their prompts; `asked` has a class index per attribute
         (`Utterance.asked`)."""
-        pixels = torch.stack([pixels_of(picture) for picture in pictures])
+        pixels = torch.stack([pixels_of(image) for image in images])
         marks = self._examiner.mark(pixels[:, None], tuple(prompts), torch.tensor(asked))
         return ScoredImages(
             scores=np.asarray(self._encoder.scores(pixels, list(prompts)).double().numpy()),
@@ -59,7 +59,7 @@ class ImageScorers:
         return np.asarray(torch.cat(parts).double().numpy())
 
 
-def pixels_of(picture: bytes) -> Tensor:
+def pixels_of(image: bytes) -> Tensor:
     """Return an encoded image as uint8 (3, height, width)."""
-    array = decode(picture, "picture", lambda image: np.asarray(image.convert("RGB")))
+    array = decode(image, "picture", lambda found: np.asarray(found.convert("RGB")))
     return torch.from_numpy(array.copy()).permute(2, 0, 1)

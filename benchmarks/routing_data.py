@@ -93,7 +93,7 @@ def held_out_pairs(work: Path, count: int) -> GeneratedPairs:
 
 def readings(pairs: GeneratedPairs, folders: WorkFolders) -> dict[str, Reading]:
     """Return each reader's values."""
-    cosines = (_cosines(folders.encoder, pictures, pairs.prompts.captions) for pictures in (pairs.light, pairs.heavy))
+    cosines = (_cosines(folders.encoder, images, pairs.prompts.captions) for images in (pairs.light, pairs.heavy))
     return {
         OWN_SCORER: scored(pairs, folders.scorer),
         OTHER_SCORER: scored(pairs, folders.reader),
@@ -105,16 +105,16 @@ def scored(pairs: GeneratedPairs, work: Path) -> Reading:
     """Return the share of requested attributes that the scorer of a work folder sees."""
     judge = load_trained(Judge(), work / "judge")
     said: Array = (pairs.prompts.asked != UNSAID).sum(dim=1).double().numpy()
-    light, heavy = (share_right(judge, pictures, pairs.prompts.asked) for pictures in (pairs.light, pairs.heavy))
+    light, heavy = (share_right(judge, images, pairs.prompts.asked) for images in (pairs.light, pairs.heavy))
     return Reading(light.double().numpy() / said, heavy.double().numpy() / said)
 
 
 @torch.no_grad()
-def _cosines(work: Path, pictures: Tensor, captions: Sequence[str]) -> Array:
+def _cosines(work: Path, pixels: Tensor, captions: Sequence[str]) -> Array:
     tokenizer = load_tokenizer(work / "tokenizer")
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder")
     texts = torch.cat([towers.text(part) for part in tokenise(tokenizer, list(captions)).split(BATCH)])
-    images = torch.cat([towers.image(as_pixels(part)) for part in pictures.split(BATCH)])
+    images = torch.cat([towers.image(as_pixels(part)) for part in pixels.split(BATCH)])
     return np.asarray(functional.cosine_similarity(texts, images).double().numpy())
 
 
@@ -134,10 +134,10 @@ def shipped_confidences(pairs: GeneratedPairs) -> dict[str, Array]:
     }
 
 
-def with_prompts(discriminator: PictureDiscriminator, pictures: Tensor, embedded: Tensor) -> Array:
+def with_prompts(discriminator: PictureDiscriminator, images: Tensor, embedded: Tensor) -> Array:
     """Return the probability that each light image is as good as heavy's, from image and prompt."""
     assert discriminator.head is not None
-    features = features_of(discriminator, pictures)
+    features = features_of(discriminator, images)
     return np.array(discriminator.head.probabilities(features, list(embedded.numpy())))
 
 
@@ -147,9 +147,9 @@ def foreseen(discriminator: PictureDiscriminator, embedded: Tensor) -> Array:
     return np.array([told.probability for told in discriminator.head.foresee(list(embedded.numpy()))])
 
 
-def real_confidences(discriminator: PictureDiscriminator, pictures: Tensor) -> Array:
+def real_confidences(discriminator: PictureDiscriminator, images: Tensor) -> Array:
     """Return the calibrated softmax of 'real' (DiffServe, section 3.2)."""
-    parts = ([*as_pixels(part).numpy()] for part in pictures.split(BATCH))
+    parts = ([*as_pixels(part).numpy()] for part in images.split(BATCH))
     return np.array([value for part in parts for value in discriminator.confidences(part)])
 
 

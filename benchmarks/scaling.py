@@ -90,16 +90,16 @@ WORK: dict[str, Callable[[grpc.aio.Channel], Awaitable[int]]] = {
 }
 
 
-def request_of(picture: int, cached: bool) -> ImageRequest:
+def request_of(number: int, cached: bool) -> ImageRequest:
     """Return the same request for the same arguments."""
     image = Image.new("RGB", (SIDE_PX, SIDE_PX))
-    ImageDraw.Draw(image).ellipse((8 + picture, 8, 40 + picture, 40), outline="white")
+    ImageDraw.Draw(image).ellipse((8 + number, 8, 40 + number, 40), outline="white")
     return ImageRequest(
-        f"a {('red', 'green', 'blue', 'yellow')[picture % 4]} {('circle', 'square')[picture // 4 % 2]}",
+        f"a {('red', 'green', 'blue', 'yellow')[number % 4]} {('circle', 'square')[number // 4 % 2]}",
         width_px=SIDE_PX,
         height_px=SIDE_PX,
         num_inference_steps=STEPS,
-        seed=100 + picture,
+        seed=100 + number,
         cache=CacheMode.READ_WRITE if cached else CacheMode.OFF,
         deadline_ms=DEADLINE_MS,
         controlnets=tuple(AskedControlNet(name, png_of(image)) for name in CONTROLNETS),

@@ -75,11 +75,11 @@ def noise(width: int, height: int) -> bytes:
     return png_file(header(width, height, RGB), png_chunk(b"IDAT", zlib.compress(data, 0)))
 
 
-async def sent(target: AttackTarget, pictures: Sequence[bytes]) -> Answers:
+async def sent(target: AttackTarget, images: Sequence[bytes]) -> Answers:
     """Return the outcomes of requests that start from these images, abandoned after `LIMIT_S`."""
     async with target.channel(target.public, "user") as channel:
         client = ImageClient(channel)
-        requests = [replace(SMALL, init_image=InitImage(data, 0.5)) for data in pictures]
+        requests = [replace(SMALL, init_image=InitImage(data, 0.5)) for data in images]
         tasks = [asyncio.create_task(generated(client, request)) for request in requests]
         done, left = await asyncio.wait(tasks, timeout=LIMIT_S)
         for task in left:

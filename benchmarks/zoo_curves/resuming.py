@@ -108,12 +108,12 @@ def text_similarity(setting: CurveSetting, pairs: CaptionPairs) -> Array:
 
 
 def from_scratch(setting: CurveSetting, model: str, pairs: CaptionPairs) -> dict[str, Array]:
-    pictures = setting.studio.paint_these(model, list(pairs.captions), list(pairs.seeds), STEPS)
-    return _by_metric(setting.studio.examiner.mark(pictures[:, None], pairs.captions, pairs.asked))
+    pixels = setting.studio.paint_these(model, list(pairs.captions), list(pairs.seeds), STEPS)
+    return _by_metric(setting.studio.examiner.mark(pixels[:, None], pairs.captions, pairs.asked))
 
 
-def _marked(setting: CurveSetting, pairs: CaptionPairs, pictures: Any) -> dict[str, Array]:
-    grid = pictures.unflatten(0, (len(pairs), len(KINDS)))
+def _marked(setting: CurveSetting, pairs: CaptionPairs, pixels: Any) -> dict[str, Array]:
+    grid = pixels.unflatten(0, (len(pairs), len(KINDS)))
     return _by_metric(setting.studio.examiner.mark(grid, pairs.captions, pairs.asked))
 
 

@@ -67,7 +67,7 @@ def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
     others = [record(outcome=Outcome.DROPPED), record(deferred=True), record(stages=())]
 
     assert delays_of([*others, record()], Delays()).answer.sample_count == 1
-    with pytest.raises(RuntimeError, match="answered nothing"):
+    with pytest.raises(RuntimeError, match="answered no request"):
         delays_of(others, Delays())
 
 
