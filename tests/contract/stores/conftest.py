@@ -1,27 +1,20 @@
 """Every backend of every store, and the servers behind them."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from lab.fixtures.clocks import SetClock
+from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from tests.contract.stores.journal_records import NOW_S
-from tests.support.postgresql import PostgresqlServer, running_server, why_not
-from tests.support.s3_server import running_s3_server
+from tests.support.postgresql import PostgresqlServer
 
 _buckets = count(1)
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        yield endpoint
 
 
 @pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
@@ -35,14 +28,6 @@ def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def objects(objects_url: str) -> ObjectStore:
     return open_objects(objects_url)
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
@@ -71,3 +56,10 @@ def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
     yield ledger
     assert ledger.check_integrity() == []
     ledger.close()
+
+
+@pytest.fixture
+def journal(ledger_url: str) -> Iterator[Journal]:
+    """A journal by the machine's clock."""
+    with closing(open_journal(ledger_url)) as opened:
+        yield opened

@@ -1,7 +1,7 @@
 """The journal's promises, on SQLite and on PostgreSQL."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,13 +19,6 @@ from pentimento.stores.ledger.records import (
     JournalledRequest,
 )
 from tests.contract.stores.journal_records import NOW_S, attempt, request, result
-
-
-@pytest.fixture
-def journal(ledger_url: str) -> Iterator[Journal]:
-    journal = open_journal(ledger_url)
-    yield journal
-    journal.close()
 
 
 def test_an_accepted_request_survives_its_process(ledger_url: str) -> None:

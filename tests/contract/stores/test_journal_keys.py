@@ -1,9 +1,6 @@
 """A request is accepted once for each idempotency key, on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
@@ -12,13 +9,6 @@ from pentimento.stores.ledger.records import (
     AcceptOutcome,
 )
 from tests.contract.stores.journal_records import attempt, request
-
-
-@pytest.fixture
-def journal(ledger_url: str) -> Iterator[Journal]:
-    journal = open_journal(ledger_url)
-    yield journal
-    journal.close()
 
 
 def test_an_idempotency_key_finds_the_first_request(journal: Journal) -> None:

@@ -1,6 +1,5 @@
 """Who is active over a journal: epochs, leases, and what becomes of who was superseded."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from pentimento.stores.ledger.records import (
     AcceptKind,
 )
 from tests.contract.stores.journal_records import NOW_MS, NOW_S, attempt, request, result
-
-
-@pytest.fixture
-def journal(ledger_url: str) -> Iterator[Journal]:
-    journal = open_journal(ledger_url)
-    yield journal
-    journal.close()
 
 
 def test_epochs_grow_for_everybody(journal: Journal) -> None:

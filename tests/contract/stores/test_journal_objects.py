@@ -1,11 +1,9 @@
 """What the journal promises of objects, on SQLite and on PostgreSQL."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from sqlalchemy import text
 
 from pentimento.domain.generation import Attempt, ObjectReference
@@ -15,13 +13,6 @@ from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest, KeptResults, ResultRecord, SpooledObject
 
 OBJECT = ObjectReference("results/1", "sha256:1", 4)
-
-
-@pytest.fixture
-def journal(ledger_url: str) -> Iterator[Journal]:
-    journal = open_journal(ledger_url)
-    yield journal
-    journal.close()
 
 
 def complete(journal: Journal, request_id: str, finished_at: float, size_bytes: int = 10, tenant: str = "a") -> None:

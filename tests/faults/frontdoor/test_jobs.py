@@ -11,6 +11,7 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, kill, serving
+from tests.support.calls import last_completed
 
 pytestmark = pytest.mark.faults
 
@@ -43,6 +44,4 @@ async def test_jobs_queued_and_running_end_under_the_next_frontdoor_and_another_
 
 
 async def last_of(client: ImageClient, request_id: str) -> Completed:
-    *_, last = [event async for event in client.attach(request_id)]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(client.attach(request_id))

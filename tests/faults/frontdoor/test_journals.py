@@ -17,9 +17,10 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.domain.image_request import ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.support.calls import last_completed
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.faults
@@ -44,8 +45,7 @@ async def worker(running: Processes) -> AsyncIterator[WorkerClient]:
 
 async def paint(running: Processes) -> None:
     async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
-        *_, last = [event async for event in ImageClient(channel).generate(REQUEST)]
-        assert isinstance(last, Completed)
+        await last_completed(ImageClient(channel).generate(REQUEST))
 
 
 async def status(running: Processes) -> GetStatusResponse:

@@ -1,7 +1,6 @@
 """Two controllers over one ledger, in this process: the standby takes over, and clients find it."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -31,12 +30,6 @@ class Member:
         self.process = process
         self.address = address
         self.leading = asyncio.get_running_loop().create_task(process.warm())
-
-
-@pytest.fixture
-def folder() -> "AsyncIterator[Path]":  # type: ignore[misc]
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
-        yield Path(path)
 
 
 @asynccontextmanager

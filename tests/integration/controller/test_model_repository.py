@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +32,6 @@ class Running(NamedTuple):
     process: ControllerProcess
     models: ModelRepositoryClient
     controller: ControllerClient
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
-        yield Path(path)
 
 
 @asynccontextmanager

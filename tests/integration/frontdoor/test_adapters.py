@@ -40,6 +40,7 @@ from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.codec import decode, to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+from tests.support.calls import last_completed
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
@@ -277,9 +278,9 @@ async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, 
         assert len(worker.orders) == 1  # a worker with other weights under that name is not given it
         worker.known_adapters = (NEON, MOSAIC)
         worker.change()
-        *_, last = [event async for event in suite.client.generate(CONTROLLED, "key")]
+        last = await last_completed(suite.client.generate(CONTROLLED, "key"))
 
-    assert isinstance(last, Completed) and last.request_id == request_id
+    assert last.request_id == request_id
     first, second = (decode(order.spec, GenerationSpec) for order in worker.orders)
     assert second == first and second.controlnets[0].conditioning_image == png()
     assert len(worker.orders[1].controlnet_endpoints) == 2

@@ -11,6 +11,7 @@ from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.domain.requests import RequestState
+from tests.support.calls import last_completed
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 
@@ -169,8 +170,8 @@ async def test_a_request_that_waits_for_the_light_model_waits_for_it_in_the_next
 
 
 async def ended(suite: FrontdoorSuite, request_id: str) -> Completed:
-    *_, last = [event async for event in suite.client.generate(UNNAMED, "key")]
-    assert isinstance(last, Completed) and last.request_id == request_id
+    last = await last_completed(suite.client.generate(UNNAMED, "key"))
+    assert last.request_id == request_id
     assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED
     return last
 

@@ -1,7 +1,6 @@
 """Calls shared out among embedders that are alike, over real channels."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,12 +43,6 @@ async def serving(address: str) -> AsyncIterator[CountingEmbedder]:
         yield embedder
     finally:
         await server.stop()
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="pmt-") as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pentimento.domain.image_request import Completed, ImageRequest, ReplayReque
 from pentimento.domain.requests import RequestState
 from services.frontdoor.requests.pins import ROW_BYTES
 from tests.integration.frontdoor.inputs import png
+from tests.support.calls import last_completed
 
 HOUR_MS = 3_600_000
 IMAGE = png()
@@ -27,9 +28,7 @@ def stored_inputs(folder: Path) -> list[Path]:
 
 
 async def replay(suite: FrontdoorSuite, request_id: str) -> Completed:
-    *_, last = [event async for event in suite.client.replay(ReplayRequest(request_id))]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(suite.client.replay(ReplayRequest(request_id)))
 
 
 async def sweep(suite: FrontdoorSuite) -> None:

@@ -1,7 +1,6 @@
 """Pictures and images over S3 and PostgreSQL as over files and SQLite."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -12,26 +11,9 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
 from tests.integration.frontdoor.inputs import png
-from tests.support.postgresql import PostgresqlServer, running_server, why_not
-from tests.support.s3_server import running_s3_server
+from tests.support.postgresql import PostgresqlServer
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresqlServer]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -25,12 +25,11 @@ from pentimento.domain.image_request import (
 from pentimento.domain.reasons import Reason
 from services.frontdoor.journal.bodies import resolved_from_bytes
 from tests.integration.frontdoor.inputs import png
+from tests.support.calls import last_completed
 
 
 async def last_of(stream: AsyncGenerator[GenerateEvent, None]) -> Completed:
-    *_, last = [event async for event in stream]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(stream)
 
 
 async def test_a_replay_is_asked_for_as_it_was_the_first_time(suite: FrontdoorSuite, worker: PacedWorker) -> None:

@@ -23,6 +23,7 @@ from pentimento.supervisor.models import find_model
 from services.frontdoor.requests.pins import ROW_BYTES
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 from tests.integration.unet_worker.conftest import serve
+from tests.support.calls import last_completed
 from tests.support.gateways import RunningGateway, running_gateway
 
 FIRST = ImageRequest("a red circle", num_inference_steps=10, seed=1)
@@ -68,9 +69,7 @@ async def real_suite(folder: Path, *flags: str) -> AsyncIterator[tuple[Frontdoor
 
 
 async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Completed:
-    *_, last = [event async for event in suite.client.replay(ReplayRequest(request_id, **options))]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(suite.client.replay(ReplayRequest(request_id, **options)))
 
 
 async def hit(suite: FrontdoorSuite, gateway: RunningGateway, second: ImageRequest = SECOND) -> Completed:

@@ -12,13 +12,13 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.image_request import Completed
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire
+from tests.support.calls import last_completed
 from tests.support.lease_looks import LooksBetweenBeats
 
 LEASE_S = 1.0
@@ -95,9 +95,9 @@ async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: P
     async with running_standby(folder) as standby:
         await standby.active
         worker.hold.set()
-        *_, last = [event async for event in standby.client.generate(REQUEST, "key")]
+        last = await last_completed(standby.client.generate(REQUEST, "key"))
 
-    assert isinstance(last, Completed) and last.request_id == request_id
+    assert last.request_id == request_id
     assert len(worker.executed) == 1
 
 

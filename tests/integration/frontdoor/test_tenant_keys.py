@@ -39,6 +39,7 @@ from pentimento.stores.ledger import open_journal
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.tenants import directory
 from services.frontdoor.tenants.administration import TenantAdministration
+from tests.support.calls import last_completed
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenant-admin": Role.TENANT_ADMIN}
 # A year after 1970 and a day: more than a call may ask for.
@@ -89,9 +90,7 @@ async def running(folder: Path, worker: PacedWorker) -> AsyncIterator[Administer
 
 
 async def paint(client: ImageClient, request: ImageRequest = REQUEST, key: str = "") -> Completed:
-    *_, last = [event async for event in client.generate(request, key)]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(client.generate(request, key))
 
 
 async def refusal(client: ImageClient, request: ImageRequest = REQUEST) -> PentimentoError:

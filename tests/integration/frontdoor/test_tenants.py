@@ -16,6 +16,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound, PermissionDenied
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
+from tests.support.calls import last_completed
 
 CANARY = "a canary in a coal mine"
 
@@ -44,9 +45,7 @@ async def tenants(folder: Path, worker: PacedWorker) -> AsyncIterator[Tenants]:
 
 
 async def paint(client: ImageClient, request: ImageRequest = REQUEST, key: str = "") -> Completed:
-    *_, last = [event async for event in client.generate(request, key)]
-    assert isinstance(last, Completed)
-    return last
+    return await last_completed(client.generate(request, key))
 
 
 async def test_another_tenants_request_does_not_exist(tenants: Tenants) -> None:

@@ -1,7 +1,7 @@
 """Every way an object can be spoiled, on files and on S3: it is a miss from then on, wrong bytes are never read, and
 nothing dangles afterwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ from pentimento.domain.generation import FromNoise, ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 from tests.support.gateways import RunningGateway, embedding, running_gateway
-from tests.support.s3_server import running_s3_server
 
 SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
     "gone": lambda sound: None,
@@ -23,14 +22,6 @@ SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 FLAGS = ("--image-thresholds", "0.9:0.1", "--quarantine-s", "0.01")
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        yield endpoint
 
 
 @pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])

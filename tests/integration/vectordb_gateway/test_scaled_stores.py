@@ -1,31 +1,11 @@
 """The gateway on PostgreSQL, an S3-compatible store and a Qdrant whose tenants are in groups."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.generation import FromLatent, FromNoise
 from tests.support.gateways import attempt, embedding, running_gateway, scope
-from tests.support.postgresql import PostgresqlServer, running_server, why_not
-from tests.support.s3_server import running_s3_server
-
-
-@pytest.fixture
-def postgresql() -> Iterator[PostgresqlServer]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture
-def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    with running_s3_server() as endpoint:
-        yield endpoint
+from tests.support.postgresql import PostgresqlServer
 
 
 async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer, s3_endpoint: str) -> None:

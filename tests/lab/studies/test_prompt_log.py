@@ -1,24 +1,17 @@
 """Logs in every form that is read, and the place of what is wrong in them."""
 
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 
 from lab.studies import read_prompt_log
 from lab.workloads import Arrival, Workload, save_workload
 from pentimento.domain.errors import InvalidArgument, NotFound
-
-
-def written(path: Path, *lines: str) -> Path:
-    text = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
+from tests.support.text_files import write_lines
 
 
 def test_lines_of_text_are_prompts_without_times_and_users(tmp_path):
-    log = read_prompt_log(written(tmp_path / "log.txt.gz", "a cat", "a dog"))
+    log = read_prompt_log(write_lines(tmp_path / "log.txt.gz", "a cat", "a dog"))
 
     assert log.prompts == ("a cat", "a dog")
     assert (log.at_s, log.users) == (None, None)
@@ -31,7 +24,7 @@ def test_json_lines_have_times_in_any_form_and_are_put_in_order(tmp_path):
         {"prompt": "early", "timestamp": "2022-08-20T08:59:00", "user_name": "b"},
     ]
 
-    log = read_prompt_log(written(tmp_path / "log.jsonl", *map(json.dumps, lines)))
+    log = read_prompt_log(write_lines(tmp_path / "log.jsonl", *map(json.dumps, lines)))
 
     assert log.at_s.tolist() == [1660986000.0, 1660985940.0]
     assert log.users == ("7", "b")
@@ -39,7 +32,7 @@ def test_json_lines_have_times_in_any_form_and_are_put_in_order(tmp_path):
 
 
 def test_a_table_has_them_too(tmp_path):
-    log = read_prompt_log(written(tmp_path / "log.tsv", "caption\tat_s\tuser", 'a "cat\t0.5\ta', "a dog\t2\tb"))
+    log = read_prompt_log(write_lines(tmp_path / "log.tsv", "caption\tat_s\tuser", 'a "cat\t0.5\ta', "a dog\t2\tb"))
 
     assert log.prompts == ('a "cat', "a dog")
     assert log.at_s.tolist() == [0.5, 2.0]
@@ -79,7 +72,7 @@ def test_a_workload_is_a_log(tmp_path):
     ],
 )
 def test_what_is_wrong_is_named_by_file_line_and_field(tmp_path, name, lines, field):
-    path = written(tmp_path / name, *lines)
+    path = write_lines(tmp_path / name, *lines)
 
     with pytest.raises(InvalidArgument) as refusal:
         read_prompt_log(path)
@@ -97,6 +90,6 @@ def test_a_broken_gzip_and_no_file_are_told(tmp_path):
 
 
 def test_no_prompt_is_in_what_is_printed_of_a_log(tmp_path):
-    log = read_prompt_log(written(tmp_path / "log.txt", "a secret", "another secret"))
+    log = read_prompt_log(write_lines(tmp_path / "log.txt", "a secret", "another secret"))
 
     assert "secret" not in repr(log)

@@ -1,6 +1,5 @@
 """Readers of public logs, on a few lines in each one's form."""
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +12,15 @@ from lab.workloads.readers import (
     read_production_requests,
 )
 from pentimento.domain.errors import InvalidArgument
+from tests.support.text_files import write_lines
 
 GENTD26 = (
     "gmt_create,predict_type,predict_status,exec_s,group,prompt_chars,neg_chars,num_images,steps,checkpoint,style,loras"
 )
 
 
-def written(path: Path, *lines: str) -> Path:
-    text = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
-
-
 def test_azures_arrivals_are_seconds_from_the_first(tmp_path: Path) -> None:
-    path = written(
+    path = write_lines(
         tmp_path / "azure.csv.gz",
         "TIMESTAMP,ContextTokens,GeneratedTokens",
         "2023-11-16 23:59:59.6805900,374,44",
@@ -37,7 +31,7 @@ def test_azures_arrivals_are_seconds_from_the_first(tmp_path: Path) -> None:
 
 
 def test_mooncakes_requests_have_their_keys(tmp_path: Path) -> None:
-    path = written(
+    path = write_lines(
         tmp_path / "m.jsonl", '{"timestamp": 500, "hash_ids": [0, 1]}', '{"timestamp": 2000, "hash_ids": [0]}'
     )
 
@@ -47,7 +41,7 @@ def test_mooncakes_requests_have_their_keys(tmp_path: Path) -> None:
 
 
 def test_production_requests_have_adapters_and_gaps(tmp_path: Path) -> None:
-    path = written(
+    path = write_lines(
         tmp_path / "g.csv.gz",
         GENTD26,
         "2024-11-15 16:57:50,TXT_2_IMG,SUCCEED,32,G0000,63,26,1,30,M0000,S04,L0000@0.8;L0003@1",
@@ -78,7 +72,7 @@ def test_production_requests_have_adapters_and_gaps(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, reader, lines: list[str], message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidArgument, match=message):
-        reader(written(tmp_path / "log.csv", *lines))
+        reader(write_lines(tmp_path / "log.csv", *lines))
 
 
 def test_embeddings_become_unit_vectors(tmp_path: Path) -> None:

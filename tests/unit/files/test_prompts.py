@@ -1,18 +1,12 @@
 """Files of prompts, in each form."""
 
-import gzip
 from pathlib import Path
 
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.prompts import read_prompts
-
-
-def written(path: Path, *lines: str) -> Path:
-    text = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
+from tests.support.text_files import write_lines
 
 
 @pytest.mark.parametrize(
@@ -28,18 +22,18 @@ def written(path: Path, *lines: str) -> Path:
     ],
 )
 def test_prompts_are_read_in_order(tmp_path: Path, name: str, lines: list[str]) -> None:
-    assert read_prompts(written(tmp_path / name, *lines)) == ("a cat", 'a "dog", two')
+    assert read_prompts(write_lines(tmp_path / name, *lines)) == ("a cat", 'a "dog", two')
 
 
 def test_a_prompt_of_several_lines_is_one_prompt(tmp_path: Path) -> None:
-    file = written(tmp_path / "p.csv", "prompt", '"a cat', 'on a mat"', "a dog")
+    file = write_lines(tmp_path / "p.csv", "prompt", '"a cat', 'on a mat"', "a dog")
 
     assert read_prompts(file) == ("a cat\non a mat", "a dog")
 
 
 def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"p\.txt: must have at least one prompt"):
-        read_prompts(written(tmp_path / "p.txt"))
+        read_prompts(write_lines(tmp_path / "p.txt"))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +46,9 @@ def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
 )
 def test_read_prompts_names_a_wrong_line(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        read_prompts(written(tmp_path / "log.csv", *lines))
+        read_prompts(write_lines(tmp_path / "log.csv", *lines))
 
 
 def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"must be a \.txt, \.tsv"):
-        read_prompts(written(tmp_path / "p.parquet", "x"))
+        read_prompts(write_lines(tmp_path / "p.parquet", "x"))

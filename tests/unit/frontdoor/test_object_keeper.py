@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -12,19 +12,12 @@ import pytest
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.frontdoor.objects import object_keeper
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
 
 LIMITS = KeepingLimits(spool_bytes=100, tenant_spool_bytes=60)
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite")
-    yield journal
-    journal.close()
 
 
 def away() -> ObjectStore:

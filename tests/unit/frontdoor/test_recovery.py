@@ -1,6 +1,5 @@
 """What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +34,6 @@ from services.frontdoor.requests.jobs import Jobs
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
 SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)
 RESOLVED = ResolvedRequest(SPEC, CacheMode.READ_WRITE, ImageFormat.PNG, None, 60_000)
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite")
-    yield journal
-    journal.close()
 
 
 def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_bytes(RESOLVED)) -> None:

@@ -2,26 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from pentimento.domain.epochs import LeaseState
 from pentimento.domain.errors import Unavailable
 from pentimento.service.lease import LedgerLease
-from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger import Journal
 
 LEASE_S = 0.2
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = open_journal(f"sqlite:///{tmp_path / 'journal.sqlite'}")
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -49,11 +49,6 @@ def fallbacks() -> Counted:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RegionDirectory:
-    return private_directory(tmp_path / "shared")
-
-
-@pytest.fixture
 def full_directory(tmp_path: Path) -> Iterator[RegionDirectory]:
     """One whose file system has no room for two slots."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:

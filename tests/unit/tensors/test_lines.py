@@ -17,13 +17,6 @@ from pentimento.wire.tensors import UNBOUND
 from tests.support.open_files import files_open_under
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> RegionDirectory:
-    path = tmp_path / "shared"
-    path.mkdir(mode=0o700)
-    return RegionDirectory(path)
-
-
 def test_messages_come_whole_and_in_order_in_both_directions(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     asking = open_line(directory, told)

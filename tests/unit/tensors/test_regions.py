@@ -15,13 +15,6 @@ from tests.support.open_files import files_open_under
 SIZE = RegionSize(slot_size_bytes=100, slot_count=3)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> RegionDirectory:
-    path = tmp_path / "shared"
-    path.mkdir(mode=0o700)
-    return RegionDirectory(path)
-
-
 def test_both_ends_see_the_same_bytes(directory: RegionDirectory) -> None:
     ours = directory.create(SIZE)
     theirs = directory.open(ours.region_id, SIZE)

@@ -62,12 +62,6 @@ class Ends:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RegionDirectory:
-    (tmp_path / "shared").mkdir(mode=0o700)
-    return RegionDirectory(tmp_path / "shared")
-
-
-@pytest.fixture
 def ends(directory: RegionDirectory) -> Ends:
     return Ends(directory)
 

@@ -1,0 +1,12 @@
+"""Calls whose last event alone matters."""
+
+from collections.abc import AsyncIterator
+
+from pentimento.domain.image_request import Completed, GenerateEvent
+
+
+async def last_completed(events: AsyncIterator[GenerateEvent]) -> Completed:
+    """Return the last event of a call, which must be a completed image."""
+    *_, last = [event async for event in events]
+    assert isinstance(last, Completed)
+    return last
