@@ -125,12 +125,12 @@ client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone,
 # All but those that need something no clone has: docs/benchmarks.md names them, each with its reason.
 BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_parallel controlnet_residency \
 	lora_golden lora_batch lora_async lora_patch latent_parallel batch_invariance effects_replay \
-	engine_latency kept_memory engine_throughput engine_preempt engine_lag \
+	engine_latency engine_throughput engine_preempt engine_lag \
 	overhead cold_start console first_preview kill_one kill_any overload http_overhead http_overload \
 	adapter_latency adapter_load scaling hostile soak mutation \
-	cache_parity cache_lookup cache_update scene_log selector_profile online_quality online_quality_live latent_storage isolation \
-	dispatch_cost sim_scale milp parity slo_trace slo_trace_live joint monitor energy paper_figures paper_causes \
-	tensor_transport study_size
+	cache_parity cache_lookup cache_update selector_profile online_quality online_quality_live latent_storage isolation \
+	dispatch_cost sim_scale milp parity slo_trace slo_trace_live joint monitor energy paper_figures \
+	tensor_transport
 
 bench: $(BENCH_READY) ## every figure that a clone can measure, written to benchmarks/results (hours, on an idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \

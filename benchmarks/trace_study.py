@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.report import PLOTS, Figure, informative, measured, parse_options, publish
-from benchmarks.scene_log import counts, percent
 from lab.runs import save_panels
 from lab.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
 from lab.studies.neighbours import TIE, Vectors, nearest_of_misses
@@ -39,6 +39,9 @@ LOWEST = min(rule.min_similarity for rule in NIRVANA_SAVINGS)
 # the papers', over DiffusionDB's two million prompts with CLIP's embeddings
 NIRVANA_HIT_RATES = {300: "NIRVANA, 1,500 latents: 58", 3_000: "NIRVANA, 15,000 latents: 68"}
 NIRVANA_SAVED = {300: "NIRVANA, 1,500 latents: 11", 3_000: "NIRVANA, 15,000 latents: 13"}
+
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,16 @@ def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:
 def mean(name: str, values: np.ndarray) -> Figure:
     blocks = [float(100 * values[start : start + BLOCK].mean()) for start in range(0, len(values), BLOCK)]
     return measured(name, blocks, average, informative("%"))
+
+
+def counts(hits: Mask, of: Mask) -> list[tuple[int, int]]:
+    """Return hits and prompts by blocks of prompts, which the interval draws: neighbours are alike."""
+    starts = range(0, len(of), BLOCK)
+    return [(int(hits[start : start + BLOCK].sum()), int(of[start : start + BLOCK].sum())) for start in starts]
+
+
+def percent(blocks: Sequence[tuple[int, int]]) -> float:
+    return 100.0 * sum(hits for hits, _ in blocks) / max(1, sum(of for _, of in blocks))
 
 
 def average(values: Sequence[float]) -> float:
