@@ -33,7 +33,7 @@ Sample = TypeVar("Sample")
 
 EXACT = "Clopper-Pearson"
 PLOTS, TRACES = ROOT / "build" / "plots", ROOT / "build" / "traces"
-MOST_CHARACTERS = 300  # of a note
+MOST_CHARACTERS = 300  # in a note
 
 
 @dataclass(frozen=True)
@@ -233,12 +233,12 @@ def publish(
 
 
 def short(value: float | None) -> float | None:
-    """Return a number with six significant digits; whole numbers keep all of theirs."""
+    """Round a number to six significant digits; whole numbers stay exact."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def scalars(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notes without lists, long texts and what is then empty."""
+    """Return the notes without lists, long texts and empty mappings."""
     kept = {}
     for key, value in notes.items():
         if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
 
 
 def tensor_from_wire(wire: WireTensor) -> Tensor:
-    """Return a tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not
+    """Return a tensor with separate memory on the host. Raises InvalidArgument for floating-point values that are not
     finite."""
     dtype = TORCH_DTYPES[wire.dtype]
     data = bytearray(host_bytes(wire))

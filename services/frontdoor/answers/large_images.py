@@ -11,9 +11,9 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.reasons import Reason
 from pentimento.wire.codec import encode
 
-# Of an answer besides its image: mostly the prompts in its provenance.
+# Bytes of an answer without its image, mostly the prompts in the provenance.
 LEAST_MESSAGE_BYTES = 256 * 1024
-# Of a part, its framing included.
+# Bytes of a part with its framing.
 CHUNK_BYTES = 1 << 20
 _FRAMING_BYTES = 64
 

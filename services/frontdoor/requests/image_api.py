@@ -404,10 +404,10 @@ class ImageApi:
 
 
 def _replay_body(request: ReplayRequest) -> bytes:
-    """Return what a replay is hashed by. No request for a new image has these bytes."""
+    """Return the bytes of a replay for its digest. No request for a new image has these bytes."""
     return b"replay\0" + to_bytes(request, pb.ReplayRequest)
 
 
 def _job_body(request: ImageRequest, webhook_url: str) -> bytes:
-    """Return what a job is hashed by. No request whose client waits has these bytes."""
+    """Return the bytes of a job for its digest. No request with a waiting client has these bytes."""
     return b"job\0" + webhook_url.encode() + b"\0" + to_bytes(request, pb.ImageRequest)
