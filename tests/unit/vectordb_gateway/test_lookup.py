@@ -377,7 +377,6 @@ async def test_what_the_index_refuses_is_the_caller_s_mistake(gateway: Gateway) 
     [
         (scope(tenant=""), EMBEDDING, None, "scope.tenant"),
         (scope(), replace(EMBEDDING, encoder_digest="sha256:other"), None, "encoder_digest"),
-        (scope(), replace(EMBEDDING, values=VECTOR * 2), None, "text_embedding.values"),
         (scope(), EMBEDDING, 1.1, "quality"),
     ],
 )
