@@ -292,7 +292,7 @@ class ResidualStream(MayBeLined):
                 self._expected,
             )
         except PentimentoError as error:
-            logger.info("steps go without a line", extra={"reason": error.reason})
+            logger.info("steps travel over gRPC instead of shared memory", extra={"reason": error.reason})
             return
         self._line = LinedAnswers(line, self._stream, lambda: self.heard(), self._listener, SILENT_AFTER_S)
 

@@ -69,7 +69,7 @@ class Embedders:
         except FailedPrecondition as error:
             if error.reason == Reason.NO_IMAGE_TOWER and digest:
                 self._texts_alone.add(digest)
-                logger.warning("pictures are neither kept for reuse nor compared: %s", error.message)
+                logger.warning("images are neither stored for reuse nor compared: %s", error.message)
             raise
 
     async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:

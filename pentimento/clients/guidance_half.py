@@ -238,7 +238,7 @@ class HalfStream(MayBeLined):
                 self._expected,
             )
         except PentimentoError as error:
-            logger.info("steps go without a line", extra={"reason": error.reason})
+            logger.info("steps travel over gRPC instead of shared memory", extra={"reason": error.reason})
             return
         self._line = LinedAnswers(line, self._stream, lambda: self.heard(), self._listener)
 

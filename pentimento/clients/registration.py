@@ -188,7 +188,7 @@ class Registration:
         elif isinstance(error, PentimentoError | TimeoutError):
             logger.warning("controller cannot be reached (%s: %s); serving continues", type(error).__name__, error)
         else:
-            logger.exception("registration failed; serving on")
+            logger.exception("registration failed; serving continues")
 
     def _delay_s(self) -> float:
         if self._failures:

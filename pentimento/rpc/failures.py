@@ -32,7 +32,7 @@ def explain(error: Exception, path: str) -> PentimentoError:
         fields = {"method": path, "reason": known.reason, "error_id": known.metadata.get("error_id", "")}
         logger.error("call failed", exc_info=error, extra=fields)
     elif logger.isEnabledFor(logging.DEBUG):
-        logger.debug("call refused", extra={"method": path, "code": code_of(known).name, "reason": known.reason})
+        logger.debug("call rejected", extra={"method": path, "code": code_of(known).name, "reason": known.reason})
     return known
 
 

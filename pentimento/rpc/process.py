@@ -45,7 +45,7 @@ def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool =
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except Exception:
-        logging.getLogger(__name__).exception("broke down")
+        logging.getLogger(__name__).exception("failed")
         sys.exit(EXIT_BROKEN)
 
 

@@ -288,7 +288,7 @@ class RpcServer:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await drain()
         except TimeoutError:
-            logger.warning("work was left when the drain timed out")
+            logger.warning("work remained when the drain timed out")
         await self.stop(max(end - time.monotonic(), 0.0))
 
 

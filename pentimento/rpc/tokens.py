@@ -161,7 +161,7 @@ class TokenFile:
                 self._take(text)
             elif self._empty_at is None:
                 self._empty_at = self._monotonic()
-                logger.warning("token file is empty, the tokens before stay valid for seconds")
+                logger.warning("token file is empty, the previous tokens stay valid for seconds")
         except SettingsError as error:
             self._file.read_in_vain(error)
             logger.error("token file not reloaded, the previous tokens stay valid", extra={"problem": str(error)})

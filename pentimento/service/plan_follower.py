@@ -46,7 +46,7 @@ class PlanFollower:
             if self.plan is not None and plan.version <= self.plan.version:
                 continue  # of a leader that was taken over from
             if plan.version.leader_epoch > latest_believable(self._clock.wall()):
-                logger.error("a plan of an epoch that no controller can have is ignored")
+                logger.error("a plan with an impossible epoch is ignored")
                 continue
             self.plan = plan
             self._on_plan(plan)

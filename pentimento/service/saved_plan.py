@@ -17,7 +17,7 @@ def believable_plan(saved: bytes | None, wall_s: float) -> Plan | None:
     try:
         plan = from_bytes(saved, Plan, controller_pb.Plan) if saved else None
     except InvalidArgument as error:
-        logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
+        logger.error("the saved plan cannot be read", extra={"reason": error.reason, "error": error.message})
         return None
     return plan if plan is None or is_believable(plan, wall_s) else None
 
@@ -27,5 +27,5 @@ def is_believable(plan: Plan, wall_s: float) -> bool:
     epoch = plan.version.leader_epoch
     believable = epoch <= latest_believable(wall_s)
     if not believable:
-        logger.error("a plan of an epoch that no controller can have is ignored", extra={"epoch": epoch})
+        logger.error("a plan with an impossible epoch is ignored", extra={"epoch": epoch})
     return believable

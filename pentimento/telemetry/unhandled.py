@@ -34,4 +34,4 @@ def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 def _unraisable(left: "sys.UnraisableHookArgs") -> None:
-    logger.error("an exception where none can be raised", exc_info=left.exc_value)
+    logger.error("an exception that cannot be raised", exc_info=left.exc_value)

@@ -165,7 +165,7 @@ class Controller:
             try:
                 await self.step(now_s)
             except Exception:  # without this loop no replica would ever come or go again
-                logger.exception("a round of planning failed; the plan in force stands")
+                logger.exception("planning failed; the current plan stays")
             await asyncio.sleep(self._times.min_plan_gap_s)
             due_s = self._next_step_s(now_s)
             # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.

@@ -23,7 +23,7 @@ from services.embedder.tokenization import TextTokenizer, open_tokenizer
 
 # What a unit vector's length may be off by; a zero vector or NaN is far outside.
 LENGTH_TOLERANCE = 1e-3
-SAMPLE_TEXT = "a picture of 1 cat"
+SAMPLE_TEXT = "an image of 1 cat"
 
 
 class TextTower(Protocol):
@@ -114,7 +114,7 @@ def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:
     """The first text and image warm the kernels, and show whether the weights are sound."""
     try:
         with torch.inference_mode():
-            model.embed_texts(["a picture"])
+            model.embed_texts(["an image"])
             if model.images is not None:
                 model.embed_images([np.zeros((3, image_size, image_size), np.float32)])
     except (Internal, RuntimeError, IndexError) as error:

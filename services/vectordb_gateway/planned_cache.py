@@ -47,7 +47,7 @@ class PlannedCache:
             check_plan(plan)
         except InvalidArgument as error:
             metrics.PLANS.labels("refused").inc()
-            logger.error("a plan that makes no sense is not followed: %s", error)
+            logger.error("an invalid plan is not followed: %s", error)
             return
         before, now = self.in_force, cache_in_force(self._own, plan)
         self._now = self._ruled(now)

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         count = rebuild(**vars(parser.parse_args(argv)))
     except RebuildUnfinished as error:
-        print(f"the index was thrown away and is not whole yet, the gateway fills the rest: {error}", file=sys.stderr)
+        print(f"the index was dropped and is not complete yet; the gateway fills the rest: {error}", file=sys.stderr)
         return 1
     except (PentimentoError, OSError) as error:
         print(f"nothing was changed: {error}", file=sys.stderr)

@@ -111,7 +111,7 @@ class GatewayProcess(ServiceProcess):
         try:
             await asyncio.to_thread(self.uses.write)
         except PentimentoError as error:
-            logger.warning("the last uses of cached items are not noted: %s", error.message)
+            logger.warning("the last uses of cached items are not recorded: %s", error.message)
         self.indexing.close()
         self.stores.close()
 

@@ -73,7 +73,7 @@ async def check_passed_on(client: AsyncClient, prompt: str, seed: int, cascade: 
     *scored, last = answer.route.stages
     assert [stage.model for stage in answer.route.stages] == list(THREE)
     assert [stage.discriminator for stage in scored] == ["tiny-light>tiny-heavy", TWICE]
-    reused = "tiny-heavy started from the picture of tiny-light: 30 steps are taken"
+    reused = "tiny-heavy started from the image of tiny-light: 30 steps"
     assert (reused in answer.notes) is (bool(cascade) and answer.spec.model != "tiny-light")
     painted = last.model
     for stage in () if cascade else scored:

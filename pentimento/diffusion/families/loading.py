@@ -42,7 +42,7 @@ def load_schedulers(
         found = scheduler_configs(checkpoint.components["scheduler"].name, {**stored, **(overrides or {})}, supported)
         taken = acted_on(next(iter(found))).union(WITHOUT_EFFECT)
         if unread := sorted(key[:80] for key in stored if not key.startswith("_") and key not in taken):
-            logger.info("%s: keys that the scheduler does not take are left out: %s", path.name, ", ".join(unread[:20]))
+            logger.info("%s: keys unknown to the scheduler are ignored: %s", path.name, ", ".join(unread[:20]))
         return found
     except UnsupportedConfig as error:
         raise BadCheckpoint(f"{path}: {error}") from None

@@ -226,5 +226,5 @@ def _row_of(upload: LoraUpload) -> RegisteredRow:
 
 
 def _name_taken(name: str) -> FailedPrecondition:
-    message = f"upload.name: {name} stands for another LoRA; remove that first, or take another name"
+    message = f"upload.name: {name} names another LoRA; remove it first, or use another name"
     return FailedPrecondition("NAME_TAKEN", message)

@@ -112,7 +112,7 @@ def _check_handover(field: str, handover: Handover) -> None:
         limit = f"must be at least 0 and below 1, got {handover.reuse_share}"
         raise InvalidArgument.of(f"{field}.reuse_share", limit)
     if handover.reuse_profile is not None:
-        raise InvalidArgument.of(f"{field}.reuse_profile", "must be left out: a hand-over profile itself says it")
+        raise InvalidArgument.of(f"{field}.reuse_profile", "must be absent: the hand-over profile gives it")
     for name in ("thresholds", "shares"):
         values = getattr(handover, name)
         if not all(0.0 <= value <= 1.0 for value in values) or list(values) != sorted(values):

@@ -160,5 +160,5 @@ def _read(rows: Iterable[RegisteredRow], kind: str, of: type[T]) -> list[T]:
         try:
             found.append(from_json(of, json.loads(row.document)))
         except (PentimentoError, ValueError):
-            logger.error("a registration that cannot be read is passed over", extra={"kind": kind, "model": row.name})
+            logger.error("an unreadable registration is skipped", extra={"kind": kind, "model": row.name})
     return found

@@ -124,7 +124,7 @@ async def _outcome_of_accepting(parts: FrontdoorParts, request: ClientRequest) -
             may_be_in = may_be_in or isinstance(error, UnansweredCommit)
             if not may_be_in:
                 raise
-            logger.error("whether a request was accepted is not known; asking again", extra={"reason": error.reason})
+            logger.error("it is unknown if a request was accepted; retrying", extra={"reason": error.reason})
         await asyncio.sleep(next(delays_s))
 
 
@@ -201,7 +201,7 @@ async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: 
         execution.completed = completed
         parts.retention.keep(attempt.tenant, record.image.size_bytes)
     else:
-        parts.jobs.spawn_background(parts.results.discard(record.image), "discard a picture")
+        parts.jobs.spawn_background(parts.results.discard(record.image), "discard an image")
     parts.submit(ResultCommitted(attempt.request_id, attempt.fencing_token, won))
 
 
@@ -229,7 +229,7 @@ async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
         parts.retention.keep(job.request.tenant, 0)
         if job.request.resolved.pin_ms:
             letting_go = parts.pins.let_go(job.request.tenant, job.request.request_id)
-            parts.jobs.spawn_background(letting_go, "unpin a request without a picture")
+            parts.jobs.spawn_background(letting_go, "unpin a request without an image")
     parts.submit(EndPersisted(effect.request_id, won))
 
 

@@ -55,7 +55,7 @@ async def recover(
 async def _refuse(journal: Journal, request_id: str) -> None:
     """Changes state: it ends rather than be painted otherwise than it was asked."""
     error = unreadable()
-    logger.error("an accepted request is not understood", extra={"request": request_id})
+    logger.error("an accepted request cannot be read", extra={"request": request_id})
     await asyncio.wrap_future(journal.finish(request_id, RequestState.FAILED, error.reason, error.message))
 
 

@@ -142,7 +142,7 @@ class ObjectKeeper:
         try:
             await self._on_store(lambda store: store.delete(key), _READ_TIMEOUT_S)
         except StoreUnavailable as error:
-            logger.info("an object is left to the sweep", extra={"reason": error.reason})
+            logger.info("an object was not deleted; the sweep will delete it", extra={"reason": error.reason})
 
     async def is_named(self, key: str) -> bool:
         """Return whether the journal names the object: somebody keeps it."""

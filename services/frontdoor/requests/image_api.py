@@ -140,7 +140,7 @@ class ImageApi:
             async for event in events:
                 if isinstance(event, Accepted):
                     return event
-        raise Internal("UNEXPECTED", "the request was neither accepted nor refused")
+        raise Internal("UNEXPECTED", "the request was neither accepted nor rejected")
 
     async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """As `generate`, of a request that was asked for before. Raises NotFound for one that is not the tenant's."""

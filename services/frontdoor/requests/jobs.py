@@ -239,6 +239,6 @@ class Jobs:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("work for a request broke down", exc_info=error, extra={"work": task.get_name()})
+            logger.error("work for a request failed", exc_info=error, extra={"work": task.get_name()})
         if not isinstance(cause, str) and (task.cancelled() or error is not None):
             self._submit(failure_of(cause))

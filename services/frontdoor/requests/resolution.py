@@ -91,7 +91,7 @@ def _resolve_encoding_quality(request: ImageRequest) -> int | None:
     if request.format in (ImageFormat.JPEG, ImageFormat.WEBP):
         return quality
     if quality != 100:
-        raise InvalidArgument.of("encoding_quality", f"must be 100 for a PNG, which keeps all of it, got {quality}")
+        raise InvalidArgument.of("encoding_quality", f"must be 100 for a PNG, which is lossless, got {quality}")
     return None
 
 

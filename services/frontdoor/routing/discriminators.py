@@ -71,7 +71,7 @@ class Discriminators:
                 return (await client.foresee(cascade, prompt, timeout_s, digest)).probability
             except PentimentoError as error:
                 _count_other(error)
-                logger.debug("a prompt was not foreseen", extra={"address": address, "reason": error.reason})
+                logger.debug("no prediction from a prompt", extra={"address": address, "reason": error.reason})
         return None
 
     def _next_two(self, cascade: str) -> list[tuple[str, DiscriminatorClient]]:

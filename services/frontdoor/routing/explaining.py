@@ -53,13 +53,13 @@ def reasons(explained: Explained) -> tuple[str, ...]:
 
 def _of_plan(plan: Plan | None) -> Iterator[str]:
     if plan is None:
-        yield "plan: none has come yet; the frontdoor's own settings decide"
+        yield "plan: none received yet; the frontdoor's settings apply"
         return
     yield f"plan: {plan.version.leader_epoch}.{plan.version.sequence} by {plan.allocator or 'an unnamed allocator'}"
     if plan.admission_rate < 1.0:
         yield f"plan: it admits {plan.admission_rate:.0%} of the demand"
     if thinned := [pool.pool for pool in plan.pools if pool.thins]:
-        yield f"plan: it counts on steps that are left out in {', '.join(thinned)}"
+        yield f"plan: it assumes skipped steps in {', '.join(thinned)}"
     yield from (f"plan: {note}" for note in plan.notes)
 
 
@@ -76,7 +76,7 @@ def _of_model(names_model: bool, entered: Stage, route: Route) -> str:
 def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
     start = kind_of(route.start)
     if start != NOISE:
-        yield f"start: {start}, which the cache has"
+        yield f"start: {start}, from the cache"
     elif not notes:
         yield "start: noise, the cache has no near entry or is not used"
     yield from (f"start: {note}" for note in notes)
@@ -85,22 +85,20 @@ def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
 def _of_steps(steps: ExplainedSteps) -> str:
     """Of those that the start leaves."""
     if steps.refusal is not None:
-        return f"steps: all are taken, {steps.refusal.reason.value}: {steps.refusal.message}"
+        return f"steps: all run, {steps.refusal.reason.value}: {steps.refusal.message}"
     offer, pressure = steps.offer, steps.pressure
     least = f"{offer.least_count} of {offer.remaining_count}"
     option = choose(steps.mode, offer, pressure)
     if option is None:
-        why = "there is time for them" if pressure.step_s else "no speed is known yet that says how long they take"
-        return f"steps: all are taken, ENOUGH_TIME: {why}; {least} would be allowed"
+        why = "the deadline allows all" if pressure.step_s else "their time is not known yet"
+        return f"steps: all run, ENOUGH_TIME: {why}; {least} would be allowed"
     if steps.mode is ThinningMode.ALWAYS:
-        why = "ALWAYS: so it is set"
+        why = "ALWAYS: by the settings"
     elif steps.mode is ThinningMode.LOAD and pressure.overloaded:
         why = "OVERLOADED: demand exceeds capacity"
     else:
-        why = "DEADLINE: for all there is no time"
-    return (
-        f"steps: {offer.remaining_with(option)} of {offer.remaining_count} are taken, {why}; {least} would be allowed"
-    )
+        why = "DEADLINE: not enough time for all"
+    return f"steps: {offer.remaining_with(option)} of {offer.remaining_count} run, {why}; {least} would be allowed"
 
 
 def _of_stages(explained: Explained) -> Iterator[str]:
@@ -109,7 +107,7 @@ def _of_stages(explained: Explained) -> Iterator[str]:
     models = [stage.model for stage in route.stages]
     for stage, following in pairwise(route.stages[models.index(entered) if entered in models else 0 :]):
         if not stage.discriminator:
-            yield f"stages: {following.model} stands in where {stage.model} would come too late"
+            yield f"stages: {following.model} runs if {stage.model} would be late"
             continue
         threshold = stage.confidence_threshold
         yield f"stages: {following.model} runs unless the confidence is above {threshold:g}"

@@ -36,7 +36,9 @@ class Departures:
             try:
                 await self.forget_departed()
             except PentimentoError as error:
-                logger.warning("data of deleted tenants stay for now", extra={"reason": error.reason})
+                logger.warning(
+                    "data of deleted tenants could not be deleted; retrying later", extra={"reason": error.reason}
+                )
             await asyncio.sleep(_INTERVAL_S)
 
     async def forget_departed(self) -> None:
@@ -51,7 +53,7 @@ class Departures:
             if was_empty:
                 # Its last request ended before the round: none adds to the cache any more.
                 await asyncio.wrap_future(self._journal.tenants.note_purged(tenant_id))
-                logger.info("nothing is left of a deleted tenant but what it used")
+                logger.info("the data of a deleted tenant is deleted; its usage stays")
 
     async def _forget_requests(self, tenant_id: str) -> None:
         while forgotten := await asyncio.wrap_future(self._journal.forget_tenant(tenant_id, _FORGOTTEN_AT_ONCE)):

@@ -51,7 +51,7 @@ class TenantDirectory:
                 is_away = False
             except PentimentoError as error:
                 if not is_away:
-                    logger.warning("tenants cannot be read, those known stay", extra={"reason": error.reason})
+                    logger.warning("tenants cannot be read; the known ones stay", extra={"reason": error.reason})
                 is_away = True
 
     def _follow(self, book: TenantBook) -> None:

@@ -101,7 +101,7 @@ class UsageMeter:
                 is_away = False
             except PentimentoError as error:
                 if not is_away:
-                    logger.warning("usage cannot be written, it is kept", extra={"reason": error.reason})
+                    logger.warning("usage cannot be written; retrying later", extra={"reason": error.reason})
                 is_away = True
 
     def _is_ahead(self) -> bool:

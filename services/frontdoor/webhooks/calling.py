@@ -61,7 +61,7 @@ class WebhookCaller:
         found = await self._looked_up(target.host, target.port)
         addresses = [str(entry[4][0]) for entry in found]
         if not addresses or not all(map(self._rules.may_connect, addresses)):
-            raise WebhookFailed("its host stands for an address that is not called")
+            raise WebhookFailed("its host resolves to an address that may not be called")
         return addresses[0]
 
     async def _looked_up(self, host: str, port: int) -> list[Any]:

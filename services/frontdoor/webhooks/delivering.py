@@ -192,7 +192,7 @@ class Webhooks:
                 await asyncio.wrap_future(self._journal.note_try(request_id, delivery, next_at))
                 return
             except PentimentoError as error:
-                logger.warning("what came of a webhook cannot be noted", extra={"reason": error.reason})
+                logger.warning("the outcome of a webhook cannot be recorded", extra={"reason": error.reason})
             await asyncio.sleep(next(delays_s))
 
     async def _try(self, due: DueWebhook) -> WebhookDelivery:

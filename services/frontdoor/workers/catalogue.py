@@ -94,7 +94,7 @@ class Catalogue:
             self._told.add(pair)
             older, newer = sorted((known, held), key=lambda one: one.worker_generation)
             logger.error(
-                "workers hold other weights under one model name; those of the later start count",
+                "workers hold different weights under one model name; the later start counts",
                 extra={"model": held.model, "used": newer.model_digest, "not_used": older.model_digest},
             )
         return known.worker_generation > held.worker_generation

@@ -113,4 +113,4 @@ class LoraShelf:
 def _say_if_failed(load: "asyncio.Future[Lora]") -> None:
     error = None if load.cancelled() else load.exception()
     if isinstance(error, PentimentoError):
-        logger.warning("a LoRA was not loaded ahead of need: %s", error.message)
+        logger.warning("a LoRA was not prefetched: %s", error.message)

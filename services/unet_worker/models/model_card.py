@@ -26,13 +26,13 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     two of one name, and for one that is not there."""
     named = {settings.model_name or derived_name(settings.model.resolve().name): settings}
     if missing := missing_models(settings):
-        logger.warning("skipped, since there is no such directory: %s", ", ".join(str(one.path) for one in missing))
+        logger.warning("skipped, no such directory: %s", ", ".join(str(one.path) for one in missing))
     for other in other_models(settings):
         name = other.name
         if name in named:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
         if not other.path.is_dir():
-            raise InvalidArgument.of("other_models", f"must be there, and there is no directory {other.path}")
+            raise InvalidArgument.of("other_models", f"must exist, there is no directory {other.path}")
         named[name] = replace(
             settings,
             model=other.path,

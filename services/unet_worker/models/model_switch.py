@@ -212,7 +212,7 @@ class ModelSwitch:
         try:
             return await self._load(wanted)
         except Exception:
-            logger.exception("a model could not be loaded; the one before comes back", extra={"model": wanted})
+            logger.exception("a model could not be loaded; loading the previous one", extra={"model": wanted})
         self.unloadable |= {wanted}
         if self._target == wanted:
             self._target = before

@@ -117,7 +117,7 @@ async def test_a_drain_that_never_ends_is_left_at_its_timeout(address: str) -> N
         await serving(address)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
-        assert "work was left when the drain timed out" in await stderr_of(process)
+        assert "work remained when the drain timed out" in await stderr_of(process)
 
 
 async def test_a_process_does_not_look_through_its_imports_and_lets_its_event_loop_run_soon(address: str) -> None:

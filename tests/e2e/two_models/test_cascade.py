@@ -42,7 +42,7 @@ async def test_what_the_discriminator_doubts_is_painted_by_the_heavy_model(suite
             doubts.append(confidence < CONFIDENCE_THRESHOLD)
             assert [stage.model for stage in answer.provenance.route.stages] == ["tiny-light", "tiny-heavy"]
             assert answer.provenance.spec.model == ("tiny-heavy" if doubts[-1] else "tiny-light")
-            assert not any("left out" in note or "UNSCORED" in note for note in answer.provenance.notes)
+            assert not any("the prompt predicts" in note or "UNSCORED" in note for note in answer.provenance.notes)
             if not doubts[-1]:
                 assert answer.provenance.discriminator_confidence == pytest.approx(confidence, abs=1e-4)
     assert set(doubts) == {True, False}
@@ -55,4 +55,4 @@ async def test_a_prompt_that_is_sure_to_be_hard_skips_the_light_model(suite_of_t
 
     assert skipped.spec.model == "tiny-heavy"
     assert skipped.discriminator_confidence is None
-    assert any(note.startswith("tiny-light left out: by the prompt alone") for note in skipped.notes)
+    assert any(note.startswith("tiny-light skipped: the prompt predicts") for note in skipped.notes)

@@ -94,7 +94,7 @@ async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) 
         completed = await cascade.suite.paint(UNNAMED)
 
     assert len(cascade.light.executed) == 1
-    assert not any("left out" in note for note in completed.provenance.notes)
+    assert not any("the prompt predicts" in note for note in completed.provenance.notes)
     assert explanation.pool == "light"
 
 
@@ -124,7 +124,7 @@ async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(f
         (ended,) = [event async for event in cascade.suite.client.attach(request_id) if isinstance(event, Completed)]
 
     assert ended.provenance.model_digest == "sha256:heavy"
-    assert not any("left out" in note for note in ended.provenance.notes)
+    assert not any("the prompt predicts" in note for note in ended.provenance.notes)
     assert left_out_count() == left_out
 
 

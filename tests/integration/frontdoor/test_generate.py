@@ -366,10 +366,10 @@ async def test_explain_tells_the_route_and_accepts_nothing(suite: FrontdoorSuite
 
     assert (explanation.pool, explanation.route.model, explanation.predicted_wait_ms) == ("tiny", "tiny", 0.0)
     assert explanation.reasons == (
-        "plan: none has come yet; the frontdoor's own settings decide",
+        "plan: none received yet; the frontdoor's settings apply",
         "model: tiny, by the settings",
         "start: noise, the cache has no near entry or is not used",
-        "steps: all are taken, THINNING_OFF: thinning is off",
+        "steps: all run, THINNING_OFF: thinning is off",
         "wait: none, 1 of 1 places are free",
     )
     assert (await suite.operator.status()).accepted_count == 0

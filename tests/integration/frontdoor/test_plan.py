@@ -242,7 +242,7 @@ async def test_the_plan_says_which_prompts_leave_the_light_stage_out_unless_the_
 
     assert provenance.spec.model == "heavy"
     assert (len(run.light.orders), len(run.heavy.orders)) == (0 if left_out else 1, 1)
-    assert any("left out" in note for note in provenance.notes) is left_out
+    assert any("the prompt predicts" in note for note in provenance.notes) is left_out
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ async def test_the_heavy_stage_starts_from_the_light_picture_where_the_pair_was_
     assert [(part.field, part.object.digest) for part in provenance.inputs] == [
         ("init_image.image", digest_of(picture))
     ]
-    assert "heavy started from the picture of light: 2 steps are taken" in provenance.notes
+    assert "heavy started from the image of light: 2 steps" in provenance.notes
 
 
 REUSING = replace(

@@ -38,8 +38,8 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
         *_, again = [event async for event in suite.client.replay(ReplayRequest(thinned.request_id))]
 
     allowed, meant = (next(why for why in one.reasons if why.startswith("steps: ")) for one in told)
-    assert allowed == "steps: all are taken, ENOUGH_TIME: there is time for them; 7 of 12 would be allowed"
-    assert meant == "steps: all are taken, BINDING_STEPS: its number of steps is binding"
+    assert allowed == "steps: all run, ENOUGH_TIME: the deadline allows all; 7 of 12 would be allowed"
+    assert meant == "steps: all run, BINDING_STEPS: its number of steps is binding"
     assert (alone.provenance.steps_run, alone.provenance.route.thinned_steps) == (12, ())
     assert (bound.provenance.steps_run, bound.provenance.route.thinned_steps) == (12, ())
     # Of twelve steps all to the first, and six of the other eleven.
@@ -106,7 +106,7 @@ async def test_always_thins_without_load_and_says_whether_the_cache_may_have_the
         explained = await suite.client.explain(PLAIN)
 
     assert alone.provenance.route.thinned_steps == (1, 2, 4, 6, 8, 10)
-    assert "steps: 7 of 12 are taken, ALWAYS: so it is set; 7 of 12 would be allowed" in explained.reasons
+    assert "steps: 7 of 12 run, ALWAYS: by the settings; 7 of 12 would be allowed" in explained.reasons
     assert [order.cache_thinned_picture for order in orders if order.route.thinned_steps] == [is_cached]
 
 

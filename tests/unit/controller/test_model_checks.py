@@ -117,7 +117,7 @@ def test_a_cascade_has_models_and_one_handover_less(models: tuple[str, ...], mes
         ({"thresholds": (0.0, math.nan, 1.0)}, "thresholds: must ascend within 0 and 1"),
         ({"shares": (0.0, 0.5, 1.1)}, "shares: must ascend within 0 and 1"),
         ({"reuse_share": 1.0}, "reuse_share: must be at least 0 and below 1, got 1.0"),
-        ({"reuse_profile": ReuseProfile("sha256:1", 0.95, "mean")}, "reuse_profile: must be left out"),
+        ({"reuse_profile": ReuseProfile("sha256:1", 0.95, "mean")}, "reuse_profile: must be absent"),
     ],
 )
 def test_a_handover_that_nothing_can_be_planned_with_is_refused_by_name(

@@ -87,7 +87,7 @@ def test_of_two_weights_under_one_name_the_later_start_counts_and_it_is_told_onc
 
     assert catalogue.find("tiny") == newer
     (told,) = said_by("services.frontdoor.workers.catalogue", caplog)
-    assert told.levelname == "ERROR" and "other weights under one model name" in told.message
+    assert told.levelname == "ERROR" and "different weights under one model name" in told.message
     assert (told.model, told.used, told.not_used) == ("tiny", "sha256:n", "sha256:o")  # type: ignore[attr-defined]
 
 

@@ -56,10 +56,8 @@ def test_the_plan_in_force_is_named_with_what_it_admits_and_left_out() -> None:
 def test_a_plan_that_counts_on_fewer_steps_says_of_which_pools() -> None:
     pools = (PoolPlan("light", "light", ()), PoolPlan("heavy", "heavy", (), thins=True))
 
-    assert "it counts on steps that are left out in heavy" in told(
-        replace(CASE, plan=replace(PLAN, pools=pools)), "plan"
-    )
-    assert not any("left out" in reason for reason in told(CASE, "plan"))
+    assert "it assumes skipped steps in heavy" in told(replace(CASE, plan=replace(PLAN, pools=pools)), "plan")
+    assert not any("skipped steps" in reason for reason in told(CASE, "plan"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_every_hand_over_says_its_threshold() -> None:
 def test_a_stage_that_stands_in_is_told_as_one() -> None:
     two = replace(ROUTE, stages=(CascadeStage("light"), CascadeStage("heavy")))
 
-    assert told(replace(CASE, route=two), "stages") == ["heavy stands in where light would come too late"]
+    assert told(replace(CASE, route=two), "stages") == ["heavy runs if light would be late"]
 
 
 def test_a_stage_that_is_left_out_hands_nothing_over() -> None:
@@ -103,28 +101,28 @@ def test_what_kept_the_cache_away_is_told() -> None:
     skipped = "cache skipped: gateway timed out"
 
     assert told(replace(CASE, notes=(skipped,)), "start") == [skipped]
-    assert told(replace(CASE, route=hit), "start") == ["image, which the cache has"]
+    assert told(replace(CASE, route=hit), "start") == ["image, from the cache"]
 
 
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        (MEANT, "all are taken, BINDING_STEPS: its number of steps is binding"),
+        (MEANT, "all run, BINDING_STEPS: its number of steps is binding"),
         (
             ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 5.0, True)),
-            "all are taken, ENOUGH_TIME: there is time for them; 15 of 50 would be allowed",
+            "all run, ENOUGH_TIME: the deadline allows all; 15 of 50 would be allowed",
         ),
         (
             ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(None)),
-            "all are taken, ENOUGH_TIME: no speed is known yet that says how long they take; 15 of 50 would be allowed",
+            "all run, ENOUGH_TIME: their time is not known yet; 15 of 50 would be allowed",
         ),
         (
             ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 3.0, True)),
-            "30 of 50 are taken, DEADLINE: for all there is no time; 15 of 50 would be allowed",
+            "30 of 50 run, DEADLINE: not enough time for all; 15 of 50 would be allowed",
         ),
         (
             ExplainedSteps(ThinningMode.LOAD, OFFER, None, Pressure(0.1, 5.0, True)),
-            "15 of 50 are taken, OVERLOADED: demand exceeds capacity; 15 of 50 would be allowed",
+            "15 of 50 run, OVERLOADED: demand exceeds capacity; 15 of 50 would be allowed",
         ),
     ],
 )

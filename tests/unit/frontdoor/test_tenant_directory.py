@@ -117,7 +117,7 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back_and_what_is_
 
     assert (directory.quota_of("acme"), directory.quota_of("other")) == (TWO, TenantQuota())
     warned = [record for record in caplog.records if record.name == module.__name__]
-    assert [record.message for record in warned] == ["tenants cannot be read, those known stay"] * 2
+    assert [record.message for record in warned] == ["tenants cannot be read; the known ones stay"] * 2
 
 
 def test_what_others_change_is_known_within_a_second() -> None:

@@ -219,7 +219,7 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
         await meter.run_forever()
 
     warned = [record.message for record in caplog.records if record.name == usage.__name__]
-    assert warned == ["usage cannot be written, it is kept"] * 2
+    assert warned == ["usage cannot be written; retrying later"] * 2
 
 
 def test_how_much_waits_for_a_ledger_that_is_away() -> None:

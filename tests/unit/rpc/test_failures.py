@@ -105,5 +105,5 @@ def test_a_refusal_is_logged_for_who_debugs_alone(caplog: pytest.LogCaptureFixtu
         explain(REFUSED, PATH)
 
     assert [(record.levelname, record.getMessage()) for record in said_by("pentimento.rpc.failures", caplog)] == [
-        ("DEBUG", "call refused")
+        ("DEBUG", "call rejected")
     ]

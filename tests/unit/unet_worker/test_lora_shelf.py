@@ -65,8 +65,8 @@ async def test_what_could_not_be_loaded_ahead_is_nobodys_error(caplog: pytest.Lo
 
         await shelf.prefetch(NAMES)
 
-        assert [record.message for record in caplog.records if "ahead of need" in record.message] == [
-            "a LoRA was not loaded ahead of need: no LoRA"
+        assert [record.message for record in caplog.records if "prefetched" in record.message] == [
+            "a LoRA was not prefetched: no LoRA"
         ] * len(NAMES)
     finally:
         shelf.close()

@@ -154,7 +154,7 @@ def test_checkpoints_missing_model_is_skipped_where_it_may_be(
 
     assert list(named) == ["sd"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"skipped, since there is no such directory: {directory.parent}/gone"
+        f"skipped, no such directory: {directory.parent}/gone"
     ]
 
 

@@ -96,7 +96,7 @@ def test_health_follows_what_lookups_need_and_is_told_once(caplog: pytest.LogCap
     assert waits.told == [False, True]
     assert [
         record.message for record in said_by("services.vectordb_gateway.stalls", caplog) if record.levelname == "ERROR"
-    ] == ["reads hangs; what needs it is given up until it answers again"]
+    ] == ["reads hangs; its calls are abandoned until it answers"]
 
 
 def test_maintenance_that_hangs_is_shown_and_ends_no_service() -> None:
