@@ -1,4 +1,4 @@
-"""`pentimento bench load`: the workload, the connections, the run, what is kept of it."""
+"""`pentimento bench load`: play a workload on a suite, and keep its records."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ from pentimento.files.prompts import read_prompts
 from pentimento.sdk.client import AsyncClient
 
 PROMPT = "a red circle"
-# What the server answers is what is recorded: a client that tries again would hide it.
+# Record the server's answers: a client that retries would hide them.
 ONCE = RetryPolicy(tries=1)
 
 
@@ -54,7 +54,7 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
         if options["save"] is not None:
             save_run(run, options["save"])
     finally:
-        # Whatever became of the file: what took so long to measure is told.
+        # Print the report even if the file could not be written: the run took long.
         show([report_of(run, options["warm_up"])], options["reports"], as_json=options["as_json"])
     if run.provenance.get("interrupted"):
         raise click.Abort
@@ -82,8 +82,8 @@ async def run_of(
     settings: LoadSettings,
     name: str = "",
 ) -> Run:
-    """Plays it and says what it was played on. Cancelling the task, or SIGTERM, ends the run, which says so: what was
-    under way is cancelled, what was not sent yet has no record."""
+    """Play the workload, and note the suite's properties. Cancelling the task, or SIGTERM, ends the run and is noted:
+    running requests are cancelled, unsent ones have no record."""
     seen = _Seen()
     interrupted = False
     async with AsyncExitStack() as stack:
@@ -91,12 +91,12 @@ async def run_of(
             tenant: await stack.enter_async_context(AsyncClient(address, token=token, retries=ONCE, **files))
             for tenant, token in tokens.items()
         }
-        # A suite that is not there is told of once, and not once a request.
+        # Report a missing suite once, not per request.
         await next(iter(clients.values())).list_models()
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        # As Ctrl-C does; on another thread than the main one nobody hears of signals.
+        # as Ctrl-C does; only the main thread receives signals
         with suppress(RuntimeError):
             loop.add_signal_handler(signal.SIGTERM, task.cancel)
         try:
@@ -129,7 +129,7 @@ def lateness(records: Sequence[RequestRecord]) -> dict[str, float]:
 
 
 class _Seen:
-    """What the answers say of the suite that gave them."""
+    """Properties of the suite, from its answers."""
 
     def __init__(self) -> None:
         self.emulated = False
@@ -138,13 +138,13 @@ class _Seen:
         self.reasons: Counter[str] = Counter()
 
     def count(self, record: RequestRecord, received: ReceivedAnswer) -> None:
-        """Keep the record of a request that has ended, and why it got no picture, by the error's reason."""
+        """Keep the record of an ended request; without an image also the error's reason."""
         self.records.append(record)
         if not record.outcome.answered:
             self.reasons[received.error.reason if received.error is not None else "NO_ANSWER"] += 1
 
     def judge(self, completed: Completed) -> float | None:
-        """The quality that a recording knows; nobody judges a live picture here."""
+        """Return the quality from an emulated image's label; live images have none."""
         self.builds.add(completed.provenance.build_version)
         label = label_of(completed.image)
         self.emulated |= any(note.startswith("emulated") for note in completed.provenance.notes)
@@ -172,9 +172,9 @@ class _Seen:
 @json_option
 @connection_options
 def load(workload: Path | None, **options: Any) -> None:
-    """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: nobody waits for anybody else's
-    picture, and a latency counts from when the request was due. Prints the run's report, also of a run that Ctrl-C
-    ends: what was under way then is cancelled."""
+    """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: no request waits for another's image,
+    and a latency counts from the time the request was due. Prints the run's report, also of a run that Ctrl-C ends:
+    running requests are cancelled then."""
     address = frontdoor_address(options["address"], options["state_dir"])
     tokens = {"": read_token(options["token"])} | dict(_tenant_token(given) for given in options["tenant_token"])
     run_load(workload, address, tokens, options)

@@ -1,4 +1,4 @@
-"""Reports on the terminal and in files, whose names say the form."""
+"""Write reports to the terminal and to files, by the suffix of their names."""
 
 import json
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def tell_study(path: Path, options: Mapping[str, Any]) -> None:
-    """Print the study of a log and write its reports; everything that may be wrong is told before it is computed."""
+    """Print the study of a log and write its reports. All options are validated before it is computed."""
     check_study_options(options)
     settings = StudySettings(
         table=NIRVANA_SAVINGS if options["thresholds"] is None else parse_table(options["thresholds"]),
@@ -59,7 +59,7 @@ def tell_study(path: Path, options: Mapping[str, Any]) -> None:
     provenance = {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "encoder": encoder}
     study = make_study(log, vectors, settings, provenance)
     if options["as_json"]:
-        # A file has it in lines; whoever reads standard output has a line for a document.
+        # JSON on standard output is one line; in a file it has many.
         say(json.loads(study_as_json(study)), "", as_json=True)
     else:
         click.echo(study_as_text(study), nl=False)
@@ -113,8 +113,8 @@ async def embed_prompts(
     batch: int = BATCH,
     channels: RpcChannelSettings | None = None,
 ) -> tuple[Vectors, str]:
-    """Return a unit vector for each prompt (n, width) and the encoder's digest; equal prompts are asked for once, and
-    `batch` in a call."""
+    """Return a unit vector for each prompt (n, width) and the encoder's digest. Equal prompts are embedded once,
+    `batch` per call."""
     distinct = list(dict.fromkeys(prompts))
     rows: list[Vectors] = []
     digest = ""
@@ -156,6 +156,6 @@ async def embed_prompts(
 @tls_options
 @token_option
 def trace_study(log: Path, **options: Any) -> None:
-    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, how
-    old donors are, how long clusters live, how alike prompts of sessions and users are."""
+    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, the
+    age of donors, the lifetime of clusters, the similarity of prompts within sessions and users."""
     tell_study(log, options)

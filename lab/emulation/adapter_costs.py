@@ -1,12 +1,12 @@
-"""What LoRAs and ControlNets cost on an emulated or simulated device, as a file says it.
+"""Read the costs of LoRAs and ControlNets on an emulated or simulated device from a file.
 
 [adapters]
-loras = ["papercut", "pixel"]               # fleets alone: those that requests may name
-resident_count = 2                          # LoRAs that a device keeps, those used last
-load_s = 0.3                                # of another one
-latest_start_fraction = 0.2                 # of the steps that may run before a LoRA is here
-patch_s = 0.12                              # LoRAs into the weights, or out of them
-residual_wait_s = 0.002                     # what a step with residuals of ControlNets takes longer
+loras = ["papercut", "pixel"]               # fleets only: names that requests may use
+resident_count = 2                          # LoRAs that a device keeps, the last used ones
+load_s = 0.3                                # loading another one
+latest_start_fraction = 0.2                 # of the steps that may run before a LoRA is loaded
+patch_s = 0.12                              # patching LoRAs into the weights, or removing them
+residual_wait_s = 0.002                     # added to a step with ControlNet residuals
 """
 
 from dataclasses import dataclass

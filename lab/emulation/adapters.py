@@ -1,4 +1,4 @@
-"""The LoRAs of one emulated device: which it keeps, whose are in its weights, and what changing either costs."""
+"""Keep the LoRAs of one emulated device: those in memory, the set in its weights, and the cost of changing either."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -13,14 +13,14 @@ LoraSet = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class AttemptAdapters:
-    """What an attempt is painted with: LoRAs with their weights, and whether residuals of ControlNets."""
+    """The adapters of an attempt: LoRAs with their weights, and whether it uses ControlNet residuals."""
 
     loras: LoraSet = ()
     controlled: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the LoRAs."""
+        """Return the names of the LoRAs."""
         return tuple(name for name, _ in self.loras)
 
 
@@ -44,8 +44,8 @@ class DeviceAdapters:
         return tuple(self._kept)
 
     def take(self, names: Collection[str], now_s: float) -> float:
-        """Changes state: these are used from now on. Return the seconds until all of them are here: those that are not
-        kept are loaded one after the other, those on their way are waited for."""
+        """Use these LoRAs from now on, and return the seconds until all are loaded. Missing ones load one after the
+        other; loads in progress count with their rest."""
         here_s = now_s
         for name in names:
             if name not in self._kept:
@@ -58,14 +58,14 @@ class DeviceAdapters:
         return max(until_s - now_s, 0.0)
 
     def held_up_s(self, names: Collection[str], now_s: float, step_count: int, step_s: float) -> float:
-        """Changes state as `take`. Return the seconds by which that outlasts the steps that may run without LoRAs
-        (Katz, section 6), alone in a batch."""
+        """Use these LoRAs like `take`. Return the seconds by which loading exceeds the steps that may run before it
+        (Katz, section 6), for an attempt alone in its batch."""
         may_run = int(self._costs.latest_start_fraction * step_count)
         return max(self.take(names, now_s) - may_run * step_s, 0.0)
 
     def settle(self, sets: Iterable[LoraSet]) -> float:
-        """Changes state: a batch whose pictures have these LoRAs is next. They are in the weights where all have one
-        set, and beside them where they differ. Return the seconds of changing the weights, 0 where they stay."""
+        """Prepare the weights for a batch with these LoRAs, and return the seconds it takes; 0 if nothing changes. One
+        common set is patched into the weights; different sets are applied per row."""
         different = set(sets)
         wanted = next(iter(different)) if len(different) == 1 else ()
         if wanted == self._in_weights:
@@ -78,6 +78,6 @@ class DeviceAdapters:
         return self._costs.residual_wait.mean_s if any(one.controlled for one in batch) else 0.0
 
     def forget(self) -> None:
-        """Changes state: the device starts anew."""
+        """Forget everything: the device restarts."""
         self._kept.clear()
         self._in_weights = ()

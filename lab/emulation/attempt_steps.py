@@ -1,12 +1,11 @@
-"""Which steps of its schedule an emulated attempt takes, and what it makes of being asked to take fewer while it runs:
-what the step engine does with a picture, without one."""
+"""Track the steps of an emulated attempt, and thin them while it runs, as the step engine does for a real image."""
 
 from pentimento.domain.thinned_steps import taken_count, taken_steps
 
 
 class AttemptSteps:
-    """Of one attempt, from `first_step` of `step_count` on; `thinned_steps` are those that it takes from the first of
-    them on, none for all. Steps are numbers of the schedule, and what is left is counted in steps that are taken."""
+    """The steps of one attempt, from `first_step` up to `step_count`. `thinned_steps` are the steps to take from its
+    first entry on; empty: all. Steps are schedule numbers; remaining ones are counted in steps taken."""
 
     def __init__(self, first_step: int, step_count: int, thinned_steps: tuple[int, ...] = ()) -> None:
         self.first_step = first_step
@@ -22,7 +21,7 @@ class AttemptSteps:
         return len(self._steps) - 1
 
     def reached(self, left: int) -> int:
-        """Return the step that comes next where so many are left; the number of steps where none is."""
+        """Return the next step if `left` steps remain; the step count if none does."""
         return self._steps[-1 - left]
 
     def is_thinned_at(self, step: int) -> bool:
@@ -30,12 +29,12 @@ class AttemptSteps:
         return bool(self.thinned_steps) and step > self.thinned_steps[0]
 
     def thin(self, steps: tuple[int, ...]) -> None:
-        """Changes state: take these steps alone from the first of them on, from the next step boundary."""
+        """Take only these steps, from the next step boundary."""
         self._asked = steps
 
     def left_after(self, left: int) -> int:
-        """Changes state: between two steps, return how many are left once what was asked for is left out. What was
-        asked too late, or of an attempt that leaves out steps already, is not heeded."""
+        """Apply a requested thinning between two steps, and return how many steps remain. A late request, or one for an
+        attempt that is thinned already, has no effect."""
         asked, self._asked = self._asked, ()
         step = self.reached(left)
         if not asked or self.thinned_steps or step > asked[0]:

@@ -1,4 +1,4 @@
-"""What models cost on emulated devices: seconds with their variance, by batch size."""
+"""Costs of models on emulated devices: seconds with their variance, by batch size."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,10 @@ from pentimento.devices.profile import NOTHING, Cost, SizeProfile, for_every_bat
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """One model on a device of speed 1. `steps` by batch size - 1, each the cost of one denoising step of the whole
-    batch; `step_count` are those of a run from noise. Prepared on the device, decoded and encoded beside it. `sizes`
-    are the steps of pictures by their size and guidance, where requests name them; `steps` are of those that do not."""
+    """One model on a device of speed 1. `steps` holds the cost of one denoising step of the whole batch, at index batch
+    size - 1; `step_count` is the length of a run from noise. Preparation runs on the device; decoding and encoding
+    run next to it. `sizes` has the steps by image size and guidance, for requests that name them; `steps` serves all
+    others."""
 
     model: str
     step_count: int
@@ -71,8 +72,8 @@ def from_latencies(
 
 
 def costs_of(model: EmulatedModel) -> ModelCosts:
-    """Return the costs of what `pentimento bench profile` measured: of the model's own size and guidance, and of every
-    other. What is done once a picture costs nothing where it was not measured."""
+    """Return the costs that `pentimento bench profile` measured, for the model's own size and guidance and for all
+    others. Missing measurements of preparation, decoding and encoding count as 0."""
     profile = model.profile
     keys = {(batch.width_px, batch.height_px, batch.guided) for batch in profile.batches}
     sizes: dict[Hashable, tuple[Cost, ...]] = {
@@ -92,6 +93,6 @@ def costs_of(model: EmulatedModel) -> ModelCosts:
 
 
 def once_a_picture(model: EmulatedModel) -> SizeProfile:
-    """Return the costs of preparing, decoding and encoding a picture; nothing where they were not measured."""
+    """Return the costs of preparing, decoding and encoding an image; nothing if they were not measured."""
     found = model.profile.size(model.width_px, model.height_px)
     return found or SizeProfile(model.width_px, model.height_px, NOTHING, NOTHING, NOTHING)

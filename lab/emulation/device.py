@@ -1,14 +1,14 @@
-"""An emulated device: a worker's queue, engine, finisher and model switch behind a clock and timers. The simulator
-plays it in virtual time, an emulated worker on its event loop.
+"""Emulate a device: a worker's queue, engine, finisher and model switch behind a clock and timers. The simulator runs
+it in virtual time, an emulated worker on its event loop.
 
-Batching at steps (ours): whose step is next is `policies.step_batching`, as in the engine. Between two changes of the
-batch its steps run as one segment, at the cost of an event a change and not a step; it is cut at the next step boundary
-when somebody comes or goes. Where a listener wants to hear of each step, and while groups take turns, a segment is one
-step. Batching of requests (the servers of the papers): a batch runs from its first to its last step; whoever comes
-meanwhile waits.
+Step batching (ours): `policies.step_batching` chooses the next step's requests, as in the engine. Between two
+changes of the batch its steps run as one segment, at the cost of one event per change instead of one per step. An
+arrival or departure cuts the segment at the next step boundary. If a listener asks for each step, or groups take
+turns, a segment is one step. Request batching (the servers of the papers): a batch runs from its first to its last
+step, and arrivals wait.
 
-Time is the device's own: a segment begins when the one before it was due to end, not when this process got round to
-noticing, so that a busy machine does not slow its emulated devices down. Sixteen of them share two cores.
+Time is the device's own: a segment begins when the previous one was due to end, not when this process noticed it. A
+busy machine therefore does not slow its emulated devices down, even with sixteen on two cores.
 """
 
 import math
@@ -63,8 +63,8 @@ class EmulatedDevice(Generic[Owner]):
         self._turns = GroupTurns()
         self._jobs: dict[Owner, EmulatedJob[Owner]] = {}
         self._number = 0
-        # The segment under way: its batch and whom that was chosen from, when its first step began, seconds a step,
-        # steps; `_version` voids the ends that were noted before it was cut.
+        # The current segment: its batch and the candidates for it, the start of its first step, seconds per step,
+        # steps. `_version` voids end events scheduled before a cut.
         self._batch: list[EmulatedJob[Owner]] = []
         self._candidates: list[EmulatedJob[Owner]] = []
         self._began_s = 0.0
@@ -74,7 +74,7 @@ class EmulatedDevice(Generic[Owner]):
         self._forming = False
         self._form_at_s = 0.0
         self._finisher = EmulatedFinisher(timers, self._finished)
-        # The model that it is to hold, with its batches; the one that is being loaded; who needs the one that is here.
+        # The model to hold, with its batches; the model being loaded; the attempts that need the current model.
         self._next: tuple[ModelCosts, int] | None = None
         self._loading: ModelCosts | None = None
         self._hold_count = 0
@@ -89,7 +89,7 @@ class EmulatedDevice(Generic[Owner]):
 
     @property
     def reserve_count(self) -> int:
-        """None where whole requests are batched: nobody there steps back."""
+        """Return None under request batching, where no attempt steps back."""
         return reserve_count(self.max_batch) if self.batches_steps and not self.draining else 0
 
     @property
@@ -113,7 +113,7 @@ class EmulatedDevice(Generic[Owner]):
         return sum(not job.running for job in self._jobs.values())
 
     def limit(self, key: Hashable) -> int:
-        """Return how many pictures of that size share a step; KeyError for one that was not measured."""
+        """Return how many images of that size share a step. Raises KeyError for an unmeasured size."""
         return min(self.max_batch, self.costs.limit(key))
 
     def start(
@@ -125,9 +125,9 @@ class EmulatedDevice(Generic[Owner]):
         key: Hashable = None,
         adapters: AttemptAdapters = PLAIN,
     ) -> None:
-        """Changes state: an attempt at `steps` >= 1 denoising steps comes in; it is not begun with if it would end
-        after `drop_at_s`, nor before its LoRAs are here, but for the steps that may run without. None as `key`: a
-        picture of the model's own size."""
+        """Accept an attempt of `steps` >= 1 denoising steps. It does not begin if it would end after `drop_at_s`, nor
+        before its LoRAs are loaded, apart from the steps that may run without them. `key` None stands for the
+        model's own image size."""
         now = self._timers.now
         self._number += 1
         urgency = (due_at(now, deadline, self._settings.aging_limit_s), self._number)
@@ -165,7 +165,7 @@ class EmulatedDevice(Generic[Owner]):
             self._cut()
 
     def hold(self) -> None:
-        """Changes state: somebody needs the model that is here, until `release`; no other one is loaded before."""
+        """Keep the current model until `release`; no other model loads before."""
         self._hold_count += 1
 
     def release(self) -> None:
@@ -174,8 +174,8 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def assign(self, costs: ModelCosts, max_batch: int) -> None:
-        """Changes state: hold this model, once what is here is done, with batches of at most that many. A switch that
-        has not got beyond waiting for that is called off by the model that is here."""
+        """Hold this model after the current attempts end, with batches of at most `max_batch`. Assigning the current
+        model cancels a switch that has not begun to load."""
         before = (self.model, self.max_batch, self.draining)
         limit = max(1, min(max_batch, costs.max_batch))
         if costs.model == self.costs.model and self._loading is None:
@@ -187,7 +187,8 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def lose(self) -> list[EmulatedJob[Owner]]:
-        """Changes state: the process dies; nobody hears again of its attempts, which are returned."""
+        """Lose all attempts, as when the process dies, and return them. The listener receives no more events about
+        them."""
         lost = [*self._jobs.values(), *self._finisher.jobs]
         self.lost = True
         self._jobs.clear()
@@ -221,8 +222,8 @@ class EmulatedDevice(Generic[Owner]):
             self._timers.at(began_s, self._form)
 
     def _form_next(self, began_s: float) -> None:
-        """At once where each step is heard of: on an event loop another timer a step costs more than the step does. A
-        batch of whole requests comes once and waits for whoever is sent at its instant."""
+        """Form the batch at once if the listener asks for each step: on an event loop another timer per step costs more
+        than the step. A batch of whole requests waits for requests that arrive at the same instant."""
         if self._settings.each_step and self._settings.steps:
             self._form_at_s = began_s
             self._form(None)
@@ -240,7 +241,7 @@ class EmulatedDevice(Generic[Owner]):
             self._load_when_empty()
 
     def _next_batch(self) -> list[EmulatedJob[Owner]]:
-        """The places of those that are dropped are taken by whoever comes after them."""
+        """Choose the next batch; later requests take the places of dropped ones."""
         while self._jobs:
             self._candidates = [job for job in self._jobs.values() if not job.ready_s]
             batch = self._turns.choose(self._candidates, self.limit, preempt=self._settings.preempt)
@@ -275,7 +276,7 @@ class EmulatedDevice(Generic[Owner]):
         return at_s + patch_s
 
     def _begin(self, batch: list[EmulatedJob[Owner]], began_s: float) -> None:
-        """A segment: so many independent steps."""
+        """Begin a segment of `count` independent steps."""
         cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
         steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
@@ -304,7 +305,7 @@ class EmulatedDevice(Generic[Owner]):
         self._timers.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
 
     def _note_yields(self) -> None:
-        """Whoever ends soon says so while the next one can still come in time."""
+        """Report attempts that end soon, early enough for a successor to arrive in time."""
         for left in {job.left for job in self._batch if not job.yielded}:
             after_s = yields_in_s(left, self._step_s, self._step_count)
             if after_s is not None:
@@ -313,7 +314,7 @@ class EmulatedDevice(Generic[Owner]):
     def _yield(self, noted: tuple[int, int]) -> None:
         version, left = noted
         ending = [job for job in self._batch if job.left == left and not job.yielded]
-        # Whoever hears of it may send another one, and cut the segment.
+        # The listener may send another attempt here, which cuts the segment.
         for job in ending if version == self._version else ():
             self._yield_place(job)
 
@@ -379,7 +380,7 @@ class EmulatedDevice(Generic[Owner]):
         self._timers.at(self._timers.now + self._loading.load.draw(self._random), self._loaded, self._incarnation)
 
     def _loaded(self, incarnation: int) -> None:
-        """What was wanted when loading began is here. Where another one is wanted by now, that is loaded as well."""
+        """Hold the loaded model. If another one was assigned meanwhile, load that one."""
         if incarnation != self._incarnation or self._loading is None or self._next is None:
             return
         self.costs, self._loading = self._loading, None
@@ -392,5 +393,5 @@ class EmulatedDevice(Generic[Owner]):
 
 
 def _steps_until(seconds: float, step_s: float) -> int:
-    """Those that begin within so many seconds, at least one."""
+    """Return the number of steps that begin within `seconds`, at least one."""
     return max(math.ceil(seconds / step_s), 1) if step_s > 0.0 else sys.maxsize

@@ -1,4 +1,4 @@
-"""A device's finisher: pictures are decoded and encoded one after the other, beside the steps of others."""
+"""Finish images of a device: decode and encode them one after the other, while other requests denoise."""
 
 from collections.abc import Callable
 from typing import Generic
@@ -7,7 +7,7 @@ from lab.emulation.jobs import EmulatedJob, Owner, Timers
 
 
 class EmulatedFinisher(Generic[Owner]):
-    """`done` is called with each job when its picture is encoded."""
+    """Calls `done` with each job after its image is encoded."""
 
     def __init__(self, timers: Timers, done: Callable[[EmulatedJob[Owner]], None]) -> None:
         self._timers = timers
@@ -18,7 +18,7 @@ class EmulatedFinisher(Generic[Owner]):
 
     @property
     def jobs(self) -> list[EmulatedJob[Owner]]:
-        """Those whose pictures are being decoded or wait for it, in the order in which they came."""
+        """Return the jobs in decoding or waiting for it, in arrival order."""
         return list(self._jobs)
 
     @property
@@ -35,7 +35,7 @@ class EmulatedFinisher(Generic[Owner]):
         self._timers.at(self._free_s, self._finished, job)
 
     def forget(self) -> None:
-        """Changes state: nobody hears of what it has; for how long it is busy it keeps."""
+        """Drop all jobs without calling `done`; the finisher stays busy for the rest of their time."""
         self._jobs.clear()
 
     def _finished(self, job: EmulatedJob[Owner]) -> None:

@@ -1,22 +1,22 @@
-"""A fleet of emulated devices, as its file describes it: which models cost what, which devices hold them.
+"""Read a fleet of emulated devices from its file: the costs of models, and the devices that hold them.
 
     seed = 7
     batching = "steps"                          # or "requests"
     [[models]]
     name = "tiny-heavy"
-    profile = "profiles/tiny-heavy.json"        # as `pentimento bench profile` wrote it; or latency_s and steps
-    recording = "../../zoo/replay/recorded"     # pictures, qualities, confidences; without it, made up
+    profile = "profiles/tiny-heavy.json"        # from `pentimento bench profile`; or latency_s and steps
+    recording = "../../zoo/replay/recorded"     # images, qualities, confidences; without it, made up
     load_s = 4.0
     [[devices]]
     name = "small"
     count = 16
-    models = ["tiny-heavy"]                     # the first is held at the start
-    speed = 0.5                                 # twice the profiled time; and, of devices that are not alone,
+    models = ["tiny-heavy"]                     # the first one is held at the start
+    speed = 0.5                                 # twice the profiled time; on shared devices
     speed_variation = 0.1                       # a tenth more or less of it, changing every two seconds
     speed_period_s = 2.0
 
-and `[adapters]`, as `lab.emulation.adapter_costs` has it. The emulated worker, the supervisor and the parity
-benchmark read it.
+`[adapters]` follows `lab.emulation.adapter_costs`. The emulated worker, the suite's plug-in and the parity benchmark
+read the file.
 """
 
 import json
@@ -47,9 +47,9 @@ GUIDANCE_SCALE = 3.0
 
 @dataclass(frozen=True)
 class EmulatedModel:
-    """`steps` and `guidance_scale` of requests that name none. `load`: seconds until a device that held another model
-    holds this one. Without a `recording`, `quality` is the mean over pictures, and the most confident ones are better
-    by half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it."""
+    """A model of the fleet. `steps` and `guidance_scale` are the defaults of requests. `load` is the time to replace
+    another model. Without a `recording`, `quality` is the mean of all images; the most confident ones are better by
+    half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it."""
 
     name: str
     profile: ModelProfile
@@ -88,7 +88,7 @@ class EmulatedDevices:
 
 @dataclass(frozen=True)
 class EmulatedDiscriminator:
-    """`count` processes; `score` is the cost of one picture, and they score one at a time."""
+    """Discriminators: `count` processes that each score one image at a time, at the cost `score`."""
 
     score: Cost
     count: int = 1
@@ -96,10 +96,10 @@ class EmulatedDiscriminator:
 
 @dataclass(frozen=True)
 class EmulatedFleet:
-    """`step_batching`: requests join and leave a batch at any step; otherwise a batch runs from its first to its last
-    step. `cache`: whether embedder and gateway are started. `cascade`: models by their stages, light first, of requests
-    that name none; pictures below `confidence_threshold` go on. `deferral`: f(t) of the cascade as points (threshold,
-    share of pictures whose confidence is not above it), for models without a recording."""
+    """A fleet. `step_batching`: requests join and leave a batch at any step; otherwise a batch runs from its first to
+    its last step. `cache`: start embedder and gateway. `cascade`: models of requests that name none, light first;
+    images below `confidence_threshold` are deferred. `deferral`: f(t) of the cascade as points (threshold, share of
+    images with a confidence up to it), for models without a recording."""
 
     path: Path
     models: tuple[EmulatedModel, ...]
@@ -176,7 +176,7 @@ def _model(table: TomlTable) -> EmulatedModel:
         recording=table.path("recording", None),
         quality=table.number("quality", minimum=-1.0, maximum=1.0) if "quality" in table.fields else None,
         quality_spread=table.number("quality_spread", 0.0, maximum=1.0),
-        # Above 1: refined once more, a near picture may get better (MoDM, 5.2).
+        # Above 1: refining a similar image may improve it (MoDM, 5.2).
         reuse_quality=table.number("reuse_quality", 1.0, maximum=2.0),
     )
     if profile.batch(first.width_px, first.height_px, guided=model.guided, batch_size=first.batch_size) is None:
@@ -246,14 +246,14 @@ def _devices(table: TomlTable, models: tuple[EmulatedModel, ...]) -> EmulatedDev
 
 
 def largest_batch(model: EmulatedModel, devices: EmulatedDevices) -> int:
-    """Requests of the model's own size that share a step there: as many as were measured and fit its memory; 0 where
-    not even one fits."""
+    """Return how many requests of the model's own size share a step on such devices, limited by measurements and
+    memory; 0 if not even one fits."""
     fitting = [batch.batch_size for batch in measured_batches(model) if _fits(batch, devices.memory_bytes)]
     return min(max(fitting, default=0), devices.max_batch)
 
 
 def measured_batches(model: EmulatedModel) -> tuple[BatchProfile, ...]:
-    """Of the model's own size and guidance, by batch size."""
+    """Return the measured batches of the model's own size and guidance, by batch size."""
     wanted = (model.width_px, model.height_px, model.guided)
     found = (batch for batch in model.profile.batches if (batch.width_px, batch.height_px, batch.guided) == wanted)
     return tuple(sorted(found, key=lambda batch: batch.batch_size))
@@ -307,8 +307,8 @@ def _one_of(table: TomlTable, field: str, allowed: list[str], default: str) -> s
 
 
 def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
-    """What a frontdoor is to expect of the model: its profile under the name it is served by, on the fleet's average
-    device that may hold it, up to the batches that such devices run."""
+    """Return the profile that a frontdoor expects of the model: under the served name, averaged over the fleet's
+    devices that may hold it, up to their largest batch."""
     holding = [devices for devices in fleet.devices if model.name in devices.models]
     count = sum(devices.count for devices in holding)
     slowness = sum(devices.count / devices.speed for devices in holding) / count if count else 1.0
@@ -321,8 +321,8 @@ def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
 
 @dataclass(frozen=True)
 class PictureLabel:
-    """What an emulated picture says of itself: the painting model, the confidence that the cascade's discriminator has
-    in it, its quality where that is known, and the step it was begun at."""
+    """The label inside an emulated image: its model, the discriminator's confidence in it, its quality if known, and
+    its first step."""
 
     model: str
     confidence: float
@@ -334,12 +334,12 @@ _KEYWORD = "pentimento-emulated"
 
 
 def labelled(png: bytes, label: PictureLabel) -> bytes:
-    """The picture with its label inside. ValueError when it is no PNG."""
+    """Return the image with its label inside. Raises ValueError if it is no PNG."""
     return with_text(png, _KEYWORD, json.dumps(asdict(label)))
 
 
 def label_of(png: bytes) -> PictureLabel | None:
-    """None for a picture that no emulated device painted."""
+    """Return the label of an image; None if no emulated device made it."""
     text = text_of(png, _KEYWORD)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""What an emulated device is given, and who hears of it: attempts, settings, a clock with timers, a listener."""
+"""Inputs of an emulated device: attempts, settings, a clock with timers, a listener."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -25,10 +25,10 @@ class Timers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class EmulatedJob(Generic[Owner]):
-    """One attempt on a device, known to whoever started it as `owner`. Pictures of one `key` share steps; `left` are
-    denoising steps to come. Times in seconds on the device's own clock: it came, its preparation began and ended,
-    its last step ended; above 0, `ready_s` is when its LoRAs will be here. It took `finish_s` to decode and encode, and
-    had `device_s` of the device's time until then."""
+    """One attempt on a device; `owner` is its caller's handle. Images with one `key` share steps; `left` counts the
+    remaining denoising steps. Times are seconds on the device's clock: arrival, begin and end of preparation, end of
+    the last step; above 0, `ready_s` is the time its LoRAs are loaded. `finish_s` is the time for decoding and
+    encoding, `device_s` the device time used until then."""
 
     owner: Owner
     key: Hashable
@@ -49,7 +49,7 @@ class EmulatedJob(Generic[Owner]):
 
 
 class DeviceListener(Protocol[Owner]):
-    """Who hears of a device. Called at the time at which it happens; must not block."""
+    """Receives the events of a device when they happen; must not block."""
 
     def job_began(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None: ...
 
@@ -66,7 +66,7 @@ class DeviceListener(Protocol[Owner]):
         ...
 
     def batch_stepped(self, batch: Sequence[EmulatedJob[Owner]], seconds: float, late_s: float) -> None:
-        """These took a step of so many seconds; its end was noticed so much too late. With `each_step` alone."""
+        """A batch took a step of `seconds`, noticed `late_s` after its end. Only with `each_step`."""
         ...
 
     def device_reports(self, device: "EmulatedDevice[Owner]") -> None:
@@ -76,12 +76,11 @@ class DeviceListener(Protocol[Owner]):
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
-    batches of attempts; where that is None as a worker does, a batch, and for each picture that is about to end another
-    one. `aging_limit_s` as in the engine.
-    `drop_after`: what the batch that is about to begin would end later than so many SLOs after it came is given up
-    (DiffServe's workers, whose queues are their own); None for never.
-    `each_step`: the listener hears of each step."""
+    """Settings of a device. `steps`: attempts join and leave at any step; otherwise whole requests are batched. A
+    device holds `credit_batches` batches of attempts; None as a worker does: one batch, and one more attempt for
+    each image about to end. `aging_limit_s` as in the engine. `drop_after`: drop attempts that would end later than
+    that many SLOs after their arrival (DiffServe's workers, with queues of their own); None: never. `each_step`:
+    report each step to the listener."""
 
     steps: bool = True
     preempt: bool = True

@@ -1,9 +1,9 @@
-"""A pace: what a paced device says of its model, and how long its compute takes, as a TOML file says it.
+"""Read a pace: the description of a paced device's model and the times of its compute, a TOML file.
 
     name = "sdxl"
     family = "stable_diffusion_xl"
     steps = 50
-    guidance_scale = 1.0                          # of requests that name none
+    guidance_scale = 1.0                          # default of requests
     width_px = 1024
     height_px = 1024
     latent_channels = 4
@@ -13,11 +13,11 @@
     pooled_width = 1280                           # 0: the family has no pooled text
     block_channels = [320, 640, 1280]             # of the UNet: they decide the residuals' shapes
     layers_per_block = 2
-    encode_ms = { 1 = 13.6, 2 = 27.2 }            # of a pass of so many rows: encoder and mid block
+    encode_ms = { 1 = 13.6, 2 = 27.2 }            # a pass by its rows: encoder and mid block
     decode_ms = { 1 = 16.6, 2 = 33.2 }            # the decoder, which waits for residuals
     picture_ms = 30.0                             # a latent to pixels
     patch_ms = 120.0                              # LoRAs into the weights, or out of them
-    beside_share = 0.2                            # of a pass with LoRAs beside the weights, that it takes longer
+    beside_share = 0.2                            # added to a pass with LoRAs applied per row
     [[controlnets]]
     name = "canny"
     step_ms = { 1 = 13.6, 2 = 27.2 }
@@ -28,8 +28,8 @@
     load_s = 0.3
     latest_start_fraction = 0.2                   # of the schedule that may run without it
 
-A paced device is a real process with real streams, whose compute sleeps for these times. It knows no prompt, no weight
-and no picture. The paced worker, the paced ControlNet service and the benchmarks read it.
+A paced device is a real process with real streams over compute that sleeps for these times. It ignores prompts and
+weights. The paced worker, the paced ControlNet service and the benchmarks read the file.
 """
 
 from dataclasses import dataclass
@@ -46,12 +46,12 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of a pass by its rows - 1, from one row to as many as were profiled."""
+    """Seconds of a pass, at index rows - 1, up to the profiled number of rows."""
 
     seconds: tuple[float, ...]
 
     def of(self, row_count: int) -> float:
-        """Return the seconds of a pass of so many rows; of more than were profiled in proportion to the largest."""
+        """Return the seconds of a pass of `rows` rows; beyond the profiled ones in proportion to the largest."""
         known = len(self.seconds)
         return self.seconds[min(row_count, known) - 1] * max(row_count / known, 1.0)
 
@@ -77,9 +77,9 @@ class LoraPace:
 
 @dataclass(frozen=True)
 class DevicePace:
-    """A base model with its ControlNets and LoRAs, whose change of the weights takes `patch_s`, and which make a pass
-    longer by `beside_share` where they are beside the weights; see the module. Sizes in pixels; `block_channels` from
-    shallow to deep."""
+    """A base model with its ControlNets and LoRAs. Patching LoRAs into the weights takes `patch_s`; applying them per
+    row makes a pass longer by `beside_share`. The module's docstring shows the file. Sizes in pixels;
+    `block_channels` from shallow to deep."""
 
     name: str
     family: str
@@ -104,11 +104,11 @@ class DevicePace:
 
     @property
     def size_multiple_px(self) -> int:
-        """Sides of pictures are multiples of it."""
+        """Return the number that image sides are multiples of."""
         return self.px_per_latent << (len(self.block_channels) - 1)
 
     def latent_dims(self, width_px: int, height_px: int) -> Dims:
-        """Return (channels, height, width) of a picture's latent."""
+        """Return (channels, height, width) of an image's latent."""
         return (self.latent_channels, height_px // self.px_per_latent, width_px // self.px_per_latent)
 
     def residual_dims(self, row_count: int, height: int, width: int) -> tuple[tuple[Dims, ...], Dims]:

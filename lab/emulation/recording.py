@@ -1,8 +1,8 @@
-"""A recording: what real models made of a fixed set of prompts, how good it was, and what it cost.
+"""Read and write a recording: images of real models for a fixed set of prompts, with qualities and costs.
 
-A folder of `recording.json`, which mirrors the classes below, a profile for each model (`pentimento.devices.profile`)
-and the pictures that are named. Emulated devices answer with them, the simulator takes qualities and confidences from
-them. Needs the standard library alone, so that sixteen emulated devices fit a small machine.
+A folder holds `recording.json`, which mirrors the classes below, a profile for each model
+(`pentimento.devices.profile`), and the named images. Emulated devices answer with them; the simulator uses qualities
+and confidences. Needs only the standard library, so that sixteen emulated devices fit a small machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pentimento.files.json_values import ValueRange, from_json, to_json
 
 DOCUMENT = "recording.json"
 FORMAT, VERSION = "pentimento-recording", 2
-LIMIT_BYTES = 300_000  # of a folder: recordings are committed
+LIMIT_BYTES = 300_000  # limit of a folder: recordings are committed
 PICTURE_NAME = re.compile(r"[a-z0-9-]+-[0-9]{3}\.png")
 PROFILE_NAME = re.compile(r"[a-z0-9-]+\.profile\.json")
 
@@ -37,10 +37,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class RecordedPicture:
-    """What came of a prompt. Qualities are of the very pixels; `file` is None where only they were kept."""
+    """The result for a prompt. Qualities belong to these pixels; `file` is None if only the qualities were kept."""
 
-    clip_score: Annotated[float, ValueRange(-1.0, 1.0)]  # cosine of picture and prompt by the dual encoder
-    attributes_seen: Share | None  # of those the prompt asks for, by the judge
+    clip_score: Annotated[float, ValueRange(-1.0, 1.0)]  # cosine of image and prompt by the dual encoder
+    attributes_seen: Share | None  # share of the prompt's attributes that a classifier finds
     confidence: Share | None  # of the cascade's discriminator
     file: str | None = None
     sha256: str | None = None
@@ -64,7 +64,7 @@ class RecordedModel:
 
 @dataclass(frozen=True)
 class RecordedDiscriminator:
-    """`score` is the cost of scoring 1, 2, 4, … pictures together, by batch, ascending."""
+    """`score` holds the cost of scoring a batch of 1, 2, 4, … images, ascending."""
 
     name: str
     digest: str
@@ -97,8 +97,8 @@ class Recording:
         raise NotFound("NOT_RECORDED", f"model {name!r}: recorded are {', '.join(m.name for m in self.models)}")
 
     def index_of(self, prompt: str, seed: int) -> int:
-        """Which of the recorded prompts stands for a request: its own where it was recorded, else one that prompt and
-        seed choose. The same for all models, so that a light and a heavy picture of one request belong together."""
+        """Return the index of the recorded prompt for a request: its own if recorded, else one chosen by prompt and
+        seed. It is the same for all models, so that light and heavy images of one request belong together."""
         known = self._numbers.get(prompt)
         return int(quantile_of(prompt, seed) * len(self.prompts)) if known is None else known
 
@@ -108,14 +108,14 @@ class Recording:
 
 
 def quantile_of(prompt: str, seed: int) -> float:
-    """A number in 0..1 that looks drawn, exclusive of 1; the same whenever and wherever it is asked for."""
+    """Return a pseudo-random number in [0, 1) that depends only on prompt and seed."""
     digest = hashlib.sha256(f"{seed}\0{prompt}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def write_recording(folder: Path, recording: Recording, files: Mapping[str, bytes]) -> None:
-    """`files` are the pictures and profiles by name. Replaces what the folder held of an earlier recording.
-    FailedPrecondition when it would be too large to commit."""
+    """Write a recording; `files` are the images and profiles by name. Replaces an earlier recording in the folder.
+    Raises FailedPrecondition if it is too large to commit."""
     document = (json.dumps(to_json(recording), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
     size = len(document) + sum(map(len, files.values()))
     if size > LIMIT_BYTES:
@@ -181,7 +181,7 @@ def _check_version(document: object) -> None:
 
 
 def _contradictions(recording: Recording) -> Iterator[str]:
-    """What no field can tell alone."""
+    """Return contradictions between fields."""
     for m, model in enumerate(recording.models):
         if len(model.pictures) != len(recording.prompts):
             yield f"models[{m}].pictures: {len(model.pictures)} of {len(recording.prompts)} prompts"

@@ -1,4 +1,4 @@
-"""How the speed of a device changes: beside others, or warm, it is slower at one time than at another."""
+"""Vary the speed of a device over time, as on shared or warm devices."""
 
 import math
 import random
@@ -36,7 +36,7 @@ STEADY = SpeedChanges()
 
 
 class Slowness:
-    """By how much longer one device takes. `until` is the time to which what was told last holds."""
+    """The slowness of one device, which the last value gives until `until`."""
 
     def __init__(self, course: SpeedCourse, source: random.Random, now: float = 0.0) -> None:
         self._speeds = course.speeds(source)

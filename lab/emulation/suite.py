@@ -73,7 +73,7 @@ class EmulatedSuite:
         ]
 
     def discriminators(self, settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
-        """Return as many as the file asks for."""
+        """Return the discriminators that the file asks for."""
         count = self.fleet.discriminator.count if self.fleet.discriminator is not None else 0
         return tuple(
             self._process(settings, state, f"discriminator-{number}", _DISCRIMINATOR) for number in range(count)

@@ -67,13 +67,13 @@ class AblatedCascade(CascadeAllocator):
         return super().queue_delay(demand) if self.queueing_model else _twice_the_execution
 
 
-# What DiffServe's allocator keeps itself.
+# length of the memory of DiffServe's allocator
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class StaticCascade:
-    """DiffServe-Static: solved once for the peak demand, then held whatever comes; or `held`, where that is given."""
+    """DiffServe-Static: solved once for the peak demand, or fixed to `held`."""
 
     settings: ServingSettings
     held: CascadeSolution | None = None
@@ -82,7 +82,7 @@ class StaticCascade:
         if (alone := one_left(context, self.settings, [self.settings.light])) is not None:
             return alone
         solution = self.held or self._solved(context)
-        # What it cannot carry it is late with: a static system knows nothing of admission.
+        # Excess demand is late: a static system has no admission control.
         return as_decision(context, self.settings, replace(solution, admission_rate=1.0), ())
 
     def _solved(self, context: AllocationContext) -> CascadeSolution:
@@ -123,5 +123,5 @@ def next_batches(
 def _next_batch(batch: float, demand: ModelDemand, limit: int) -> float:
     if demand.violation_count > 0:
         return float(max(1, int(batch) // 2))
-    # Nothing is learnt about a batch from a pool that nobody asked for anything.
+    # A pool without requests gives no information about its batch.
     return float(min(int(batch) + 1, limit)) if demand.arrivals_per_s > 0 else batch

@@ -1,9 +1,9 @@
 """DiffServe's allocation problem as the paper solves it (section 3.3): a mixed integer linear program.
 
-Choices are variables of 0 or 1: y1[b] and y2[b] for the batch sizes, and in the relaxed form one for whether anybody is
-sent on. x1[b] and x2[b] are the devices that run batches of b. f is monotone, so the largest share d that can be sent
-on gives the largest threshold: max d with D * d <= sum of x2[b] * T2(b), then the largest t with f(t) <= d.
-`cascade_problem.solve` finds the same threshold by enumeration, faster; tests hold the two against each other.
+Choices are variables of 0 or 1: y1[b] and y2[b] for the batch sizes, and in the relaxed form one for whether
+requests are deferred. x1[b] and x2[b] are the devices with batches of b. f is monotone, so the largest share d that
+can be deferred gives the largest threshold: max d with D * d <= sum of x2[b] * T2(b), then the largest t with f(t)
+<= d. `cascade_problem.solve` finds the same threshold by enumeration, faster; tests compare the two.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeS
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.linear_program import LinearProgram
 
-# Of two plans that send on equally many the one with more light devices to spare.
+# Among plans that defer equally many, prefer the one with more spare light devices.
 _SPARE_WEIGHT = 1e-5
 # A solver of floating-point numbers keeps constraints within a millionth.
 _TOLERANCE = 1e-6

@@ -1,5 +1,4 @@
-"""Proteus, as DiffServe compares with it (section 4.1): variants chosen by load, requests sent to them at random,
-whatever they ask for."""
+"""Proteus, as DiffServe compares with it (section 4.1): variants chosen by load, requests sent to them at random."""
 
 import math
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ def _in_time(costs: tuple[BatchCost, ...], slo_s: float) -> list[BatchCost]:
 
 
 def _split(demand: float, device_count: int, light: BatchCost, heavy: BatchCost) -> _Split:
-    """Heavy devices as many as leave enough for the rest of the demand."""
+    """Return the largest number of heavy devices that leaves enough for the rest of the demand."""
     best = _Split(0.0, device_count, 0, light.batch_size, heavy.batch_size)
     for heavy_count in range(1, device_count + 1):
         share = min(1.0, heavy_count * heavy.throughput / demand) if demand > 0 else 1.0

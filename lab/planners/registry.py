@@ -47,7 +47,7 @@ def proteus(settings: ServingSettings) -> ServingPolicy:
 
 @policy(*CASCADE, "peak_per_s")
 def static_cascade(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe-Static: a cascade whose allocation is solved once, for the peak demand."""
+    """Build DiffServe-Static: a cascade allocated once, for the peak demand."""
     return ServingPolicy("static-cascade", StaticCascade(settings))
 
 
@@ -71,13 +71,14 @@ def no_queueing_model(settings: ServingSettings) -> ServingPolicy:
 
 @policy(*CASCADE)
 def diffserve_relaxed(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe whose light model alone may go on where the heavy model's queue is too long."""
+    """Build DiffServe without the heavy model's terms while no request is deferred, so that a long heavy queue leaves
+    the light model running."""
     return ServingPolicy("diffserve-relaxed", AblatedCascade(settings, relaxed=True))
 
 
 @policy(*CASCADE)
 def diffserve_milp(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe whose problem is solved as the paper does it, by a MILP solver: the same thresholds, later."""
+    """Build DiffServe with the paper's MILP solver: the same thresholds, later."""
     return ServingPolicy("diffserve-milp", AblatedCascade(settings, solver=solve_by_milp))
 
 
@@ -91,8 +92,8 @@ def nirvana_only(settings: ServingSettings) -> ServingPolicy:
 
 @policy("heavy")
 def retrieval_only(settings: ServingSettings) -> ServingPolicy:
-    """Build pure retrieval: the nearest image as it is where one is near, else the heavy model (Pinecone in MoDM's
-    evaluation)."""
+    """Build pure retrieval: answer with the nearest cached image if it is similar enough, else use the heavy model
+    (Pinecone in MoDM's evaluation)."""
     return ServingPolicy("retrieval-only", _heavy(settings), CacheUse.RETRIEVAL, cache_hits=False, drops_late=False)
 
 

@@ -16,8 +16,8 @@ _X_LABEL = "seconds"
 
 
 def read_samples(path: Path) -> tuple[AllocationSample, ...]:
-    """Return the samples of a file; of one that was recorded to again, whose times begin anew there, they go on behind
-    those before. Raises InvalidArgument naming line and field, NotFound."""
+    """Return the samples of a file. If it was recorded in several runs, each continues the times of the one before.
+    Raises InvalidArgument naming line and field, NotFound."""
     samples: list[AllocationSample] = []
     behind_s = 0.0
     for number, line in numbered_lines(path):
@@ -32,8 +32,8 @@ def read_samples(path: Path) -> tuple[AllocationSample, ...]:
 
 
 def allocation_panels(samples: Sequence[AllocationSample]) -> tuple[Panel, ...]:
-    """Return panels of workers by model, thresholds, the admission rate and the share of arrivals whose SLO was
-    broken, over time; those without a point are left out."""
+    """Return panels of workers by model, thresholds, the admission rate and the share of SLO violations over time.
+    Panels without a point are left out."""
     drawn = (
         _by_name("Allocation", "workers", samples, lambda sample: sample.workers, absent=0.0),
         _by_name("Confidence thresholds", "threshold", samples, lambda sample: sample.thresholds, absent=math.nan),

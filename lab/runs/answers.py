@@ -1,4 +1,4 @@
-"""What a client received, as a record of reports."""
+"""Turn a client's answers into records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoErro
 from pentimento.domain.generation import FromImage, FromLatent, Provenance, Route, StageTiming
 
 GENERATOR, WORKER = "generator", "worker."
-# A simulated device knows the wait for it and the painting; a live one's stages are summed up to these.
+# A simulated device has only waiting and generation; a live device's stages are summed up to these two.
 COARSE = {
     "worker.start": "wait_worker",
     "worker.queue": "wait_worker",
@@ -68,7 +68,8 @@ def record_of(number: int, arrival: Arrival, received: ReceivedAnswer, detailed:
 
 
 def outcome_of(error: PentimentoError | None, *, accepted: bool) -> Outcome:
-    """Who was never accepted is rejected; who would be, or is, past its deadline is dropped; the rest are failures."""
+    """Return the outcome: rejected if it was never accepted, dropped if it was or would be past its deadline, else
+    failed."""
     if isinstance(error, ResourceExhausted):
         return Outcome.DROPPED if accepted else Outcome.REJECTED
     if isinstance(error, DeadlineExceeded):
@@ -87,7 +88,7 @@ def start_of(made: Provenance) -> tuple[StartKind, int]:
 
 
 def was_deferred(route: Route) -> bool:
-    """Whether the picture is of a later stage of its cascade than the first."""
+    """Return whether the image comes from a later stage of its cascade than the first."""
     return len(route.stages) > 1 and route.model != route.stages[0].model
 
 

@@ -8,7 +8,7 @@ LARGEST_SEED = 2**63 - 1
 
 
 def check_askable(workload: Workload, conditioning_image: bytes) -> None:
-    """A workload names ControlNets and holds no pictures; without one to condition on they cannot be asked for."""
+    """Raise InvalidArgument for a workload with ControlNets: it has no condition images."""
     for number, arrival in enumerate(workload.arrivals):
         if arrival.controlnets and not conditioning_image:
             raise InvalidArgument.of(f"arrivals[{number}].controlnets", "need a conditioning image, got none")
@@ -19,7 +19,7 @@ def check_askable(workload: Workload, conditioning_image: bytes) -> None:
 def request_of(
     arrival: Arrival, left_s: float | None, cache: CacheMode | None = None, conditioning_image: bytes = b""
 ) -> ImageRequest:
-    """`left_s`: what is left of the deadline; None leaves the server without one."""
+    """Return the request. `left_s` is the rest of the deadline; None sends none."""
     return ImageRequest(
         prompt=arrival.prompt,
         model=arrival.model,

@@ -1,6 +1,5 @@
-"""A report as JSON. What is not a number there (no request at all) is null, and derived shares stand beside the fields:
-it is read by others, and never back as the values that it was, which `pentimento.files.json_values` is for.
-"""
+"""Write a report as JSON. A value without a number (no request at all) is null, and derived shares are added to the
+fields. It is an output only; `pentimento.files.json_values` reads values back."""
 
 import json
 import math
@@ -13,7 +12,7 @@ FORMAT = 1
 
 
 def as_json(report: Report) -> str:
-    """Everything but the single latencies; keys as the fields are called, and the derived shares beside them."""
+    """Return everything but single latencies, by field names, with the derived shares."""
     document = {"format": FORMAT, **_plain(report)}
     del document["latencies_s"]
     document["device_s_per_answer"] = _plain(report.device_s_per_answer)

@@ -13,7 +13,7 @@ from pentimento.domain.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Spread:
-    """Of `count` values: mean and percentiles (linear between order statistics); NaN where there is none."""
+    """Mean and percentiles of `count` values (linear between order statistics); NaN without values."""
 
     count: int
     mean: float
@@ -90,8 +90,8 @@ class Window:
 
 
 def waterfall(records: Iterable[RequestRecord]) -> tuple[StageShare, ...]:
-    """Stages in the order in which they begin on average, in seconds from the arrival (`began_s`). A stage that a
-    request goes through twice is summed up; time that no stage claims is the stage "other"."""
+    """Return stages in the order of their mean begin, in seconds from the arrival (`began_s`). A repeated stage is
+    summed up; unclaimed time is the stage "other"."""
     seconds: dict[str, list[float]] = defaultdict(list)
     began: dict[str, list[float]] = defaultdict(list)
     total = 0.0
@@ -120,7 +120,7 @@ def _spent(record: RequestRecord) -> dict[str, float]:
 
 
 def _covered(record: RequestRecord) -> float:
-    """Seconds in which any stage ran: stages may overlap."""
+    """Return the seconds during at least one stage; stages may overlap."""
     covered, until = 0.0, -math.inf
     for stage in sorted(record.stages, key=lambda stage: stage.began_s):
         covered += max(0.0, stage.ended_s - max(stage.began_s, until))
@@ -160,7 +160,7 @@ def _window(from_s: float, length_s: float, came: list[RequestRecord], ended: li
 
 
 def mean_quality(records: Iterable[RequestRecord]) -> float:
-    """Over the answered requests whose quality is known; NaN without any."""
+    """Return the mean of the known qualities of answered requests; NaN without any."""
     known = [record.quality for record in records if record.outcome.answered and record.quality is not None]
     return float(np.mean(known)) if known else math.nan
 
@@ -173,7 +173,7 @@ def steps_saved(records: Iterable[RequestRecord]) -> float:
 
 
 def start_shares(records: Iterable[RequestRecord]) -> dict[StartKind, float]:
-    """Of the answered requests, how many started from what."""
+    """Return the shares of answered requests by kind of start."""
     answered = [record for record in records if record.outcome.answered]
     return {
         kind: sum(record.start is kind for record in answered) / len(answered) if answered else math.nan
@@ -188,7 +188,7 @@ def jain_index(values: Sequence[float]) -> float:
 
 
 def fair_shares(demands: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Max-min fair: nobody gets more than asked, and what is left over is shared out alike among the others."""
+    """Return max-min fair shares: no tenant gets more than it asked for, and the others split the rest evenly."""
     shares: dict[str, float] = {}
     left = min(capacity, sum(demands.values()))
     for position, (name, demand) in enumerate(sorted(demands.items(), key=lambda item: item[1])):
@@ -198,9 +198,9 @@ def fair_shares(demands: Mapping[str, float], capacity: float) -> dict[str, floa
 
 
 def tenant_fairness(records: Iterable[RequestRecord]) -> float:
-    """Jain's index of what each tenant got in time over its max-min fair share of all that was done in time.
+    """Return Jain's index of each tenant's timely requests over its max-min fair share of all timely requests.
 
-    So a modest tenant that gets all it asked for and a greedy one that gets the rest are treated alike: 1.
+    It is 1 if a modest tenant gets all it asked for and a greedy one gets the rest.
     """
     asked: dict[str, float] = defaultdict(float)
     got: dict[str, float] = defaultdict(float)

@@ -1,8 +1,8 @@
-"""An open-loop load generator: who comes when is fixed beforehand, and nobody waits for anybody else's picture.
+"""An open-loop load generator: arrival times are fixed in advance, and no request waits for another's image.
 
-A generator that waits for answers sends less just when the server is slow, and never sees the worst of it (coordinated
-omission: Tene, "How NOT to Measure Latency"). Here every request has its time, and its latency counts from that time
-even where the generator itself was late to send it; how late it was stands in the records as the stage "generator".
+A generator that waits for answers sends less exactly when the server is slow, and never measures the worst case
+(coordinated omission: Tene, "How NOT to Measure Latency"). Here every request has its time, and its latency counts
+from that time even if the generator was late to send it. The records have that delay as the stage "generator".
 """
 
 import asyncio
@@ -25,9 +25,9 @@ OnAnswer = Callable[[RequestRecord, ReceivedAnswer], None]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """`send_deadline`: the server is told what is left of each deadline, and may drop by it. An answer that has not
-    come `grace_s` after the deadline is waited for no longer: the request counts as failed. `lead_s` before the first
-    arrival the connections may settle. `detailed_stages` keeps the workers' own stages apart."""
+    """Settings of the generator. `send_deadline`: send the rest of each deadline, so that the server may drop requests.
+    An answer missing `grace_s` after the deadline counts as failed. `lead_s`: time before the first arrival for
+    connections to settle. `detailed_stages`: keep the workers' own stages apart."""
 
     send_deadline: bool = True
     grace_s: float = 30.0
@@ -50,11 +50,11 @@ async def play(
     judge: Judge | None = None,
     on_answer: OnAnswer | None = None,
 ) -> list[RequestRecord]:
-    """One record an arrival, in the order of the workload.
+    """Return one record per arrival, in the order of the workload.
 
-    `clients` are by tenant, ANY_TENANT for all that have none of their own. `judge` tells a picture's quality; it runs
-    on a thread, after the request's end was noted; `on_answer` is called at every end. Cancelling the task cancels what
-    is under way, which ends as CANCELLED.
+    `clients` are by tenant, ANY_TENANT for all tenants without their own. `judge` returns an image's quality; it
+    runs on a thread, after the request's end was noted. `on_answer` is called at every end. Cancelling the task
+    cancels the running requests, which end as CANCELLED.
     """
     player = _Player(clients, settings or LoadSettings(), judge, on_answer)
     check_askable(workload, player.settings.conditioning_image)
@@ -128,7 +128,7 @@ class _Player:
         except PentimentoError as raised:
             error = raised
         except asyncio.CancelledError:
-            # A run of those alone that had ended would be one of the quick ones.
+            # Ended requests alone would favour quick ones.
             gone = Cancelled("RUN_ENDED", "the run ended before the answer came")
             self._tell(number, arrival, ReceivedAnswer(sent_s, self._now(), request_id, error=gone))
             raise
@@ -139,7 +139,7 @@ class _Player:
         try:
             return replace(answer, quality=await self._judged(completed))
         except asyncio.CancelledError:
-            self._tell(number, arrival, answer)  # the picture is there, whatever it is worth
+            self._tell(number, arrival, answer)  # the image exists, with or without a known quality
             raise
 
     async def _judged(self, completed: Completed) -> float | None:

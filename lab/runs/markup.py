@@ -8,5 +8,5 @@ _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def escaped(text: str) -> str:
-    """Return it without markup of its own; � stands for what no document of XML has, such as control characters."""
+    """Return the text with escaped markup; � replaces characters that XML forbids, such as control characters."""
     return escape(_NO_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -1,4 +1,4 @@
-"""What is drawn of reports, before it is drawn: `svg` and `png` draw the same panels."""
+"""The panels of reports, which `svg` and `png` draw."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ POINTS = 200
 
 @dataclass(frozen=True)
 class Series:
-    """A line; points whose y is NaN break it."""
+    """A line; points with a NaN y break it."""
 
     name: str
     x: tuple[float, ...]
@@ -55,7 +55,7 @@ def bars(reports: Sequence[Report]) -> tuple[Bar, ...]:
 
 
 def _latencies(report: Report) -> Series:
-    """The empirical distribution, over all judged requests: what was never answered keeps it below 1."""
+    """Return the empirical distribution over all scored requests; unanswered ones keep it below 1."""
     latencies = report.latencies_s
     stride = max(1, len(latencies) // POINTS)
     ranks = [*range(0, len(latencies), stride), len(latencies) - 1] if latencies else []

@@ -1,4 +1,4 @@
-"""Reports as a PNG. matplotlib is imported here alone, and only when somebody asks for one."""
+"""Draw reports as PNG. Only this module imports matplotlib, on first use."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def _draw_reports(reports: Sequence[Report], title: str) -> Any:
     if waterfalls:
         _draw_bars(figure.add_subplot(grid[rows - 1, :]), waterfalls)
     if drawn:
-        # One for all: beside the lines, not over them.
+        # One legend for all panels, next to the lines.
         names = [series.name for series in drawn[0].series]
         figure.legend(figure.axes[0].get_lines(), names, loc="outside lower center", ncols=4, fontsize="small")
     if title:
@@ -70,8 +70,8 @@ def _draw_panels(panels: Sequence[Panel], title: str) -> Any:
 
 
 def _save(draw: Callable[[], Any], path: Path) -> None:
-    """Names are anybody's: a $ in them begins no formula. (Legends are given theirs, or one with a _ before it would be
-    left out.)"""
+    """Save the figure. Names are user input: a $ begins no formula. (Legends get labels explicitly, since matplotlib
+    omits labels that begin with _.)"""
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False}):

@@ -1,4 +1,4 @@
-"""What became of one request. Every runner (live, emulated, simulated) writes these; reports read nothing else."""
+"""The record of one request. Every runner (live, emulated, simulated) writes these; reports read nothing else."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class Outcome(StrEnum):
-    """How it ended. LATE was answered after its deadline; DROPPED was given up by the dataplane, by prediction or at
-    the deadline; REJECTED was never admitted; FAILED is an error that was no choice; CANCELLED the client's own."""
+    """The outcome. LATE: answered after its deadline. DROPPED: ended by the dataplane, by prediction or at the
+    deadline. REJECTED: never admitted. FAILED: an unintended error. CANCELLED: by the client."""
 
     COMPLETED = "completed"
     LATE = "late"
@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
     @property
     def answered(self) -> bool:
-        """Whether the client got a picture."""
+        """Return whether the client got an image."""
         return self in (Outcome.COMPLETED, Outcome.LATE)
 
     @property
@@ -44,12 +44,12 @@ class StageSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """Times are seconds on the run's clock; `arrived_s` is when it was *meant* to be sent, so that a generator that
-    falls behind hides nothing. `deadline_s` is the SLO, in seconds from `arrived_s`, as in `workloads.Arrival`.
+    """A request's record. Times are seconds on the run's clock; `arrived_s` is the *intended* time, so that a late
+    generator hides nothing. `deadline_s` is the SLO, in seconds from `arrived_s`, as in `workloads.Arrival`.
 
-    `pool` is the one that answered (or where it ended). `start_step` is the step it entered at (0 from noise; K of a
-    latent, k of an image, all of `steps` for retrieval). `deferred` says that a cascade's light picture was refused.
-    `quality` and `confidence` are None where nobody measured; `device_s` counts every device it held, wasted work too.
+    `pool` answered the request (or ended it). `start_step` is its first step (0 from noise; K of a latent, k of an
+    image, all of `steps` for retrieval). `deferred`: a cascade's light image was rejected. `quality` and
+    `confidence` are None if unmeasured; `device_s` counts every device it held, wasted work too.
     """
 
     request_id: str

@@ -24,7 +24,7 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left behind."""
+    """The records of one run."""
 
     name: str
     provenance: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One run in figures. Made of records alone, so that live, emulated and simulated runs are reported alike."""
+"""One run in figures. They derive only from records, so that live, emulated and simulated runs have equal reports."""
 
 import math
 from collections import Counter, defaultdict
@@ -25,9 +25,9 @@ WINDOWS = 40
 
 @dataclass(frozen=True)
 class Report:
-    """Rates are a second of `duration_s`, which goes from second 0 to the last end. `goodput` counts what was answered
-    in time, `throughput` late answers too. `provenance` (JSON values) says what ran on what: a reader must see whether
-    figures are live, emulated or simulated."""
+    """A report. Rates are per second of `duration_s`, from second 0 to the last end. `goodput` counts timely answers,
+    `throughput` late ones too. `provenance` (JSON values) describes suite, machine and kind of run: a reader must
+    see whether figures are live, emulated or simulated."""
 
     name: str
     provenance: Mapping[str, Any]

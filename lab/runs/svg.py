@@ -38,7 +38,7 @@ def sheet_svg(title: str, panels: Sequence[Panel], style: str) -> str:
 
 
 def bars_svg(bars: Sequence[Bar]) -> str:
-    """One bar a run, its stages in the order in which they begin."""
+    """Return one bar per run, with its stages in the order they begin."""
     names = list(dict.fromkeys(name for bar in bars for name, _ in bar.parts))
     limit = nice_limit(max((sum(seconds for _, seconds in bar.parts) for bar in bars), default=1.0))
     body = []
@@ -61,7 +61,7 @@ def bars_svg(bars: Sequence[Bar]) -> str:
 
 
 def nice_limit(value: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten; 1 for what is not above 0."""
+    """Return the next of 1, 2, 2.5, 5 times a power of ten; 1 for values up to 0."""
     if not value > 0 or math.isinf(value):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

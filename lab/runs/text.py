@@ -11,7 +11,7 @@ Row = tuple[str, ...]
 
 
 def as_text(reports: Sequence[Report]) -> str:
-    """A column a run: what was asked and answered, SLO by class, where time went."""
+    """Return a column per run: requests and answers, SLO by class, time by stage."""
     reports = told_apart(reports)
     tables = [table(rows) for rows in (summary_rows(reports), class_rows(reports), stage_rows(reports)) if rows]
     return "\n".join(tables)

@@ -1,14 +1,14 @@
-"""The simulator: the other interpreter of the dataplane's effects, in virtual time.
+"""The simulator: perform the dataplane's effects in virtual time.
 
-| module | what |
+| module | content |
 | --- | --- |
 | `simulation` | the event loop, and how every effect is performed |
-| `agenda` | what happens when |
-| `fleet` | workers whose steps take time and nothing else |
-| `cache`, `reuse` | a stateful cache over real embeddings, its selector and eviction the real ones; what policies use |
+| `agenda` | future events by time |
+| `fleet` | workers, reduced to the time of their steps |
+| `cache`, `reuse` | a stateful cache over real embeddings, with the real selector and eviction; reuse by policies |
 | `controller` | asks the policy's allocator for plans |
-| `ledger` | what is known of a request, and what stays of it |
-| `scenario`, `scenario_file` | what is simulated, as a value and as a TOML file |
+| `ledger` | the state of a request, and its record |
+| `scenario`, `scenario_file` | the simulated system, as a value and as a TOML file |
 """
 
 from lab.simulator.scenario import Scenario

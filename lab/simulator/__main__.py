@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def play(file: ScenarioFile, out: Path | None = None) -> list[Report]:
-    """A report for each policy; records and pictures go to the folder `out`, which is there, where one is given."""
+    """Return a report for each policy. Records and images go to the existing folder `out`, if one is given."""
     reports = []
     for scenario in file.scenarios:
         _tell(f"playing {scenario.name}, {len(file.workload.arrivals)} requests")
@@ -59,7 +59,7 @@ def _save(file: ScenarioFile, reports: list[Report], out: Path) -> None:
 
 
 def _shown(reports: list[Report]) -> str:
-    """As many columns beside one another as the terminal has room for."""
+    """Return reports in as many columns as fit the terminal."""
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     tables: list[list[Report]] = [[]]
     for report in reports:

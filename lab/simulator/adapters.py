@@ -1,4 +1,4 @@
-"""LoRAs and ControlNets of arrivals: what they ask of devices, and what the dataplane hears of those."""
+"""Map the LoRAs and ControlNets of arrivals to devices, and report what devices hold to the dataplane."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES, NO_NEEDS, Ad
 
 
 class SimulatedAdapters:
-    """Nothing is asked, and nothing is told, where the scenario simulates no adapters."""
+    """Does nothing if the scenario simulates no adapters."""
 
     def __init__(self, costs: AdapterCosts, arrivals: Iterable[Arrival]) -> None:
         self._simulated = costs.resident_count > 0
@@ -27,13 +27,13 @@ class SimulatedAdapters:
         return AdapterNeeds(capabilities, frozenset(arrival.loras))
 
     def of(self, arrival: Arrival) -> AttemptAdapters:
-        """Return what a device paints the arrival with."""
+        """Return the adapters of an arrival."""
         if not self._simulated:
             return PLAIN
         return AttemptAdapters(tuple((name, 1.0) for name in sorted(arrival.loras)), bool(arrival.controlnets))
 
     def news(self, worker_id: str, generation: int, resident: Iterable[str]) -> AdapterHoldings | None:
-        """Return what the device has, None where its dataplane was told already."""
+        """Return what the device holds; None if the dataplane knows it."""
         if not self._simulated:
             return None
         holdings = AdapterHoldings(ADAPTER_CAPABILITIES, self._loras, frozenset(resident))

@@ -1,4 +1,4 @@
-"""What happens when, in virtual time."""
+"""Order events in virtual time."""
 
 import heapq
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Action = Callable[[Any], None]
 
 
 class Agenda:
-    """Actions in the order of their times; those of one instant in the order in which they were noted."""
+    """Actions by time; those of one instant in the order they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0

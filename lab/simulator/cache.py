@@ -1,10 +1,9 @@
-"""A cache with a state: what was painted before is what can be found, so hit rates emerge and are not set.
+"""A cache with state: only earlier results can be found, so that hit rates emerge instead of being set.
 
-The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`); under every
-rule single items go, under FIFO too, where a gateway lets whole entries go. The nearest entries are found exactly: the
-similarities of all prompts of the workload are known beforehand, so a lookup walks down the list of a prompt's
-neighbours to the first ones that are in the cache. Neighbours below the lowest threshold are not kept, since they are
-misses whatever they are.
+The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`). Every rule
+evicts single items; under FIFO a gateway evicts whole entries. The nearest entries are exact: the similarities of
+all prompts of the workload are known in advance, so a lookup walks a prompt's neighbours to the first ones in the
+cache. Neighbours below the lowest threshold are misses in any case and are not stored.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from pentimento.policies.selector_profiles import biased
 from pentimento.policies.serving.entry import scaled_start_step
 from pentimento.policies.serving.policy import CacheUse
 
-# Rows whose similarities are computed together.
+# rows per block of similarities
 _BLOCK = 256
 # Neighbours that are taken out of an array together.
 _AT_ONCE = 64
@@ -47,11 +46,11 @@ CachedItem = tuple[Scope, int, int]
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """`capacity` counts items: a latent of one K, or an image. `shared`: one pool for all tenants. `warm_count`: that
-    many of the workload's first prompts are in the cache before it begins. `retrieval_similarity`: from there on the
-    image is answered as it is, where the policy is retrieval. `max_depth`: ancestors that an entry may have.
-    `eviction`: the rule of eviction by name, empty for the policy's own. `bias_loss`: the share of a hit's quality that
-    a row beyond its table costs, where plans have it go there."""
+    """Settings of the cache. `capacity` counts items: a latent of one K, or an image. `shared`: one pool for all
+    tenants. `warm_count`: number of the workload's first prompts that are cached before it begins.
+    `retrieval_similarity`: similarity from which a retrieval policy answers with the cached image. `max_depth`:
+    ancestors of an entry. `eviction`: name of the rule, empty for the policy's. `bias_loss`: share of a hit's
+    quality lost for each row beyond its table, if plans have a bias."""
 
     capacity: int = 10_000
     rules: SelectionRules = field(default_factory=SelectionRules)
@@ -82,7 +81,7 @@ class CacheAnswer:
     kept: float = 1.0
 
     def start_step_of(self, step_count: int) -> int:
-        """Return where a model that takes so many steps begins."""
+        """Return the first step of a model with `step_count` steps."""
         if not self.start_step or step_count == self.step_count:
             return self.start_step
         return scaled_start_step(self.start_step, self.step_count, step_count)
@@ -93,7 +92,7 @@ MISS = CacheAnswer()
 
 @dataclass(slots=True)
 class _CachedPrompt:
-    """What the cache holds of one prompt; `steps` are the K whose latents are there, 0 stands for the image."""
+    """The cached items of one prompt; `steps` are the K of its latents, 0 stands for the image."""
 
     steps: set[int] = field(default_factory=set)
     depth: int = 0
@@ -120,8 +119,7 @@ class Neighbours:
         self._known: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = {}
 
     def of(self, row: int) -> Iterator[tuple[int, float]]:
-        """Yield rows and their similarities. Computed for a block of rows at a time, when one of them is first asked
-        for."""
+        """Yield rows and their similarities. They are computed per block of rows, at its first use."""
         if row not in self._known:
             begin = row - row % _BLOCK
             block = self._embeddings[begin : begin + _BLOCK] @ self._embeddings.T
@@ -140,7 +138,7 @@ class Neighbours:
 
 
 class SimulatedCache:
-    """Of one cell. `embeddings` are the workload's; rows stand for prompts."""
+    """The cache of one cell. `embeddings` are the workload's; rows stand for prompts."""
 
     def __init__(
         self, use: CacheUse, eviction: str, settings: CacheSettings, embeddings: npt.NDArray[np.float32]
@@ -187,7 +185,7 @@ class SimulatedCache:
             self._eviction.use((self._image_scope(tenant), answer.donor, 0))
 
     def insert(self, tenant: str, model: str, row: int, step_count: int, start_step: int = 0, depth: int = 0) -> None:
-        """Changes state: what is kept of a committed run from `start_step` on, after as much went of a full store."""
+        """Insert the results of a committed run from `start_step` on, and evict as many items from a full store."""
         if row < 0 or depth > self._settings.max_depth:
             return
         rules = self._rules
@@ -206,13 +204,13 @@ class SimulatedCache:
             self._drop(cast(CachedItem, self._eviction.pop()))
 
     def _new_count(self, row: int, added: list[tuple[Scope, tuple[int, ...]]]) -> int:
-        """How many of them are not there yet."""
+        """Return how many of the items are new."""
         nothing = _CachedPrompt()
         held = [(self._entries.get(scope, {}).get(row, nothing).steps, steps) for scope, steps in added]
         return sum(step not in there for there, steps in held for step in steps)
 
     def warm(self, tenants: Iterable[str], model: str, step_count: int, rows: Iterable[int]) -> None:
-        """Changes state: entries that are there before the workload begins."""
+        """Insert the entries that exist before the workload begins."""
         for row in rows:
             for tenant in tenants:
                 self.insert(tenant, model, row, step_count)

@@ -23,7 +23,7 @@ from pentimento.policies.allocation import (
     decide,
 )
 
-# Plans after which, and seconds for which, nothing has moved: no policy remembers or waits for anything that long.
+# Plans and seconds without progress after which the simulation fails: no policy remembers or waits that long.
 _STILL_PLANS = 10
 _STILL_S = 3_600.0
 _STEP_BATCHING = frozenset({Capability.STEP_BATCHING})
@@ -70,7 +70,7 @@ class SimulatedController:
         # When anything moved, and how often the policy was asked since.
         self._moved_s = 0.0
         self._still_count = 0
-        # By the pools of all plans.
+        # Counts by the pools of all plans.
         self._models: dict[str, str] = {}
 
     def count_start(self, pool: str, start: StartShare) -> None:
@@ -78,7 +78,7 @@ class SimulatedController:
         self._starts.setdefault(pool, Counter())[start] += 1
 
     def count_late(self, pool: str) -> None:
-        """Changes state: a picture of that pool came after its SLO, which need not be the dataplane's deadline."""
+        """Count an image of that pool that missed its SLO, which may differ from the dataplane's deadline."""
         self._late[pool] += 1
 
     def count_compared(self, pool: str, confidence: float, kept: float) -> None:
@@ -94,9 +94,9 @@ class SimulatedController:
         self._looks += 1
 
     def plan(self, now_s: float, dataplane: Dataplane, moves: bool = True) -> Plan | None:
-        """Changes state: the next plan, or None while the last one still says it. What an allocator raises is a defect
-        of the scenario and ends the simulation, unlike a live one. `moves`: whether anything is to come but the next
-        plan; where nothing does whatever is planned, FailedPrecondition says who waits."""
+        """Return the next plan, or None if it equals the last one. An allocator's exception is a defect of the scenario
+        and ends the simulation, unlike a live one. `moves`: whether events other than plans are due. Raises
+        FailedPrecondition naming the waiting requests if no plan makes progress."""
         self._check_moving(now_s, dataplane, moves)
         window_s = now_s - self._last_s
         self.look(dataplane)
@@ -155,7 +155,7 @@ class SimulatedController:
         )
 
     def _waiting_at_workers(self) -> Counter[str]:
-        """By model."""
+        """Return the requests that wait at workers, by model."""
         waiting = Counter[str]()
         for device in self._devices.values():
             waiting[device.costs.model] += device.waiting_count

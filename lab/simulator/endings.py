@@ -1,4 +1,4 @@
-"""How simulated requests end: what is recorded of them, and what they leave in the cache."""
+"""End simulated requests: write their records, and insert their results into the cache."""
 
 from random import Random
 
@@ -49,7 +49,7 @@ class Endings:
         self._end(effect.request_id, Outcome.REJECTED)
 
     def deliver(self, effect: effects.Deliver) -> None:
-        """Changes state: the picture is there, in time or late, once the answer has arrived."""
+        """Record an answered request, in time or late, when the answer has arrived."""
         request = self._requests[effect.request_id]
         painted = request.painted[effect.picture_token]
         ended_s = self._agenda.now
@@ -73,7 +73,7 @@ class Endings:
             self._controller.count_compared(light.pool, request.confidence, min(kept / whole, MOST_KEPT))
 
     def deliver_end(self, effect: effects.DeliverEnd) -> None:
-        """Changes state: the request ends without a picture."""
+        """Record a request that ends without an image."""
         self._end(effect.request_id, _OUTCOME_OF[effect.end])
 
     def commit_cache(self, effect: effects.CommitCacheEntries) -> None:

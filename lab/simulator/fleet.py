@@ -1,4 +1,4 @@
-"""The simulated devices together, and what is known of the models on them."""
+"""The simulated devices, and the models on them."""
 
 from dataclasses import replace
 from random import Random
@@ -89,7 +89,7 @@ class SimulatedFleet:
             self.devices[worker_id].revive()
 
     def holding(self, model: str) -> list[EmulatedDevice[AttemptKey]]:
-        """Those that would take a request for it now."""
+        """Return the workers that would accept a request for the model now."""
         devices = self.devices.values()
         return [device for device in devices if device.costs.model == model and not device.draining and not device.lost]
 
@@ -101,12 +101,13 @@ class SimulatedFleet:
         return f"simulated:{model}"
 
     def steps_of(self, model: str, arrival: Arrival) -> int:
-        """What the request asks of the model that it is meant for; every other model takes its usual ones."""
+        """Return the steps that a request names for its model; every other model takes its default."""
         asked_for = arrival.model or self._scenario.default_model
         return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
 
     def thinning_of(self, model: str, arrival: Arrival, start: CacheAnswer = MISS) -> ThinningOffer:
-        """What of a request may be left out on the model: from noise, with the steps that were measured."""
+        """Return the thinning options of a request on the model: for starts from noise with the measured number of
+        steps."""
         options = self._thinning.get(model, ())
         steps = self.steps_of(model, arrival)
         if not options or start.kind is not StartKind.NOISE or steps != self._steps[model]:
@@ -119,12 +120,12 @@ class SimulatedFleet:
         return next((one.share for one in options if thinned_steps(one, self._steps[model]) == steps), 1.0)
 
     def speed_profiles(self) -> tuple[SpeedProfile, ...]:
-        """What predictions begin with: e(b) of each model up to the batches that are run, averaged over the devices
-        that may hold it."""
+        """Return the initial predictions: e(b) of each model up to its batch limit, averaged over the devices that may
+        hold it."""
         return tuple(self._speed_profile(model) for model in self._steps)
 
     def retrieval_report(self) -> WorkerReported:
-        """Whoever answers with a cached image as it is."""
+        """Return the report of the replica that answers with cached images."""
         digest = self.digest_of(RETRIEVAL_POOL)
         return WorkerReported(RETRIEVAL_POOL, RETRIEVAL_POOL, digest, 1, _RETRIEVAL_CREDITS, pinned=True)
 
@@ -135,7 +136,7 @@ class SimulatedFleet:
         if model.quality is None:
             return None
         if painted.start.kind is not StartKind.NOISE:
-            # What confidence tells was measured of images from noise.
+            # Confidence was measured on images from noise.
             mean = model.quality * model.reuse_quality * painted.start.kept
             return mean + model.reuse_deviation * request.chance.hit
         quality = (model.quality + model.quality_spread * (request.draw - 0.5)) * painted.thinned_share

@@ -1,4 +1,4 @@
-"""What the simulator knows of every request under way, and the record that stays of it."""
+"""Keep the state of every simulated request, and its record."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ _NORMAL = NormalDist()
 
 @dataclass(slots=True, eq=False)
 class SimulatedPicture:
-    """The picture of one attempt."""
+    """The image of one attempt."""
 
     pool: str
     model: str
     start: CacheAnswer
     steps: int
-    # Of the full run's quality, as its thinning was measured to keep in the mean.
+    # Share of the full run's quality that its thinning keeps on average, as measured.
     thinned_share: float = 1.0
 
 
@@ -43,7 +43,7 @@ class Chance:
         return cls(*(rng.gauss(0.0, 1.0) for _ in range(3)))
 
     def quantile(self, draw: float, correlation: float) -> float:
-        """Return the quantile (0..1) of the confidence of a light image whose quality is the quantile `draw`."""
+        """Return the quantile (0..1) of the confidence of a light image with a quality at quantile `draw`."""
         if correlation >= 1.0:
             return draw
         score = _NORMAL.inv_cdf(min(max(draw, 1e-12), 1.0 - 1e-12))
@@ -52,15 +52,15 @@ class Chance:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """`draw` and `route_draw` are uniform in 0..1 and belong to the request, whatever policies are compared. `draw` is
-    how easy it is: the quantile of its light image's quality."""
+    """A request. `draw` and `route_draw` are uniform in 0..1 and the same under every policy. `draw` is its ease: the
+    quantile of its light image's quality."""
 
     request_id: str
     arrival: Arrival
     draw: float
     route_draw: float
     cascade: tuple[Stage, ...] = ()
-    # By cascade stage: where it starts; by lane option: which model.
+    # Starts by cascade stage; models by lane option.
     start: CacheAnswer = MISS
     options: tuple[tuple[str, str], ...] = ()
     pool: str = ""

@@ -1,5 +1,5 @@
-"""What simulated devices tell of their attempts' steps, and how they take fewer: where steps are left out at all, the
-dataplane hears of each attempt's progress as it does live, and its `ThinAttempt` is heeded at a step boundary."""
+"""Report the progress of simulated attempts, and thin them. If steps may be skipped, the dataplane receives each
+attempt's progress as it does live, and its `ThinAttempt` applies at a step boundary."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ PROGRESS_INTERVAL_S = 0.1
 
 
 class SimulatedProgress:
-    """Of all attempts under way. What is told goes to `submit`."""
+    """The progress of all running attempts. Events go to `submit`."""
 
     def __init__(self, submit: Callable[[events.Event], None]) -> None:
         self._submit = submit
@@ -26,7 +26,7 @@ class SimulatedProgress:
         self._steps[key] = steps
 
     def end(self, key: AttemptKey) -> tuple[int, ...]:
-        """Changes state: it is over. Return the steps that it took from the first of them on; none for all."""
+        """End an attempt. Return the steps it took if it was thinned; empty for all."""
         self._told_at.pop(key, None)
         steps = self._steps.pop(key, None)
         return steps.thinned_steps if steps is not None else ()

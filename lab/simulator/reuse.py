@@ -1,4 +1,4 @@
-"""What a scenario's policy reuses: where a request starts, and what stays of its picture."""
+"""Reuse of a scenario's policy: choose where a request starts, and insert its image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +27,8 @@ Lane = tuple[str, str]
 
 
 class Reuse:
-    """The cache as the simulation asks it; one that is always empty for policies without. `dataplane` tells what work
-    takes in a pool, and whether a thinned picture from noise would take less."""
+    """The cache of the simulation; always empty for policies without one. `dataplane` gives the work per pool, and
+    whether a thinned run from noise would be shorter."""
 
     def __init__(self, scenario: Scenario, workload: Workload, fleet: SimulatedFleet, dataplane: Dataplane) -> None:
         self._use = scenario.policy.cache
@@ -41,8 +41,8 @@ class Reuse:
     def choose(
         self, request: SimulatedRequest, own: Stage, pools: Sequence[PoolPlan]
     ) -> tuple[CacheAnswer, tuple[Lane, ...]]:
-        """Return where a request starts, and the lanes that may take it, the one that it waits in first. Changes state:
-        what serves is used."""
+        """Choose where a request starts, and mark the entry as used. Return it with the lanes that may take it, its
+        waiting lane first."""
         if self._cache is None:
             return MISS, ((own.pool, own.model),)
         arrival = request.arrival

@@ -1,4 +1,4 @@
-"""What is simulated, as one value: models, devices, policy, delays, cache, cascade."""
+"""The simulated system as one value: models, devices, policy, delays, cache, cascade."""
 
 from dataclasses import dataclass, field
 
@@ -18,10 +18,10 @@ from pentimento.policies.thinning import ThinningMode, ThinningOption
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """`quality` is the mean of a run from noise. `quality_spread`: the most confident light pictures are better than
-    the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps.
-    `deviation`, `reuse_deviation`: standard deviations of a single image's quality around these means. `thinning`: how
-    pictures from noise with the model's own number of steps may be thinned."""
+    """A model. `quality` is the mean of a run from noise. `quality_spread`: the most confident light images are better
+    than the mean by half of it, the least confident worse. `reuse_quality`: share that a start from the cache keeps.
+    `deviation`, `reuse_deviation`: standard deviations of a single image's quality around these means. `thinning`:
+    options for images from noise with the model's own number of steps."""
 
     costs: ModelCosts
     quality: float | None = None
@@ -52,9 +52,9 @@ class SimulatedDevices:
 
 @dataclass(frozen=True)
 class Delays:
-    """Seconds that everything but queueing and painting takes: journal commits (`accept`, `attempt`, `commit`, `end`),
-    deciding where to start (`route`), the way to a worker and its answer (`execute`, `result`), the discriminator
-    (`score`), the way back to the client (`answer`)."""
+    """Seconds of everything but queueing and generation: journal commits (`accept`, `attempt`, `commit`, `end`),
+    choosing the start (`route`), messages to a worker and back (`execute`, `result`), the discriminator (`score`),
+    the answer to the client (`answer`)."""
 
     accept: Cost = NOTHING
     route: Cost = NOTHING
@@ -80,16 +80,15 @@ class Outage:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`deferral` is the true f(t) of the cascade: confidences are drawn from it. What the policy believes is its own.
-    `confidence_correlation` (0..1) of the normal scores of a light image's quality and confidence: 1 where confidence
-    tells the quality exactly, 0 where it tells nothing.
+    """A scenario. The cascade's confidences are drawn from `deferral`, the true f(t); the policy has an estimate.
+    `confidence_correlation` (0..1) is that of the normal scores of a light image's quality and confidence: at 1
+    confidence gives the quality exactly, at 0 it gives no information.
 
-    `closed_loop`: so many requests are under way at any time, each coming when another ends and not at its own time; 0
-    for arrivals as the workload has them. `answers_late`: a request whose SLO is broken is still painted (the servers
-    of the papers); otherwise its SLO is its deadline, as in the suite. `control_period_s` is the time between two
-    plans. `cascade`: models in order, where the plan has no shares that lead through one. `even_split`: a request goes
-    to any worker of its model, by chance and not by load (DiffServe's load balancer); for workers with queues of their
-    own. `quotas` of tenants, by name.
+    `closed_loop`: number of requests that run at any time, each arriving when another ends; 0: arrivals of the
+    workload. `answers_late`: generate requests even after their SLO (the servers of the papers); otherwise the SLO
+    is the deadline, as in the suite. `control_period_s` is the time between two plans. `cascade`: models in order,
+    if no plan has shares for a cascade. `even_split`: send a request to a random worker of its model instead of by
+    load (DiffServe's load balancer), for workers that have queues. `quotas` of tenants, by name.
     """
 
     name: str
@@ -133,7 +132,7 @@ class Scenario:
 
     @property
     def thins(self) -> bool:
-        """Whether steps may be left out, so that devices have to tell of each."""
+        """Return whether steps may be skipped, so that devices report each step."""
         return self.dataplane.thinning is not ThinningMode.OFF and any(model.thinning for model in self.models)
 
     def model(self, name: str) -> SimulatedModel:

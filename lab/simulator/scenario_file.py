@@ -1,4 +1,4 @@
-"""Scenario files: what `pentimento simulate` plays. README beside the files in `scenarios/` lists every field.
+"""Read scenario files, the input of `pentimento simulate`. `scenarios/README.md` lists every field.
 
 fleet = "fleets/cascade-16.toml"
 policies = ["diffserve", "static-cascade"]

@@ -1,10 +1,10 @@
-"""The simulator: the dataplane's effects, performed in virtual time.
+"""The simulator: perform the dataplane's effects in virtual time.
 
-    arrivals, devices and the controller note events on the agenda; each goes into `Dataplane.on_event`, and every
-    effect that comes out is performed here as `services/frontdoor` performs it live, delayed where that takes time.
+Arrivals, devices and the controller add events to the agenda. Each goes into `Dataplane.on_event`, and this module
+performs its effects as `services/frontdoor` does live, after their delays.
 
-The dataplane, the policies, the selector and the eviction rules are the live ones; what is simulated is time: how long
-steps, journal commits and messages take, with their variance. Deterministic by the generator that it is given.
+The dataplane, the policies, the selector and the eviction rules are the live ones. Only time is simulated: steps,
+journal commits and messages, with their variance. The given random generator makes it deterministic.
 """
 
 import math
@@ -37,7 +37,7 @@ from pentimento.policies.serving.policy import CacheUse
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
 NEVER_S = 1e9
-# How often the controller hears of the queues between two plans (DiffServe's artefact: every second of five).
+# period at which the controller reads queues between two plans (DiffServe's artefact: every second of five)
 LOOKS_A_PLAN = 5
 
 
@@ -92,7 +92,7 @@ class Simulation:
         }
 
     def run(self) -> list[RequestRecord]:
-        """What became of every arrival, in the order in which they ended. FailedPrecondition where some never end."""
+        """Return the record of every arrival, in the order they end. Raises FailedPrecondition if some never end."""
         self._begin()
         arrivals = iter(enumerate(self._workload.arrivals))
         coming = next(arrivals, None)
@@ -161,7 +161,7 @@ class Simulation:
             request.stages.append(StageSpan(stage, now, now + seconds))
         return seconds
 
-    # What comes from outside.
+    # events from outside
 
     def _begin(self) -> None:
         self.submit(events.ProfilesReceived(self._fleet.speed_profiles()))
@@ -218,7 +218,7 @@ class Simulation:
         lost = events.WorkerLost(outage.worker_id, generation)
         self._agenda.at(self._agenda.now + outage.noticed_s, self.submit, lost)
 
-    # What devices say.
+    # events of devices
 
     def device_reports(self, device: EmulatedDevice[AttemptKey]) -> None:
         self.submit(
@@ -244,7 +244,7 @@ class Simulation:
         request, thinned = self._requests.get(job.owner[0]), self._progress.end(job.owner)
         if request is not None:
             request.device_s += job.device_s
-            # A request that went on while this attempt ran (a cascade) has another start by now.
+            # A request deferred while this attempt ran has another start by now.
             share, model = self._fleet.thinned_share(device.costs.model, thinned), device.costs.model
             request.painted[job.owner[1]] = SimulatedPicture(request.pool, model, request.start, request.steps, share)
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
@@ -265,7 +265,7 @@ class Simulation:
         self._later(self._scenario.delays.result, failed)
 
     def batch_stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, late_s: float) -> None:
-        """Told where steps may be left out; elsewhere simulated devices tell of changes alone."""
+        """Report progress if steps may be skipped; otherwise simulated devices report only changes."""
         self._progress.stepped(batch, self._agenda.now)
 
     # Effects.
@@ -282,7 +282,7 @@ class Simulation:
             request.cascade += stages_anew(plan, draw, quota) or request.cascade[-1:]
         stage_of = request.cascade[stage]
         own = stage_of.pool
-        # What was sent on to a stage goes nowhere else.
+        # A request deferred to a stage runs only there.
         request.start, lanes = self._reuse.choose(request, stage_of, pools if stage == 0 else ())
         request.deferred = stage > 0
         request.options = lanes
@@ -342,7 +342,7 @@ class Simulation:
             return
         device = self._fleet.devices[effect.worker_id]
         if device.lost:
-            return  # nobody answers; the frontdoor notices in its time
+            return  # no answer; the frontdoor notices in its time
         if request is None or device.generation != effect.worker_generation or device.draining:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return

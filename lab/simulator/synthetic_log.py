@@ -1,12 +1,11 @@
-"""A made-up prompt log with the locality of a real one: embeddings only, for scenarios that ship without data.
+"""Make a prompt log with the locality of a real one: embeddings only, for scenarios that ship without data.
 
-A prompt goes on with a recent one, comes back to a theme that may be old, begins a theme of a known genre, or one that
-is like nothing before. All prompts of a theme are near one another, those of a genre are alike, and a prompt is as near
-to the one that it follows as was drawn. So the log has what caches live on: how similar the nearest previous prompt is
-(93, 74, 61, 50, 43 and 32 % above 0.47, 0.65, 0.75, 0.85, 0.90 and 0.95), how far back one has to look for it, and how
-much is found where the newest prompts are missing, since they are still being painted or the store is small. The first
-is that of DiffusionDB's first 3,500 prompts under a sentence encoder, the others lie within eight points of its, mostly
-below.
+A prompt continues a recent one, returns to a theme that may be old, begins a theme of a known genre, or resembles no
+earlier one. All prompts of a theme are near one another, those of a genre are similar, and a prompt's distance to
+its predecessor is drawn. The log therefore has the properties that matter to caches: the similarity of the nearest
+previous prompt (93, 74, 61, 50, 43 and 32 % above 0.47, 0.65, 0.75, 0.85, 0.90 and 0.95), its age, and the hits that
+remain without the newest prompts, which may be running or evicted. The first value equals that of DiffusionDB's
+first 3,500 prompts under a sentence encoder; the others lie within eight points of it, mostly below.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ import numpy.typing as npt
 
 Shares = Sequence[tuple[float, float]]
 
-# (similarity, share of all prompts that follow another at more than that): those that go on with a recent prompt, and
-# those that come back to a theme.
+# (similarity, share of all prompts that follow another above it): for prompts that continue a recent one, and for
+# prompts that return to a theme
 RECENT: Shares = ((0.65, 0.46), (0.75, 0.44), (0.85, 0.39), (0.90, 0.35), (0.95, 0.27))
 REVISITING: Shares = ((0.65, 0.28), (0.75, 0.17), (0.85, 0.11), (0.90, 0.08), (0.95, 0.05))
 
@@ -32,7 +31,7 @@ KNOWN_GENRE = 0.19
 # 0.05 off at most, so that the former stay above 0.6 and the latter within 0.48 and 0.6.
 THEME, GENRE = 0.68, 0.54
 
-# Unrelated prompts of so many dimensions are nowhere near one another: 4 sigma is 0.25.
+# Unrelated prompts are far apart at this width: 4 sigma is 0.25.
 DIMENSIONS = 256
 
 
@@ -41,7 +40,7 @@ def synthetic_log(count: int, rng: np.random.Generator) -> npt.NDArray[np.float3
     genres, themes, own = _units(count, rng), _units(count, rng), _units(count, rng)
     similarities, ages = _followed(count, rng)
     for index in range(1, count):
-        # Who would follow one from before the log follows anyone.
+        # A prompt that would follow one before the log follows a random one.
         age = int(ages[index]) if 0 < ages[index] <= index else int(rng.integers(1, index + 1))
         parent = index - age
         if similarities[index] > 0.0:
@@ -68,10 +67,10 @@ def _near(parent: npt.NDArray[np.float64], other: npt.NDArray[np.float64], cosin
 
 
 def _followed(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """How similar every prompt is to the one that it follows (0: it follows none), and how many prompts ago that was
-    (0: any).
+    """Return each prompt's similarity to its predecessor (0: it follows none), and the predecessor's age in prompts (0:
+    any).
 
-    Evenly spread and shuffled: a log of any length has the shares, not only a long one.
+    Values are evenly spread and shuffled, so that a log of any length has the shares.
     """
     draws, offsets, quantiles = rng.permutation(count) / count, rng.random(count), rng.random(count)
     recent, followed = RECENT[0][1], RECENT[0][1] + REVISITING[0][1]

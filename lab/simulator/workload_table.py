@@ -95,8 +95,9 @@ _KINDS: Mapping[str, Callable[[TomlTable, np.random.Generator], Workload]] = {
 
 
 def _content(table: TomlTable, rng: np.random.Generator) -> Content:
-    """What the requests ask for. `prompts` and `embeddings` are files of the same number of rows; `synthetic_prompts`
-    makes so many embeddings up. Requests begin with prompt `first_prompt`: those before it may warm a cache."""
+    """Return the content of requests. `prompts` and `embeddings` are files with the same number of rows;
+    `synthetic_prompts` is the number of made-up embeddings. Requests begin with prompt `first_prompt`; earlier ones
+    may warm a cache."""
     prompts_path, embeddings_path = existing(table, "prompts", None), existing(table, "embeddings", None)
     prompts = read_prompts(prompts_path) if prompts_path is not None else ("",)
     embeddings = None

@@ -1,4 +1,4 @@
-"""Studies of prompt logs: what a cache could reuse of them, before there is one.
+"""Study prompt logs: the reuse that a cache would find in them, before there is one.
 
 read_prompt_log, its vectors  →  make_study  →  study_as_text | study_as_json | study_panels
 """

@@ -1,6 +1,7 @@
-"""What changes between a prompt and the nearest one before it (NIRVANA, section 3, figure 6).
+"""Count the changes between a prompt and the nearest one before it (NIRVANA, section 3, figure 6).
 
-Counted are words, colours and numbers. The paper also counts nouns, adjectives and verbs, which takes a tagger.
+Changes are counted in words, colours and numbers. The paper also counts nouns, adjectives and verbs, which takes a
+tagger.
 """
 
 import re
@@ -47,8 +48,8 @@ class AttributeChanges:
 def attribute_changes(
     prompts: Sequence[str], neighbours: EarlierNeighbours, warm_up: int = 0
 ) -> tuple[tuple[AttributeChanges, ...], float]:
-    """Return a row for short and long prompts and each bucket of similarity, and the number of words up to which a
-    prompt is short."""
+    """Return a row for short and long prompts and each bucket of similarity, and the largest number of words of a short
+    prompt."""
     words = [Counter(WORD.findall(prompt.lower())) for prompt in prompts]
     lengths = np.asarray([sum(found.values()) for found in words])
     limit = float(np.quantile(lengths, SHORT_QUANTILE))

@@ -1,7 +1,7 @@
-"""The nearest earlier prompts of every prompt, by brute force in blocks: exact, in bounded memory.
+"""Find the nearest earlier prompts of every prompt, by brute force in blocks: exact, in bounded memory.
 
-100,000 prompts of 384 dimensions are 4 TFLOP: minutes on one core. Beside the vectors themselves no array is larger
-than BLOCK_ROWS x CHUNK_COLUMNS.
+100,000 prompts of 384 dimensions are 4 TFLOP: minutes on one core. Apart from the vectors no array is larger than
+BLOCK_ROWS x CHUNK_COLUMNS.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,10 @@ NO_SIMILARITY = -2.0
 
 @dataclass(frozen=True)
 class EarlierNeighbours:
-    """Of n prompts in the order of their times. `similarity` (n,): cosine to the nearest earlier prompt, NO_SIMILARITY
-    for the first. `donor` (n,): the index of that prompt, the youngest of those within TIE. `youngest`
-    (thresholds, n): the index of the youngest earlier prompt at least that similar. NOBODY where there is none."""
+    """Neighbours of n prompts in the order of their times. `similarity` (n,): cosine to the nearest earlier prompt,
+    NO_SIMILARITY for the first. `donor` (n,): the index of that prompt, the youngest within TIE. `youngest`
+    (thresholds, n): the index of the youngest earlier prompt at least that similar. NOBODY stands for no such
+    prompt."""
 
     thresholds: tuple[float, ...]
     similarity: npt.NDArray[np.float32]
@@ -89,8 +90,8 @@ def _last_reaching(cosines: Vectors, limit: float | Vectors) -> Indices:
 
 
 def nearest_of_misses(vectors: Vectors, enough: float) -> npt.NDArray[np.float32]:
-    """Return the cosine of every prompt to its nearest earlier prompt *that was a miss* (n,), where a miss has no such
-    prompt of at least `enough`: what is found in a cache without bounds that only misses enter (NIRVANA, section 5)."""
+    """Return the cosine of every prompt to its nearest earlier prompt *that was a miss* (n,). A miss has no such prompt
+    of at least `enough`. This is an unbounded cache that only misses enter (NIRVANA, section 5)."""
     count = len(vectors)
     nearest = np.full(count, NO_SIMILARITY, np.float32)
     kept = np.zeros(count, np.int64)

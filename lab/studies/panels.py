@@ -1,4 +1,4 @@
-"""What is drawn of a study: panels that the reports' SVG and PNG writers draw."""
+"""The panels of a study, which the SVG and PNG writers draw."""
 
 from collections.abc import Sequence
 from math import log10, nan

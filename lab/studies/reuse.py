@@ -1,7 +1,7 @@
-"""What a cache could have reused of a log: by its size, by the age of the donor, and without bounds.
+"""Compute the reuse in a log: by cache size, by the age of the donor, and without bounds.
 
-All of it follows from one pass (`neighbours`): a prompt hits a first-in-first-out cache of W entries that every prompt
-enters just when the youngest similar enough prompt is at most W prompts back.
+All results follow from one pass (`neighbours`): a prompt hits a first-in-first-out cache of W entries that every
+prompt enters if and only if the youngest similar enough prompt is at most W prompts back.
 """
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class AgePoint:
-    """Reuse of donors of at most `age` (prompts, or seconds). `hit_rates`, by the table's rows, are what a cache would
-    have that forgets older ones; `donor_share` is the share of all hits whose *nearest* donor is so young."""
+    """Reuse of donors of at most `age` (prompts, or seconds). `hit_rates`, by the table's rows, are those of a cache
+    that forgets older ones; `donor_share` is the share of all hits with a *nearest* donor up to that age."""
 
     age: float
     hit_rates: tuple[float, ...]
@@ -61,8 +61,8 @@ class AgePoint:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What caches without bounds save of all denoising steps: every prompt enters; misses alone enter (NIRVANA);
-    nobody's entries are found but the user's own (None where the log has no users)."""
+    """Shares of all denoising steps that unbounded caches save: every prompt enters; only misses enter (NIRVANA); users
+    find only their entries (None if the log has no users)."""
 
     saved_share: float
     saved_share_misses_only: float
@@ -126,7 +126,7 @@ class LogReuse:
         return np.asarray(ages[:, self.warm_up :], np.float64)
 
     def _nearest_ages(self, at_s: Shares | None) -> Shares:
-        """Of the hits alone, at the table's lowest row."""
+        """Return the ages of nearest donors, for hits at the table's lowest row."""
         similarity, donor = self.neighbours.similarity, self.neighbours.donor
         hits = np.flatnonzero(similarity >= min(rule.min_similarity for rule in self.table) - TIE)
         hits = hits[hits >= self.warm_up]

@@ -1,7 +1,7 @@
-"""How alike the prompts of a user are within a session, between sessions, and with other users' (NIRVANA, figure 7).
+"""Compare the prompts of a user within a session, between sessions, and with other users' (NIRVANA, figure 7).
 
-A mean over all pairs of unit vectors needs their sum alone: |sum|^2 = n + 2 * (sum over pairs). So nothing here is
-quadratic.
+A mean over all pairs of unit vectors needs only their sum: |sum|^2 = n + 2 * (sum over pairs). The work is therefore
+not quadratic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ class SimilaritySpread:
 
 @dataclass(frozen=True)
 class SessionSimilarity:
-    """`within` pairs of one session, `between` pairs of different sessions of one user, `across` pairs of a user and up
-    to `other_users` others, drawn anew for each. A session is `session_s` seconds, counted from the user's first
+    """Similarities of pairs: `within` one session, `between` different sessions of one user, `across` a user and up to
+    `other_users` others, drawn for each user. A session is `session_s` seconds, counted from the user's first
     prompt."""
 
     session_s: float

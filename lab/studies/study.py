@@ -1,4 +1,4 @@
-"""The whole study of one log: what NIRVANA (section 3) and MoDM (section 5.4) measured of theirs."""
+"""The whole study of one log: the measures of NIRVANA (section 3) and MoDM (section 5.4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,8 +39,8 @@ class StudySettings:
 
 @dataclass(frozen=True)
 class TraceStudy:
-    """`duration_s`, `user_count`, `by_age_s` and `sessions` are None where the log has no times or users.
-    `exact_repeat_share` is of prompts whose text came before. `by_age_prompts` counts ages in prompts. A prompt
+    """A study. `duration_s`, `user_count`, `by_age_s` and `sessions` are None if the log has no times or users.
+    `exact_repeat_share` counts prompts with an earlier equal text. `by_age_prompts` counts ages in prompts. A prompt
     is short up to `short_words` words."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Workloads: who asks for what and when, as values that a simulator, an emulated fleet and a live suite play alike.
+"""Workloads: requests and their times, as values for the simulator, an emulated fleet and a live suite.
 
 `builders` and `production` make them, `files` keeps them, `readers` reads public logs, `times` has the processes.
 """

@@ -1,4 +1,4 @@
-"""A request before it is sent, and a schedule of them."""
+"""A request before it is sent, and a schedule of requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a workload's requests ask for, apart from when."""
+"""The content of a workload's requests, without times."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Content:
 
     @classmethod
     def of_workload(cls, workload: Workload, **fields: Any) -> "Content":
-        """What a workload asks for, in its order, to be asked for at other times; `fields` as for a new one."""
+        """Return the content of a workload, in its order, to be sent at other times; `fields` as for a new one."""
         prompts = tuple(arrival.prompt for arrival in workload.arrivals)
         rows = [arrival.embedding_row for arrival in workload.arrivals]
         known = workload.embeddings is not None and min(rows, default=-1) >= 0

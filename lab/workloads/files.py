@@ -1,4 +1,4 @@
-"""Workload files: one JSON object a line, the first one the header; embeddings beside it as a .npy of float32.
+"""Workload files: one JSON object per line, the first one the header; embeddings in a .npy file of float32.
 
     {"format": 1, "name": …, "provenance": {…}, "arrivals": 2, "embeddings": "NAME.npy" or null}
     {"at_s": 0.5, "tenant": "default", "prompt": …, "slo_class": "standard", "deadline_s": 60.0, "steps": 50, "seed": 7}
@@ -20,7 +20,7 @@ _sparse = sparse(Arrival)
 
 
 def save_workload(workload: Workload, path: Path) -> None:
-    """Write `path`, and its embeddings beside it, each whole or not at all."""
+    """Write `path` and its embeddings, each whole or not at all."""
     array = path.with_name(_stem(path) + ".npy")
     if workload.embeddings is not None:
         fresh = array.with_name(array.name + ".tmp")

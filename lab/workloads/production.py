@@ -87,8 +87,8 @@ MLORA = ProductionMix(
     controlnet_counts=(1.0,),
     source="MLoRA section 3; derived figures of gentd26 (Lin et al., SoCC 2025)",
 )
-# Katz, Table 1 and section 3.1: two services that hardly ever paint without adapters. Five of 47 and eight of 94
-# ControlNets take 95 % of the calls; the first one's share is ours.
+# Katz, Table 1 and section 3.1: two services that nearly always use adapters. Five of 47 and eight of 94 ControlNets
+# take 95 % of the calls; the first one's share is ours.
 KATZ_A = replace(
     MLORA,
     lora_counts=(0.002, 0.088, 0.91),
@@ -107,7 +107,7 @@ KATZ_B = replace(
 
 @dataclass(frozen=True)
 class Choice:
-    """What one request uses, by name."""
+    """The models and adapters of one request, by name."""
 
     user: str
     model: str

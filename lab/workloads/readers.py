@@ -1,6 +1,6 @@
-"""Readers of public logs in the forms that their publishers (or small extracts of them) have; gzipped or not.
+"""Read public logs in their publishers' forms (or small extracts in the same form), gzipped or not.
 
-Times come as seconds from the first row. A line that is wrong is named with its field.
+Times are seconds from the first row. Errors name line and field.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ def poisson_times(rate: float, duration_s: float, rng: np.random.Generator) -> T
 
 
 def segment_times(segments: Sequence[Segment], rng: np.random.Generator) -> Times:
-    """Poisson arrivals whose rate is that of the segments, one after the other."""
+    """Return Poisson arrivals at the rates of consecutive segments."""
     for segment in segments:
         _require(0 < segment.duration_s < np.inf, "duration_s", f"must be above 0 s, got {segment.duration_s}")
         _require(0 <= segment.rate < np.inf, "rate", f"must be at least 0, got {segment.rate}")
@@ -108,7 +108,7 @@ def ascending(times_s: Sequence[float] | Times) -> Times:
 
 
 def _reflected(times_s: Times, first_s: float, last_s: float) -> Times:
-    """What lies beyond an end is mirrored at it: cutting off would pile requests up there."""
+    """Mirror values beyond an end at it: clipping would pile requests up there."""
     inside = np.where(times_s < first_s, 2 * first_s - times_s, times_s)
     inside = np.where(inside > last_s, 2 * last_s - inside, inside)
     return np.asarray(np.clip(inside, first_s, last_s), np.float64)

@@ -16,6 +16,7 @@ PACKAGES = (
     *("stores", "telemetry"),
 )
 SERVICES = ("controller", "edge", "frontdoor", "vectordb_gateway")
+pytestmark = pytest.mark.slow
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""`python -m lab.emulation.emulated_discriminator --fleet FILE`: scores what emulated devices paint."""
+"""Run an emulated discriminator: `python -m lab.emulation.emulated_discriminator --fleet FILE`."""
 
 from lab.emulation.emulated_discriminator.settings import EmulatedDiscriminatorSettings
 from lab.emulation.emulated_discriminator.wiring import wire

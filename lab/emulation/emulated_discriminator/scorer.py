@@ -1,4 +1,4 @@
-"""A discriminator that reads what an emulated picture says of itself, in the time that was profiled."""
+"""Score emulated images by the confidence that they carry, in the profiled time."""
 
 import asyncio
 import hashlib
@@ -18,7 +18,7 @@ DIGEST = f"sha256:{hashlib.sha256(b'emulated discriminator').hexdigest()}"
 
 
 class EmulatedScorer:
-    """One picture after the other, each at `cost` drawn from `source`. `busy` hears of the seconds that it takes."""
+    """Scores one image after the other, each at a `cost` drawn from `source`. `busy` receives the seconds."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class EmulatedScorer:
 
     @property
     def cascades(self) -> tuple[str, ...]:
-        """Return none: whatever the cascade is called, what is emulated knows the confidence of its own pictures."""
+        """Return none, which accepts every cascade: emulated images carry their own confidence."""
         return ()
 
     @property
@@ -51,11 +51,11 @@ class EmulatedScorer:
         """Nothing is to be loaded."""
 
     async def close(self) -> None:
-        """Nothing is left: whoever waits is answered by the calls that the server drains."""
+        """Close nothing: the server drains the calls that wait."""
 
     @property
     def prompt_cascades(self) -> tuple[str, ...]:
-        """Return none: an emulated picture says its confidence, and its prompt nothing."""
+        """Return none: emulated images carry a confidence, prompts do not."""
         return ()
 
     async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:

@@ -14,7 +14,7 @@ from services.discriminator.serving import BusyShare, DiscriminatorProcess, serv
 
 
 def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
-    """Call it inside the event loop that the process runs on. Raises what is wrong with the fleet's file."""
+    """Build the process, inside its event loop. Raises InvalidArgument or NotFound for the fleet's file."""
     fleet = read_fleet(settings.fleet)
     if fleet.discriminator is None:
         raise InvalidArgument.of("discriminator", f"{settings.fleet} must have a table [discriminator]")

@@ -1,4 +1,4 @@
-"""The emulated `DeviceBackend`: attempts, starts, stores and answers are real, the painting is not."""
+"""The emulated `DeviceBackend`: attempts, starts, stores and answers are real, generation is not."""
 
 import asyncio
 import hashlib
@@ -104,11 +104,11 @@ class JobBridge:
         return self._steps.thinned_steps
 
     def thin(self, steps: tuple[int, ...]) -> None:
-        """Take these steps alone from the first of them on, from the next step boundary."""
+        """Take only these steps, from the next step boundary."""
         self._steps.thin(steps)
 
     def left_after(self, steps_left: int) -> int:
-        """Between two steps: return how many are left once what was asked for is left out."""
+        """Apply a requested thinning between two steps, and return how many steps remain."""
         return self._steps.left_after(steps_left)
 
     def began(self) -> None:
@@ -185,7 +185,7 @@ class EmulatedBackend:
         devices: EmulatedDevices,
         settings: EmulatedWorkerSettings,
     ) -> None:
-        """Raises what is wrong with a recording."""
+        """Read the recordings. Raises NotFound or FailedPrecondition naming an unusable file."""
         self._worker_id = identity.instance_id
         self._fleet = fleet
         self._devices = devices
@@ -261,7 +261,7 @@ class EmulatedBackend:
         return self.emulated.running_count
 
     def memory(self) -> DeviceMemory:
-        """Of the device that it stands for; 0 where the fleet's file says nothing."""
+        """Return the memory of the emulated device; 0 if the fleet's file does not give it."""
         total = self._devices.memory_bytes or self._model.profile.device_memory_bytes or 0
         return DeviceMemory(min(self._model.profile.idle_memory_bytes or 0, total), total)
 
@@ -269,13 +269,14 @@ class EmulatedBackend:
         check_profiled(self.emulated.costs, spec)
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Those that are not kept take their time, one after the other. It fetches none."""
+        """Wait for LoRAs that are not resident, one after the other. Uploaded ones are not fetched."""
         known = [adapter.name for adapter in self._loras if adapter.name in names]
         await asyncio.sleep(self.emulated.adapters.take(known, self._loop.time()))
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many, 0 for as many as fit. Another one is loaded once what is
-        here is done, and takes its time; until then nothing new is taken. KeyError for a stranger."""
+        """Hold this model, in batches of at most `max_batch`, 0 for the largest that fits. Another model loads after
+        the current attempts end, and takes its time; until then no new ones are accepted. Raises KeyError for an
+        unknown model."""
         model = self._fleet.model(name)
         largest = largest_batch(model, self._devices)
         self.emulated.assign(costs_on(model, self._devices), min(max_batch or largest, largest))

@@ -1,4 +1,4 @@
-"""What an emulated worker says of its model, and what its steps cost on the device that it stands for."""
+"""Describe the model of an emulated worker, and its costs on the emulated device."""
 
 import hashlib
 
@@ -19,7 +19,7 @@ Key = tuple[int, int, bool]
 
 
 def emulated_held_model(model: EmulatedModel, generation: int) -> HeldModel:
-    """Its digests are those of no real model: nothing that it paints is ever taken for a real model's."""
+    """Return the held model. Its digests match no real model, so that its images are never mixed up with real ones."""
     return HeldModel(
         model=model.name,
         model_digest=_digest("model", profile_to_json(model.profile)),
@@ -49,7 +49,7 @@ def emulated_loras(fleet: EmulatedFleet) -> tuple[Adapter, ...]:
 
 
 def adapters_of(spec: GenerationSpec) -> AttemptAdapters:
-    """Return what a device paints the picture with. One LoRA with two weights is two sets, but is loaded once."""
+    """Return the adapters of an attempt. One LoRA with two weights is two sets, but loads once."""
     return AttemptAdapters(tuple(sorted((lora.name, lora.scale) for lora in spec.loras)), bool(spec.controlnets))
 
 
@@ -58,7 +58,7 @@ def _digest(part: str, text: str) -> str:
 
 
 def key_of(spec: GenerationSpec) -> Key:
-    """Pictures with equal keys may share a step."""
+    """Return the key of a request; images with equal keys may share a step."""
     return (spec.width_px, spec.height_px, spec.guidance_scale > 1.0)
 
 
@@ -68,7 +68,7 @@ def costs_on(model: EmulatedModel, devices: EmulatedDevices) -> ModelCosts:
 
 
 def model_cost(model: EmulatedModel, devices: EmulatedDevices) -> ModelCost:
-    """As allocators read it: pictures of the model's own size, guidance and steps."""
+    """Return the cost that allocators read, for images of the model's own size, guidance and steps."""
     costs = costs_on(model, devices)
     run_s = tuple((size, costs.run_s(size)) for size in range(1, largest_batch(model, devices) + 1))
     return ModelCost(
@@ -83,14 +83,14 @@ def model_cost(model: EmulatedModel, devices: EmulatedDevices) -> ModelCost:
 
 
 def decoding_share(model: EmulatedModel) -> float:
-    """Return the share of the device in what a picture takes after its last step: decoding, and not encoding."""
+    """Return the device's share of the time after the last step: decoding, not encoding."""
     once = once_a_picture(model)
     finish_s = once.decode.mean_s + once.encode.mean_s
     return once.decode.mean_s / finish_s if finish_s > 0.0 else 0.0
 
 
 def check_profiled(costs: ModelCosts, spec: GenerationSpec) -> None:
-    """Raises InvalidArgument for a picture whose cost was not measured: an emulation makes no figures up."""
+    """Raise InvalidArgument for an image size or guidance without measured costs: an emulation invents no figures."""
     if key_of(spec) not in costs.sizes:
         known = ", ".join(sorted({f"{key[0]}x{key[1]}" for key in costs.sizes if isinstance(key, tuple)}))
         message = f"must be a size that was profiled ({known}), guided or not as there, got {key_of(spec)}"

@@ -1,4 +1,4 @@
-"""What an emulated device answers with: a recorded picture, or a plain one where nothing was recorded."""
+"""Images of an emulated device: recorded ones, or plain ones if there is no recording."""
 
 import colorsys
 import json
@@ -20,7 +20,7 @@ class EmulatedPicture:
 
 
 class EmulatedPictures:
-    """Of one model. The same prompt and seed give the same picture, confidence and quality, on whichever device."""
+    """The images of one model. The same prompt and seed give the same image, confidence and quality on every device."""
 
     def __init__(self, fleet: EmulatedFleet, model: EmulatedModel) -> None:
         """Reads the recording. NotFound or FailedPrecondition, naming the file, when it cannot be used."""
@@ -54,7 +54,7 @@ class EmulatedPictures:
         return PictureLabel(model.name, self._confidence(prompt, seed), self._kept(quality, start_step), start_step)
 
     def _confidence(self, prompt: str, seed: int) -> float:
-        """The confidence that as large a share of pictures does not exceed as prompt and seed say: f inverted."""
+        """Return the confidence at the quantile of prompt and seed: f inverted."""
         share = quantile_of(prompt, seed)
         thresholds, shares = zip(*self._deferral, strict=True)
         above = min(max(bisect_left(shares, share), 1), len(shares) - 1)
@@ -73,8 +73,8 @@ class EmulatedPictures:
 
 
 def stand_in_latent(width_px: int, height_px: int) -> bytes:
-    """A safetensors file as large as a Stable Diffusion latent of that size, all zeros: what matters of a latent that
-    nobody resumes is that it is stored and read."""
+    """Return a safetensors file of zeros, as large as a Stable Diffusion latent of that size. It is stored and read,
+    but never resumed."""
     shape = [1, 4, max(height_px // 8, 1), max(width_px // 8, 1)]
     size = 4 * shape[1] * shape[2] * shape[3]
     header = json.dumps({"latent": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()

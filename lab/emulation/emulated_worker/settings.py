@@ -9,8 +9,8 @@ from pentimento.settings import setting
 
 @dataclass(frozen=True)
 class EmulatedWorkerSettings:
-    """Of `python -m lab.emulation.emulated_worker`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
-    [emulated_worker]. What is not here, the fleet's file says."""
+    """Settings of `python -m lab.emulation.emulated_worker`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
+    [emulated_worker]. The fleet's file has the rest."""
 
     rpc: RpcServerSettings
     channels: RpcChannelSettings

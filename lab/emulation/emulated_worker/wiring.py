@@ -1,4 +1,4 @@
-"""Puts an emulated worker together: the real worker, but for its backend."""
+"""Build an emulated worker: the real worker with an emulated backend."""
 
 from lab.emulation.emulated_worker.backend import EmulatedBackend
 from lab.emulation.emulated_worker.model import model_cost
@@ -32,11 +32,11 @@ class EmulatedModels:
         return backend
 
     def close(self) -> None:
-        """Nothing runs beside the device."""
+        """Close nothing: no thread runs next to the device."""
 
 
 def wire(settings: EmulatedWorkerSettings) -> WorkerProcess:
-    """Call it inside the event loop that the process runs on. Raises what is wrong with the fleet's file."""
+    """Build the process, inside its event loop. Raises InvalidArgument or NotFound for the fleet's file."""
     fleet = read_fleet(settings.fleet)
     devices = fleet.devices_named(settings.devices)
     credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
@@ -44,5 +44,6 @@ def wire(settings: EmulatedWorkerSettings) -> WorkerProcess:
 
 
 def _one_batch(fleet: EmulatedFleet, devices: EmulatedDevices) -> int:
-    """Where whole requests are batched, whoever waits at a worker could not join there, and would elsewhere."""
+    """Return the credits under request batching: a waiting request could not join the running batch, but could start on
+    another worker."""
     return min(largest_batch(fleet.model(name), devices) for name in devices.models)

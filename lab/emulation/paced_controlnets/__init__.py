@@ -1,2 +1,1 @@
-"""A ControlNet service whose device is paced: real streams over ControlNets whose compute sleeps for profiled times.
-Never one of a deployment."""
+"""A paced ControlNet service: real streams over ControlNets that sleep for profiled times. Not for deployments."""

@@ -1,5 +1,4 @@
-"""`python -m lab.emulation.paced_controlnets --controlnets PACE.toml`: a ControlNet service whose compute sleeps for
-times of a pace."""
+"""Run a paced ControlNet service: `python -m lab.emulation.paced_controlnets --controlnets PACE.toml`."""
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service

@@ -1,4 +1,4 @@
-"""A ControlNet whose passes sleep for the times of a pace, and what of its residuals travels."""
+"""A ControlNet that sleeps for the times of a pace, and stamps its residuals."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import Binding, DeviceBytes
 
-# By its bytes: numpy knows no bfloat16.
+# Integer types by item size: numpy has no bfloat16.
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
 class PacedControlNet:
-    """See `controlnets.ControlNet`. Its residuals have the dims of the pace's UNet; each row of them is one number,
-    made of the condition, the latents and the timestep, so that a picture shows which residuals came."""
+    """See `controlnets.ControlNet`. Its residuals have the shapes of the pace's UNet; each row holds one number made of
+    condition, latents and timestep, so that an image shows which residuals arrived."""
 
     def __init__(self, pace: DevicePace, controlnet: ControlNetPace, digest: str, dtype: torch.dtype) -> None:
         self._pace = pace
@@ -52,8 +52,8 @@ class PacedControlNet:
 
 
 def stamped_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
-    """Return a residual to be sent of which the first element of each row is written. A device writes its residuals
-    where they are read, within its pass: what is left of them costs this machine nothing, as it would cost that one."""
+    """Return a residual to send, with only the first element of each row written. A device writes its residuals in
+    place within its pass, so the rest must cost this machine nothing."""
 
     item_bytes = tensor.dtype.itemsize
     firsts = _first_of_rows(tensor).view(_BITS[item_bytes]).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Puts a paced ControlNet process together: the real one, but for its networks."""
+"""Build a paced ControlNet process: the real one with paced networks."""
 
 import hashlib
 import time
@@ -17,8 +17,8 @@ from services.controlnet_svc.wiring import ControlNetProcess, NetworkSource, wir
 
 
 def wire_paced(settings: ControlNetSettings) -> ControlNetProcess:
-    """Call it inside the event loop that the process runs on. `--controlnets` is a pace's file. Raises what is wrong
-    with it. Half precision, as on the devices that paces are of, where none is set."""
+    """Build the process, inside its event loop. `--controlnets` names a pace's file. Raises InvalidArgument or NotFound
+    for it. The default is half precision, as on the devices that paces describe."""
     dtype = "float16" if settings.dtype == "auto" else settings.dtype
     return wire(replace(settings, device="cpu", dtype=dtype), NetworkSource(_networks, stamped_tensor))
 

@@ -1,2 +1,1 @@
-"""A worker whose device is paced: the real engine and real streams over a model whose compute sleeps for profiled
-times. Never a worker of a deployment."""
+"""A paced worker: the real engine and streams over a model that sleeps for profiled times. Not for deployments."""

@@ -1,4 +1,4 @@
-"""`python -m lab.emulation.paced_worker --model PACE.toml`: a worker whose compute sleeps for the times of a pace."""
+"""Run a paced worker: `python -m lab.emulation.paced_worker --model PACE.toml`."""
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service

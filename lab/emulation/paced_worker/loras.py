@@ -35,7 +35,7 @@ class PacedLoras:
         return ()
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
-        """Return the names of those with one of these digests."""
+        """Return the names of LoRAs by their digests."""
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:

@@ -1,5 +1,5 @@
-"""A model whose passes sleep for the times of a pace. What it predicts depends on latents and residuals alone, so that
-a picture shows which residuals came, and in which step."""
+"""A model that sleeps for the times of a pace. Its predictions depend only on latents and residuals, so that an image
+shows the step of each residual."""
 
 import hashlib
 import time
@@ -25,7 +25,7 @@ from pentimento.domain.generation import NoiseForm, Scheduler
 
 TRAIN_STEPS = 1000
 ADAPTED_LAYER = "adapted"
-# Of a picture: nobody looks at it, and encoding a large one would take this machine's time, not the device's.
+# Images are small: encoding large ones would take this machine's time, not the device's.
 PICTURE_SIDE_PX = 64
 
 
@@ -37,7 +37,7 @@ class PacedModel:
         self.dtype = dtype
         self.device = torch.device("cpu")
         self.denoiser = nn.Sequential()
-        # What paced LoRAs change.
+        # the LoRAs' target
         self._adapted = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self._adapted.weight)
         self.denoiser.add_module(ADAPTED_LAYER, self._adapted.to(dtype))
@@ -55,7 +55,7 @@ class PacedModel:
         return (1, channels, height, width)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return zeros, whatever the prompt."""
+        """Return zeros for every prompt."""
         pace = self.pace
         states = torch.zeros(1, pace.text_tokens, pace.text_width, dtype=self.dtype)
         pooled = torch.zeros(1, pace.pooled_width, dtype=self.dtype) if pace.pooled_width else None
@@ -73,7 +73,7 @@ class PacedModel:
         return Conditioning(given.states, given.pooled, sizes)
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning as it is."""
+        """Return the conditioning unchanged."""
         return conditioning
 
     def forget_time_terms(self) -> None:
@@ -95,7 +95,7 @@ class PacedModel:
             return DenoiserEncoding((inputs.latents.clone(),))
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding as it is: a UNet has one seam."""
+        """Return the encoding unchanged: a UNet has one seam."""
         return encoding
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -106,7 +106,7 @@ class PacedModel:
             return self._prediction(encoding.tensors[0], inputs.residuals)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        """Return None: nothing of it is compiled."""
+        """Return None: no part is compiled."""
         return None
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
@@ -118,7 +118,7 @@ class PacedModel:
         return pixels
 
     def decode_latent(self, latent: Tensor) -> Tensor:
-        """Take as long as the autoencoder; return a little picture of one shade."""
+        """Take as long as the autoencoder; return a small image of one shade."""
         time.sleep(self.pace.picture_s)
         shade = torch.tanh(latent.float().mean())
         return shade.expand(1, 3, PICTURE_SIDE_PX, PICTURE_SIDE_PX).contiguous()

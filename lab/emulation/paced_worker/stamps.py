@@ -11,8 +11,8 @@ from pentimento.tensors.torch_tensors import TORCH_DTYPES
 
 
 def summed_stamps(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
-    """Return the sum of the residuals' stamps (rows, 1, 1, 1), layer by layer. A device reads residuals where they lie
-    and adds them up within its pass, so nothing else of them is touched here."""
+    """Return the sum of the residuals' stamps (rows, 1, 1, 1), layer by layer. A device reads residuals in place and
+    adds them within its pass, so only the stamps are read here."""
     layers = [wire.binding.layer for wire in answers[0].tensors] if answers else []
     summed: Tensor | None = None
     for answer in answers:

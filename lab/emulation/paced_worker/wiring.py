@@ -1,4 +1,4 @@
-"""Puts a paced worker together: the real worker, but for its model."""
+"""Build a paced worker: the real worker with a paced model."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,8 +20,8 @@ from services.unet_worker.wiring import ModelSource, TorchModels
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:
-    """Call it inside the event loop that the process runs on. `--model` is a pace's file. Raises what is wrong with it,
-    and InvalidArgument for settings that a paced device has no use for."""
+    """Build the process, inside its event loop. `--model` names a pace's file. Raises InvalidArgument or NotFound for
+    it, and InvalidArgument for settings that do not apply to a paced device."""
     if settings.other_models or settings.compile not in (CompileChoice.AUTO, CompileChoice.OFF):
         raise InvalidArgument.of("other_models", "and compile must not be set: a paced device has one model")
     pace = read_pace(settings.model)
