@@ -150,7 +150,7 @@ async def test_another_controller_took_the_name_meanwhile(
     fast, _ = await opened(ledger, objects)
     await fast.add(upload_of(first), sent(first))
 
-    with pytest.raises(FailedPrecondition, match="ink stands for another LoRA"):
+    with pytest.raises(FailedPrecondition, match="ink names another LoRA"):
         await slow.add(upload_of(second), sent(second))
 
 
@@ -310,7 +310,7 @@ async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_i
     added = await uploads.add(upload_of(quick), sent(quick))
     client.let.set()
 
-    with pytest.raises(FailedPrecondition, match="ink stands for another LoRA"):
+    with pytest.raises(FailedPrecondition, match="ink names another LoRA"):
         await late
     assert uploads.adapters == (added,)
     assert added.object is not None and list(objects.keys()) == [added.object.key]
