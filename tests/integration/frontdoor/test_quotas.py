@@ -188,7 +188,7 @@ async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(su
 
     for read, count in ((forgotten_now, 0), (record, 1)):
         open_objects(f"file://{suite.folder / 'objects'}").delete(record.result.image.key)
-        with pytest.raises(NotFound, match="not kept"):
+        with pytest.raises(NotFound, match="no longer stored"):
             await parts.results.load(read)
         assert missing_pictures() - before == count
 
