@@ -316,6 +316,7 @@ async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, 
     assert keys == {"peer ipv4:127.0.0.1"}
 
 
+@pytest.mark.slow  # counts the memory of its whole process
 async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_collection(tmp_path: Path) -> None:
     """asyncio's own bound is 256 KiB each, and its frames hold what a handshake that failed has left."""
     pair = Authority(tmp_path, "authority").issue("server")

@@ -119,6 +119,7 @@ async def test_where_clients_must_show_a_certificate_they_must_over_http_too(gua
         assert (await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)).status_code == 200
 
 
+@pytest.mark.slow  # counts the memory of its whole process
 async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
     address = ("127.0.0.1", int(guarded.url.rpartition(":")[2]))
     async with guarded.http() as http:

@@ -22,6 +22,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
+from tests.support.logged import said_by
 
 FAST = RegistrationTiming(
     retries=Backoff(0.001, 0.004), call_timeout_s=120.0, close_timeout_s=120.0, min_interval_s=0.001
@@ -157,7 +158,9 @@ async def test_a_superseded_replica_asks_for_its_place_back_without_end(caplog: 
 
     await running(controller, says("register", "report", "register", "register", "register", "report"))
 
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    errors = [
+        one.getMessage() for one in said_by("pentimento.clients.registration", caplog) if one.levelname == "ERROR"
+    ]
     assert errors == ["the controller rejects this replica (REPLICA_SUPERSEDED): a newer start is live"]
 
 

@@ -7,6 +7,7 @@ import pytest
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.files.adapter_registry import read_adapters
+from tests.support.logged import said_by
 
 DIGEST, BASE = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 NEON: dict[str, Any] = {"name": "neon", "kind": "lora", "family": "sd", "path": "neon", "digest": DIGEST}
@@ -76,7 +77,9 @@ def test_read_adapters_missing_directory_is_skipped_where_it_may_be(
     found = read_adapters(file, skip_missing=True)
 
     assert set(found) == {"neon"}
-    assert [record.getMessage() for record in caplog.records] == [f"gone is skipped: it has no directory in {tmp_path}"]
+    assert [record.getMessage() for record in said_by("pentimento.files.adapter_registry", caplog)] == [
+        f"gone is skipped: it has no directory in {tmp_path}"
+    ]
 
 
 def test_read_adapters_of_other_kinds_are_passed_over(tmp_path: Path) -> None:

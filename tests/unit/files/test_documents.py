@@ -8,6 +8,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.documents import document_from_json, document_to_json, json_files, read_document
+from tests.support.logged import said_by
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def test_json_files_missing_directory_is_skipped(tmp_path: Path, caplog: pytest.
     (tmp_path / "there.json").touch()
 
     assert json_files([tmp_path / "selector", tmp_path]) == [tmp_path / "there.json"]
-    assert [record.getMessage() for record in caplog.records] == [f"no directory {tmp_path}/selector: it is skipped"]
+    assert [record.getMessage() for record in said_by("pentimento.files.documents", caplog)] == [
+        f"no directory {tmp_path}/selector: it is skipped"
+    ]
 
 
 def test_directories_stand_for_their_json_files_in_order(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+from tests.support.logged import said_by
 
 INFO = LoadedModelInfo(
     family="stable_diffusion",
@@ -153,7 +154,7 @@ def test_checkpoints_missing_model_is_skipped_where_it_may_be(
     named = checkpoints(settings(directory, other_models=others, skip_missing=SkipMissing.OTHERS))
 
     assert list(named) == ["sd"]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in said_by("services.unet_worker.models.model_card", caplog)] == [
         f"skipped, no such directory: {directory.parent}/gone"
     ]
 
