@@ -31,7 +31,6 @@ Edit = Callable[[Utterance, np.random.Generator], Utterance]
 
 THRESHOLDS = (0.65, 0.75, 0.85, 0.90, 0.95)
 DIFFUSIONDB_SHARES = (0.74, 0.61, 0.50, 0.43, 0.32)
-# Of prompts nearer than 0.65: how many are at most so many requests younger than their nearest previous one.
 SAME = 0.999
 SHARES_OF_AGES = (0.0, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 1.0)
 ROUNDS = 4

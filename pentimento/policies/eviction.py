@@ -5,21 +5,14 @@ records and ranks as columns of its rows.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
-from pentimento.domain.access import AccessRecord, EvictionRule, FifoRule, Rank
-from pentimento.policies.eviction_rules import (
-    EVICTION_NAMES,
-    LcbfuRule,
-    eviction_rule,
-)
+from pentimento.domain.access import AccessRecord, EvictionRule, Rank
+from pentimento.policies.eviction_rules import eviction_rule
 
 Item = Hashable
 
-# Where nobody says how many items a cache takes.
-_USUAL_CAPACITY_COUNT = 10_000
 _SPARE_ENTRIES = 64
 
 
@@ -130,20 +123,6 @@ class EvictionQueue:
             heapq.heapify(self._heap)
 
 
-class Fifo(EvictionQueue):
-    """First in, first out: the oldest goes first, used or not."""
-
-    def __init__(self) -> None:
-        super().__init__(FifoRule())
-
-
-class Lcbfu(EvictionQueue):
-    """Least computationally beneficial and frequently used (NIRVANA, section 5.4)."""
-
-    def __init__(self, first_frequency: float = 1.0) -> None:
-        super().__init__(LcbfuRule(first_frequency))
-
-
 def open_eviction(name: str, capacity_count: int, *, hits_add: bool = False) -> EvictionQueue:
     """Return an empty order under the rule of that name, as in `eviction_rule`.
 
@@ -159,8 +138,3 @@ def make_room(eviction: Eviction, new_count: int, capacity_count: int) -> list[I
     """
     surplus = len(eviction) + new_count - capacity_count
     return [eviction.pop() for _ in range(min(max(surplus, 0), len(eviction)))]
-
-
-EVICTIONS: Mapping[str, Callable[[], Eviction]] = {
-    name: partial(open_eviction, name, _USUAL_CAPACITY_COUNT) for name in EVICTION_NAMES
-}

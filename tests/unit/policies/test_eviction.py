@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.access import AccessRecord, EvictionRule
-from pentimento.policies.eviction import EVICTIONS, EvictionQueue, Fifo, Lcbfu, make_room, open_eviction
-from pentimento.policies.eviction_rules import EVICTION_NAMES, AgedBenefit, eviction_rule
+from pentimento.policies.eviction import EvictionQueue, make_room, open_eviction
+from pentimento.policies.eviction_rules import EVICTION_NAMES, AgedBenefit, LcbfuRule, eviction_rule
 
 STEPS = (5, 10, 15, 20, 25)
 SIZES = (1, 100, 4096)
@@ -120,7 +120,7 @@ def drained(queue: EvictionQueue) -> list[Hashable]:
 
 
 def test_fifo_lets_the_oldest_go_however_much_it_was_used() -> None:
-    queue = Fifo()
+    queue = open_eviction("fifo", CAPACITY)
     for item in "abc":
         queue.add(item, 5)
     queue.use("a")
@@ -148,7 +148,7 @@ def test_lfu_lets_go_what_was_used_least_and_of_equals_what_was_used_earlier() -
 
 
 def test_lcbfu_lets_go_what_saves_least() -> None:
-    queue = Lcbfu()
+    queue = open_eviction("lcbfu", CAPACITY)
     queue.add("often", 5)
     queue.add("deep", 25)
     queue.add("shallow", 10)
@@ -160,7 +160,7 @@ def test_lcbfu_lets_go_what_saves_least() -> None:
 
 def test_the_papers_example_keeps_the_deep_latent() -> None:
     """100 uses at K = 25 against 200 at K = 5 (NIRVANA, section 5.4)."""
-    queue = Lcbfu(first_frequency=0.0)
+    queue = EvictionQueue(LcbfuRule(first_frequency=0.0))
     for item, steps, count in (("i", 25, 100), ("j", 5, 200)):
         queue.add(item, steps)
         for _ in range(count):
@@ -237,13 +237,13 @@ def test_where_all_add_an_item_lives_on_when_another_of_its_entry_is_used() -> N
     assert queue.record("b5").use_count == 0
 
 
-@pytest.mark.parametrize("name", EVICTIONS)
+@pytest.mark.parametrize("name", EVICTION_NAMES)
 def test_nothing_to_evict_is_a_key_error(name: str) -> None:
     with pytest.raises(KeyError):
-        EVICTIONS[name]().pop()
+        open_eviction(name, CAPACITY).pop()
 
 
-@pytest.mark.parametrize("name", EVICTIONS)
+@pytest.mark.parametrize("name", EVICTION_NAMES)
 def test_what_is_gone_is_forgotten_and_what_came_again_is_new(name: str) -> None:
     queue = open_eviction(name, CAPACITY)
     for item in ("a", "b", "c", "a"):
@@ -259,7 +259,7 @@ def test_what_is_gone_is_forgotten_and_what_came_again_is_new(name: str) -> None
 
 def test_a_queue_keeps_its_order_and_its_memory_through_many_uses() -> None:
     """Void entries are at most as many as the live ones, and 64."""
-    queue, sizes = Lcbfu(), set()
+    queue, sizes = open_eviction("lcbfu", CAPACITY), set()
     queue.add("busy", 5)
     queue.add("idle", 5)
     for _ in range(1000):
@@ -271,7 +271,7 @@ def test_a_queue_keeps_its_order_and_its_memory_through_many_uses() -> None:
 
 
 def test_a_queue_forgets_what_was_removed() -> None:
-    queue = Lcbfu()
+    queue = open_eviction("lcbfu", CAPACITY)
     for item in range(100):
         queue.add(item, 5)
     for item in range(100):
@@ -281,7 +281,7 @@ def test_a_queue_forgets_what_was_removed() -> None:
 
 
 def test_fifo_pushes_nothing_when_an_item_is_used() -> None:
-    queue = Fifo()
+    queue = open_eviction("fifo", CAPACITY)
     queue.add("a", 5)
     for _ in range(10):
         queue.use("a")
@@ -289,9 +289,10 @@ def test_fifo_pushes_nothing_when_an_item_is_used() -> None:
     assert len(queue._heap) == 1
 
 
-@pytest.mark.parametrize(("queue", "first"), [(Lcbfu(), "once"), (Lcbfu(first_frequency=3.0), "often")])
-def test_how_much_an_item_counts_before_its_first_use_may_be_set(queue: Lcbfu, first: str) -> None:
+@pytest.mark.parametrize(("rule", "first"), [(LcbfuRule(), "once"), (LcbfuRule(first_frequency=3.0), "often")])
+def test_how_much_an_item_counts_before_its_first_use_may_be_set(rule: LcbfuRule, first: str) -> None:
     """10 against 4 + 12 where an item counts once at first, 30 against 12 + 12 where it counts three times."""
+    queue = EvictionQueue(rule)
     queue.add("once", 10)
     queue.add("often", 4)
     for _ in range(3):
@@ -305,7 +306,7 @@ def test_how_much_an_item_counts_before_its_first_use_may_be_set(queue: Lcbfu, f
 )
 def test_room_is_made_before_what_is_new_comes(held: int, new: int, gone: list[int]) -> None:
     """In a cache of five."""
-    queue = Fifo()
+    queue = open_eviction("fifo", CAPACITY)
     for item in range(held):
         queue.add(item, 5)
 
