@@ -1,5 +1,5 @@
-"""A frame around a compressed safetensors file. A file that is not compressed has no frame: the library's own header
-says what it holds.
+"""Read the frame around a compressed safetensors file, as earlier versions wrote it. A file that is not compressed has
+no frame: the library's own header says what it holds.
 
     "PLAT"        4 bytes; as the first bytes of a safetensors file they would announce a header of 1.4 GB
     version       1 byte, 1
@@ -16,17 +16,10 @@ MAGIC = b"PLAT"
 _HEAD = struct.Struct("<4sBBHI")
 _VERSION = 1
 _DEFLATE = 1
-# Level 6 takes longer and leaves as many bytes: `benchmarks.latent_storage`.
-_LEVEL = 1
 
 
 class UnknownLatentFormat(ValueError):
     """A stored latent in a format that this version does not know. Its bytes may be sound."""
-
-
-def deflated(file: bytes) -> bytes:
-    """Return the file, compressed, in a frame."""
-    return _HEAD.pack(MAGIC, _VERSION, _DEFLATE, 0, len(file)) + zlib.compress(file, _LEVEL)
 
 
 def framed_file(data: bytes, most_bytes: int) -> bytes:

@@ -1,9 +1,9 @@
-"""Latents as stored bytes: one safetensors tensor at unit variance, perhaps in half precision, perhaps compressed.
+"""Latents as stored bytes: one safetensors tensor at unit variance, perhaps in half precision.
 
 Stored exactly and resumed by the same sampler, the remaining steps give the bits of an uninterrupted run with DDIM, and
-stay within 1e-4 of it with Euler, whose own scale costs one rounding each way. What half precision costs of the final
-picture, and what compression saves, is measured by `benchmarks.latent_storage`. Whatever a latent was stored as is
-read: the bytes say it themselves.
+stay within 1e-4 of it with Euler, whose own scale costs one rounding each way. `benchmarks.latent_storage` measures
+what half precision costs of the final image. Latents that earlier versions stored as bfloat16 or compressed are read:
+the bytes say what they are.
 """
 
 import math
@@ -15,43 +15,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pentimento.diffusion.latent_frames import UnknownLatentFormat, deflated, framed_file
+from pentimento.diffusion.latent_frames import UnknownLatentFormat, framed_file
 
 _NAME = "latent"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WIDEST_ITEM_BYTES = 4
 _MAX_HEADER_BYTES = 4096
-_DEFLATE = "-deflate"
 
 
 class LatentFormat(Enum):
-    """What a latent is stored as: in the precision that the engine computes in, or in half of float32; compressed or
-    not."""
+    """What a latent is stored as: in the precision that the engine computes in, or float32 as float16."""
 
     EXACT = "exact"
-    EXACT_DEFLATE = "exact-deflate"
     FLOAT16 = "float16"
-    FLOAT16_DEFLATE = "float16-deflate"
-    BFLOAT16 = "bfloat16"
-    BFLOAT16_DEFLATE = "bfloat16-deflate"
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The element type that float32 is stored as; None for as it is."""
-        name = self.value.removesuffix(_DEFLATE)
-        return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name)
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the file is compressed."""
-        return self.value.endswith(_DEFLATE)
 
 
 def latent_to_bytes(latent: Tensor, format: LatentFormat = LatentFormat.EXACT) -> bytes:
     """Return a latent (1, channels, height, width) as stored bytes. One that half precision cannot hold is kept as it
     is, and so is one that has half precision already."""
-    file = bytes(save({_NAME: _narrowed(latent.detach().cpu(), format.dtype).contiguous()}))
-    return deflated(file) if format.is_compressed else file
+    own = latent.detach().cpu()
+    return bytes(save({_NAME: (own if format is LatentFormat.EXACT else _narrowed(own)).contiguous()}))
 
 
 def latent_from_bytes(data: bytes, shape: Sequence[int]) -> Tensor:
@@ -74,8 +57,8 @@ def latent_from_bytes(data: bytes, shape: Sequence[int]) -> Tensor:
     return latent
 
 
-def _narrowed(latent: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None or latent.dtype is not torch.float32:
+def _narrowed(latent: Tensor) -> Tensor:
+    if latent.dtype is not torch.float32:
         return latent
-    narrow = latent.to(dtype)
+    narrow = latent.to(torch.float16)
     return narrow if torch.isfinite(narrow).all() else latent

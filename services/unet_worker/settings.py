@@ -47,14 +47,10 @@ class KernelChoice(Enum):
 
 
 class LatentFormatChoice(Enum):
-    """`exact`: in the precision that the model runs in; the others: float32 in half precision, `deflate` compressed."""
+    """`exact`: in the precision that the model runs in; `float16`: float32 in half precision."""
 
     EXACT = "exact"
-    EXACT_DEFLATE = "exact-deflate"
     FLOAT16 = "float16"
-    FLOAT16_DEFLATE = "float16-deflate"
-    BFLOAT16 = "bfloat16"
-    BFLOAT16_DEFLATE = "bfloat16-deflate"
 
 
 class SkipMissing(Enum):
