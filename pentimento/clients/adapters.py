@@ -11,12 +11,12 @@ from pentimento.domain.adapters import Adapter, LoraUpload
 from pentimento.wire.codec import decode, nested
 
 CHUNK_BYTES = 1 << 20
-# Of an upload: a file of 4 GiB at 10 MB/s.
+# Deadline of an upload: a file of 4 GiB at 10 MB/s.
 UPLOAD_TIMEOUT_S = 600.0
 
 
 class AdapterRegistryClient:
-    """Calls the controller's registry of LoRAs."""
+    """Call the controller's registry of LoRAs."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = AdapterRegistryServiceStub(channel)
@@ -24,8 +24,8 @@ class AdapterRegistryClient:
     async def add_lora(
         self, upload: LoraUpload, chunks: Iterable[bytes], timeout_s: float = UPLOAD_TIMEOUT_S
     ) -> Adapter:
-        """Add a LoRA, with its file in chunks of at most `CHUNK_BYTES`, and return it as it is served. Raises
-        InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
+        """Add a LoRA, with its file in chunks of at most `CHUNK_BYTES`, and return it as served. Raises
+        InvalidArgument with field and limit, FailedPrecondition NAME_TAKEN."""
 
         async def messages() -> AsyncIterator[pb.AddLoraRequest]:
             yield pb.AddLoraRequest(upload=nested(upload, pb.LoraUpload))
@@ -38,12 +38,12 @@ class AdapterRegistryClient:
         return decode(answer.adapter, Adapter)
 
     async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
-        """Return those that were uploaded, ordered by name."""
+        """Return the uploaded LoRAs, ordered by name."""
         with domain_errors():
             answer = await self._stub.ListLoras(pb.ListLorasRequest(), timeout=timeout_s)
         return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def remove_lora(self, name: str, timeout_s: float | None = None) -> None:
-        """Take a LoRA away. Raises NotFound."""
+        """Remove a LoRA. Raises NotFound."""
         with domain_errors():
             await self._stub.RemoveLora(pb.RemoveLoraRequest(name=name), timeout=timeout_s)

@@ -18,10 +18,10 @@ from pentimento.wire.codec import decode, encode, nested
 
 
 class ControllerClient:
-    """Calls the controller: registration, heartbeats, plans and the fleet.
+    """Call the controller: registration, heartbeats, plans and the fleet.
 
-    With several channels it calls one. Where that one is away, answers Unavailable (a standby does) or not in time, it
-    turns to the next: the caller's next try goes there, and plans are no longer heard from the former.
+    With several channels it calls one of them. After Unavailable, which a standby answers too, or a timeout it turns to
+    the next one: the caller's next try goes there, and the stream of plans ends.
     """
 
     def __init__(self, *channels: grpc.aio.Channel) -> None:
@@ -36,18 +36,18 @@ class ControllerClient:
             return decode(await self._stubs[turn].Register(request, timeout=timeout_s), ReplicaLease)
 
     async def report(self, report: ReplicaReport, timeout_s: float | None = None) -> int:
-        """Send a heartbeat and return the leader's epoch. NotFound asks the replica to register anew."""
+        """Send a heartbeat and return the leader's epoch. NotFound asks the replica to register again."""
         with self._turning() as turn:
             return (await self._stubs[turn].Report(encode(report, pb.ReportRequest), timeout=timeout_s)).leader_epoch
 
     async def deregister(self, instance_id: str, generation: int, timeout_s: float | None = None) -> None:
-        """Take the replica out of the fleet."""
+        """Remove the replica from the fleet."""
         request = pb.DeregisterRequest(instance_id=instance_id, generation=generation)
         with self._turning() as turn:
             await self._stubs[turn].Deregister(request, timeout=timeout_s)
 
     async def watch_plan(self, instance_id: str, have: PlanVersion | None = None) -> AsyncIterator[Plan]:
-        """Yield the plan in force, then each newer one; `have` leaves out what the caller holds already."""
+        """Yield the plan in force, then each newer one; a plan `have`, which the caller has, is skipped."""
         version = encode(have, generation_pb2.PlanVersion) if have else None
         with self._turning() as turn:
             call = self._stubs[turn].WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version))
@@ -69,7 +69,7 @@ class ControllerClient:
 
     @contextmanager
     def _turning(self) -> Iterator[int]:
-        """The number of the controller to call; errors leave as the domain's."""
+        """Yield the index of the controller to call; raise domain errors."""
         turn = self._turn
         try:
             with domain_errors():

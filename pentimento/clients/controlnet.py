@@ -30,21 +30,22 @@ from pentimento.wire.tensors import Binding, Dtype, known_dtype, size_of
 logger = logging.getLogger(__name__)
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
-# What answers by a line are bound to, whose layers are told when the stream is opened.
+# The binding of answers by a line; the stream's opening has the layers.
 ANSWER_LAYER = "residuals"
-# Of one answer: more than any network's residuals take, and no more than a machine has.
+# The largest answer: more than any network's residuals, less than a machine's memory.
 MAX_RESIDUAL_BYTES = 1 << 30
 MAX_LAYERS = 256
-# A replica that does not answer a step by a line for so long is lost.
+# A replica without an answer by a line for this time is lost.
 SILENT_AFTER_S = 30.0
 
 
 @dataclass(frozen=True)
 class ResidualStreamRequest:
-    """What a stream of residuals is opened with; its tensors are bound by `ResidualStream`. `states` has a row for each
-    half of the guidance that the latents carry; a lone one is the conditional one, unless `unconditional`.
-    `latent_dims` are (channels, height, width); `encoded` is the conditioning image as latents, for families whose
-    ControlNets see those."""
+    """The opening of a stream of residuals; `ResidualStream` binds its tensors.
+
+    `states` has a row per guidance half in the latents; a single one is conditional unless `unconditional`.
+    `latent_dims` are (channels, height, width); `encoded` is the conditioning image as latents, for families with
+    ControlNets on latents (SD3)."""
 
     attempt: Attempt
     controlnet: ControlNetSelection = field(repr=False)
@@ -69,7 +70,7 @@ class ResidualStreamRequest:
         return pb.GUIDANCE_MODE_UNCONDITIONAL_ONLY if self.unconditional else pb.GUIDANCE_MODE_CONDITIONAL_ONLY
 
     def tensors(self) -> list[tuple[str, OutgoingTensor]]:
-        """Return those there are, by the contract's fields."""
+        """Return the present tensors by field of the contract."""
         named = (
             ("text_states", self.states),
             ("pooled_states", self.pooled),
@@ -80,9 +81,10 @@ class ResidualStreamRequest:
 
 
 class ControlNetClient:
-    """Calls a replica of the ControlNet service. `directory` is where memory is shared with it, None for chunks; with
-    `lined` steps go by lines through that memory where the replica makes them, and `listener` hears their answers, by
-    default the event loop."""
+    """Call a replica of the ControlNet service.
+
+    `directory`: folder of the shared memory, None for chunks. `lined`: send steps by lines through that memory if the
+    replica supports it; `listener` reads their answers, by default the event loop."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class ControlNetClient:
         self._directory = directory
 
     async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
-        """Yield what the replica takes and serves, on each change and every second."""
+        """Yield the replica's credits and ControlNets, on each change and every second."""
         call = self._stub.WatchCredits(pb.WatchCreditsRequest())
         try:
             with domain_errors():
@@ -110,8 +112,7 @@ class ControlNetClient:
     async def open_stream(
         self, request: ResidualStreamRequest, stream_epoch: int, timeout_s: float
     ) -> "ResidualStream":
-        """Return an open stream. Raises what the replica refuses it for, and Unavailable where it does not answer in
-        time."""
+        """Return an open stream. Raises the replica's error; Unavailable after a timeout."""
         call, directory = self._stream_residuals(), self._directory
         stream = ResidualStream(call, request, stream_epoch, directory, self._lined, self._listener)
         try:
@@ -126,7 +127,7 @@ class ControlNetClient:
         return stream
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Have ControlNets loaded ahead of need; return what the replica holds then. Raises NotFound."""
+        """Load ControlNets ahead of need; return the replica's loaded ones. Raises NotFound."""
         with domain_errors():
             answer = await self._stub.Prefetch(pb.PrefetchRequest(controlnets=names), timeout=timeout_s)
         return tuple(answer.resident_controlnets)
@@ -140,7 +141,7 @@ class ControlNetClient:
 def residual_calls(
     channel: grpc.aio.Channel,
 ) -> "grpc.aio.StreamStreamMultiCallable[pb.StreamResidualsRequest, pb.StreamResidualsResponse]":
-    """Return what calls StreamResiduals, and reads chunks of residuals by hand: the stub's copies each four times."""
+    """Return the call of StreamResiduals, which parses chunks by hand: the stub's parser copies each four times."""
     answer = pb.StreamResidualsResponse
     return channel.stream_stream(
         f"/{FULL_NAME}/StreamResiduals",
@@ -150,11 +151,10 @@ def residual_calls(
 
 
 class ResidualStream(MayBeLined):
-    """One stream: a step's latents go out, its residuals come back, in the order of the steps. A step may be asked for
-    while the one before it is under way. On the event loop only, but for what says otherwise.
+    """Send the latents of steps and receive their residuals, in the order of the steps; on the event loop only, except
+    where a method says otherwise. A step may be sent while the previous one is running.
 
-    Between processes of one host steps go by a line, where both ends could open it; what ends the stream comes by the
-    stream itself."""
+    Between processes of one host steps use a line if both ends could open it; errors arrive on the stream itself."""
 
     def __init__(
         self,
@@ -174,14 +174,14 @@ class ResidualStream(MayBeLined):
         self._receiver = TensorReceiver()
         self._shapes: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = ()
         self._digest = ""
-        # Of what came in slots, by step.
+        # Residuals received in slots, by step.
         self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
         self._may_be_lined = lined
-        # Called on the event loop when residuals may have come by the line, or none will come any more.
+        # Called on the event loop when residuals may have arrived by the line, or the line ended.
         self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
-        """Open it. Raises what the replica refuses it for."""
+        """Open the stream. Raises the replica's error."""
         request = self._request
         message = pb.OpenStream(
             attempt=nested(request.attempt, generation_pb2.Attempt),
@@ -209,17 +209,16 @@ class ResidualStream(MayBeLined):
         await self._opened(await self._stream.read("opened"))
 
     async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
-        """Return a step's residuals by layer, as bound. Those in shared memory are valid until the next step
-        is asked for.
+        """Return a step's residuals by layer. Residuals in shared memory are valid until the next step is sent.
 
-        Raises what the replica ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
+        Raises the error that ends the stream; Aborted (STALE_FRAME) for an answer to another step.
         """
         await self.ask(step_index, timestep, latents, step_index)
         return await self.take(step_index)
 
     async def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
-        """Send a step's latents. Of what came before, residuals of steps before `keeps_from` are given up: others may
-        lie in their memory from now on. One call at a time. Raises what the replica ends the stream with."""
+        """Send a step's latents, one call at a time. Frees the memory of residuals of steps before `keeps_from`. Raises
+        the error that ends the stream."""
         if self._line is not None:
             return self.ask_now(step_index, timestep, latents, keeps_from)
         binding = self._binding(step_index, "latent", self._request.base_model_digest)
@@ -232,21 +231,20 @@ class ResidualStream(MayBeLined):
             await self._stream.send(pb.StreamResidualsRequest(chunk=chunk.message()))
 
     def ask_now(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
-        """Do as `ask` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
+        """Send like `ask`, by the line and on any thread. Raises Unavailable if the line accepts nothing."""
         line = self._line
         if line is None:
             raise Unavailable("CONTROLNET_GONE", "this stream has no line")
         line.ask(step_index, timestep, latents, keeps_from)
 
     async def take(self, step_index: int) -> ReceivedTensors:
-        """Return the residuals of the first step that was asked for and not taken yet, as `residuals` does. One call at
-        a time."""
+        """Return the residuals of the first sent step that is not taken yet, like `residuals`. One call at a time."""
         if self._line is not None:
             return await self._line.of(step_index)
         return await self._take(step_index, (await self._stream.read("residuals")).residuals)
 
     def close(self, *, in_order: bool = False) -> None:
-        """End the stream at once; `in_order` where nothing uses its residuals any more and none are under way."""
+        """End the stream immediately; `in_order`: no residuals are in use or running."""
         line, self._line = self._line, None
         if line is not None:
             in_order = in_order and line.idle
@@ -271,7 +269,7 @@ class ResidualStream(MayBeLined):
         with judging_answers():
             self._shapes = _shapes(opened)
         region = opened.region if opened.HasField("region") else None
-        # Its pages are made present, which takes some milliseconds for a large one: no time of the event loop's.
+        # Touching all pages takes milliseconds for a large region: not on the event loop.
         self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
         if told is not None:
             await self._stream.send(pb.StreamResidualsRequest(region_opened=told))
@@ -279,7 +277,7 @@ class ResidualStream(MayBeLined):
                 self._open_line(opened.line)
 
     def _open_line(self, told: tensor_pb.StepLine) -> None:
-        """Steps go by the stream where the line is not there."""
+        """Open the line; without it steps use the stream."""
         assert self._directory is not None
         base = self._request.base_model_digest
         try:
@@ -321,8 +319,8 @@ class ResidualStream(MayBeLined):
 
 
 def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:
-    """What each answer's tensors have to be. Raises InvalidArgument for more than any network's, and for an element
-    type that this end does not know."""
+    """Return the expected tensors of each answer. Raises InvalidArgument for more than any network has, and for an
+    unknown element type."""
     told = opened.shapes[: MAX_LAYERS + 1]
     shapes = tuple((shape.layer, known_dtype(shape.dtype, list(Dtype)), tuple(shape.dims)) for shape in told)
     total = sum(size_of(dtype, dims) for _, dtype, dims in shapes)

@@ -15,12 +15,12 @@ from pentimento.domain.foresight import PromptForesight
 from pentimento.wire.codec import decode, encode, nested
 
 AttemptKey = tuple[str, int]
-# The reason of an answer by another discriminator than is meant.
+# The reason if another discriminator answers than the expected one.
 OTHER_DISCRIMINATOR = "OTHER_DISCRIMINATOR"
 
 
 class DiscriminatorClient:
-    """Calls a discriminator, which says how likely light images are to pass for real ones (DiffServe, section 3.2)."""
+    """Call a discriminator, which scores how likely light images pass for real ones (DiffServe, section 3.2)."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = DiscriminatorServiceStub(channel)
@@ -33,12 +33,12 @@ class DiscriminatorClient:
         prompts: Mapping[AttemptKey, Embedding] | None = None,
         digest: str = "",
     ) -> dict[AttemptKey, float]:
-        """Return the confidence, 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes, with
-        its prompt's embedding, which discriminators that read prompts need; all of one encoder. `digest`: of the
-        discriminator that is meant; empty for any.
+        """Return the confidence, 0..1, of each image: (request id, fencing token) and PNG, JPEG or WebP bytes, with the
+        prompt's embedding for discriminators that read prompts, all of one encoder. `digest`: the expected
+        discriminator, empty for any.
 
-        Raises Internal when the answer leaves one out or holds something that is no share, and FailedPrecondition
-        OTHER_DISCRIMINATOR where another one answers than is meant.
+        Raises Internal for a missing or invalid confidence, FailedPrecondition OTHER_DISCRIMINATOR if another
+        discriminator answers.
         """
         request = pb.ScoreRequest(cascade=cascade)
         for (request_id, token), image in images:
@@ -58,8 +58,9 @@ class DiscriminatorClient:
     async def foresee(
         self, cascade: str, prompt: Embedding, timeout_s: float | None = None, digest: str = ""
     ) -> PromptForesight:
-        """Return what the prompt tells by itself; `digest` as for `score`. Raises FailedPrecondition NO_PROMPT_HEAD for
-        a discriminator of pictures alone and OTHER_DISCRIMINATOR, and Internal for an answer that is none."""
+        """Return the prediction from the prompt alone; `digest` as for `score`. Raises FailedPrecondition
+        NO_PROMPT_HEAD for a discriminator without a prompt head, OTHER_DISCRIMINATOR like `score`, Internal for an
+        invalid answer."""
         entry = pb.PromptToForesee(prompt=nested(prompt, embedder_pb.Embedding))
         request = pb.ForeseeRequest(cascade=cascade, prompts=[entry])
         with domain_errors():
@@ -80,7 +81,7 @@ class DiscriminatorClient:
 
 
 def _check_digest(meant: str, answered: str) -> None:
-    """Thresholds that were planned by one discriminator's scores say nothing of another's."""
+    """Raise FailedPrecondition for another digest: thresholds hold only for the scores that they were planned with."""
     if meant and answered != meant:
         message = f"the discriminator that answers is {answered[:80]}, the plan's is {meant}"
         raise FailedPrecondition(OTHER_DISCRIMINATOR, message)

@@ -12,8 +12,9 @@ from pentimento.wire.codec import decode
 
 
 class EmbedderClient:
-    """Calls an embedder. Text and image embeddings. `timeout_s` None means the channel's default deadline; the embedder
-    remembers what it computed for callers of the same `memo_partition` (the tenant) only."""
+    """Call an embedder for embeddings of texts and images.
+
+    `timeout_s` None means the channel's default deadline. The embedder memoizes per `memo_partition` (the tenant)."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = EmbedderServiceStub(channel)

@@ -19,7 +19,7 @@ from pentimento.wire.codec import decode, encode, nested
 
 
 class GatewayClient:
-    """Calls the gateway: lookup, and the writing of entries as reserve, commit or release."""
+    """Call the gateway: look up entries; write them by reserve, then commit or release."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = VectordbGatewayServiceStub(channel)
@@ -32,9 +32,8 @@ class GatewayClient:
         timeout_s: float | None = None,
         repeat_key: str = "",
     ) -> LookupAnswer:
-        """Return where each of the candidates would start and why, in their order. `quality`: share of the from-scratch
-        quality asked for, 0..1; None means the deployment's. `repeat_key`: digest of the request's
-        prompt and seed."""
+        """Return the start of each candidate and its reason, in order. `quality`: requested share of the from-scratch
+        quality, 0..1, None for the deployment's default. `repeat_key`: digest of the request's prompt and seed."""
         request = pb.LookupRequest(
             candidates=[nested(candidate, pb.LookupCandidate) for candidate in candidates],
             text_embedding=nested(embedding, embedder_pb.Embedding),
@@ -47,7 +46,7 @@ class GatewayClient:
     async def neighbours(
         self, candidate: LookupCandidate, embedding: Embedding, limit_count: int, timeout_s: float | None = None
     ) -> tuple[Neighbour, ...]:
-        """Return the nearest entries that a lookup for the candidate would choose among, near enough or not."""
+        """Return the nearest entries of a lookup for the candidate, also below the threshold."""
         request = pb.ListNeighboursRequest(
             candidate=nested(candidate, pb.LookupCandidate),
             text_embedding=nested(embedding, embedder_pb.Embedding),
@@ -70,11 +69,11 @@ class GatewayClient:
         light: bool = False,
         tenant_cache_bytes: int | None = None,
     ) -> CacheGrant | None:
-        """Ask for a grant to store what the attempt captures, None when the cache takes nothing of it.
+        """Request a grant to store an attempt's latents and image; None if the cache needs neither.
 
-        The attempt starts at `start_step` and has `ancestor_depth` ancestors. The gateway chooses what is kept, the
+        The attempt starts at `start_step` and has `ancestor_depth` ancestors. The gateway chooses what is stored, the
         image only with `keeps_image`. `start_kind`: noise, latent or image. `light`: for a stage of a cascade that
-        another one may follow. `tenant_cache_bytes`: limit of all that the cache keeps of the tenant.
+        another one may follow. `tenant_cache_bytes`: limit of the tenant's bytes in the cache.
         """
         request = pb.ReserveRequest(
             scope=nested(scope, pb.CacheScope),
@@ -101,7 +100,7 @@ class GatewayClient:
         timeout_s: float | None = None,
         repeat_key: str = "",
     ) -> str:
-        """Make what was captured findable and return the entry's id; the same for a repeated call."""
+        """Make the stored objects findable and return the entry's id; a repeated call returns the same."""
         request = pb.CommitRequest(
             grant_id=captured.grant_id,
             attempt=nested(attempt, generation_pb2.Attempt),
@@ -116,7 +115,7 @@ class GatewayClient:
             return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
 
     async def release(self, grant_id: str, timeout_s: float | None = None) -> None:
-        """Give a grant back: nothing of it enters the cache."""
+        """Return a grant unused: nothing enters the cache."""
         with domain_errors():
             await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
 
@@ -127,7 +126,7 @@ class GatewayClient:
             await self._stub.ReportBadObject(request, timeout=timeout_s)
 
     async def report_start(self, key: str, *, from_image: bool, taken: bool, timeout_s: float | None = None) -> None:
-        """Report what a worker made of the latent or image of that key, which a lookup gave as a start."""
+        """Report the outcome of a start from the latent or image of a key, which a lookup returned."""
         request = pb.ReportStartRequest(key=key, from_image=from_image, taken=taken)
         with domain_errors():
             await self._stub.ReportStart(request, timeout=timeout_s)
@@ -140,8 +139,7 @@ class GatewayClient:
         duration_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        """Keep an object that the request's picture started from for so long. NotFound ANCESTOR_GONE where it is not
-        there any more."""
+        """Keep the start of a request's image for a time. NotFound ANCESTOR_GONE if it is no longer stored."""
         request = pb.PinObjectRequest(
             tenant=tenant,
             request_id=request_id,
@@ -158,17 +156,17 @@ class GatewayClient:
             await self._stub.UnpinObjects(request, timeout=timeout_s)
 
     async def forget_tenant(self, tenant: str, timeout_s: float | None = None) -> None:
-        """Delete what the cache keeps of a tenant."""
+        """Delete a tenant's entries."""
         with domain_errors():
             await self._stub.ForgetTenant(pb.ForgetTenantRequest(tenant=tenant), timeout=timeout_s)
 
     async def report_quality(self, seen: PaintedAgain, timeout_s: float | None = None) -> bool:
-        """Report a hit that was painted again. Return whether it counts, which it does once."""
+        """Report a hit that was also generated from scratch. Return whether it counts: only the first report does."""
         with domain_errors():
             return (await self._stub.ReportQuality(encode(seen, pb.ReportQualityRequest), timeout=timeout_s)).counted
 
     async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
-        """Return the thresholds of a model, and what hits by them were seen to keep."""
+        """Return a model's thresholds, and the measured quality of their hits."""
         request = pb.GetReuseQualityRequest(model_digest=model_digest)
         with domain_errors():
             answer = await self._stub.GetReuseQuality(request, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Client of a worker that computes one half of another's guidance."""
+"""Client of a peer worker that computes one half of the guidance."""
 
 import asyncio
 import logging
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HalfControlNet:
-    """A ControlNet that acts in a half, resolved, and where it is served; `encoded` is its condition as a latent, of
-    one row, for families whose ControlNets see such."""
+    """A resolved ControlNet of a half, with its address; `encoded` is its condition as a latent of one row, for
+    families with ControlNets on latents (SD3)."""
 
     selection: ControlNetSelection = field(repr=False)
     addresses: Sequence[str]
@@ -40,8 +40,7 @@ class HalfControlNet:
 
 @dataclass(frozen=True)
 class HalfStreamRequest:
-    """What a stream of predictions for the unconditional half is opened with; its tensors, of one row each, are bound
-    by `HalfStream`."""
+    """The opening of a stream of predictions for the unconditional half; `HalfStream` binds its tensors of one row."""
 
     attempt: Attempt
     model_digest: str
@@ -55,13 +54,13 @@ class HalfStreamRequest:
     controlnets: Sequence[HalfControlNet] = ()
 
     def tensors(self) -> list[tuple[str, OutgoingTensor]]:
-        """Return those there are, by the contract's fields."""
+        """Return the present tensors by field of the contract."""
         encoded = ((encoded_field(place), one.encoded) for place, one in enumerate(self.controlnets))
         named = (("text_states", self.states), ("pooled_states", self.pooled), ("time_ids", self.sizes), *encoded)
         return [(name, tensor) for name, tensor in named if tensor is not None]
 
     def controlnet_messages(self) -> list[pb.HalfControlNet]:
-        """Return the ControlNets as the opening names them, without tensors."""
+        """Return the ControlNets' messages of the opening, without tensors."""
         return [
             pb.HalfControlNet(
                 controlnet=nested(one.selection, generation_pb2.ControlNetSelection), addresses=one.addresses
@@ -71,20 +70,22 @@ class HalfStreamRequest:
 
 
 def encoded_field(place: int) -> str:
-    """Return what an encoded condition of an opening is bound to, by its ControlNet's place."""
+    """Return the binding of an encoded condition, by the index of its ControlNet."""
     return f"controlnets[{place}].encoded_conditioning"
 
 
 def opening_tensor(message: pb.OpenHalf, name: str) -> tensor_pb.Tensor:
-    """Return the tensor of an opening that is bound to `name`."""
+    """Return the tensor of an opening with the binding `name`."""
     places = {encoded_field(place): one for place, one in enumerate(message.controlnets)}
     found: tensor_pb.Tensor = places[name].encoded_conditioning if name in places else getattr(message, name)
     return found
 
 
 class GuidanceHalfClient:
-    """Calls a peer. `directory` is where memory is shared with it, None for chunks; with `lined` steps go by lines
-    through that memory where the peer makes them, and `listener` hears their answers, by default the event loop."""
+    """Call a peer.
+
+    `directory`: folder of the shared memory, None for chunks. `lined`: send steps by lines through that memory if the
+    peer supports it; `listener` reads their answers, by default the event loop."""
 
     def __init__(
         self,
@@ -99,8 +100,7 @@ class GuidanceHalfClient:
         self._directory = directory
 
     async def open_stream(self, request: HalfStreamRequest, stream_epoch: int, timeout_s: float) -> "HalfStream":
-        """Return an open stream. Raises what the peer refuses it for, and Unavailable where it does not answer in
-        time."""
+        """Return an open stream. Raises the peer's error; Unavailable after a timeout."""
         call, directory = self._stub.PredictHalf(), self._directory
         stream = HalfStream(call, request, stream_epoch, directory, self._lined, self._listener)
         try:
@@ -116,8 +116,8 @@ class GuidanceHalfClient:
 
 
 class HalfStream(MayBeLined):
-    """One stream: a step's latents go out, its prediction comes back. One step at a time; on the event loop only, but
-    for what says otherwise. Between processes of one host steps go by a line where both ends could open it."""
+    """Send the latents of a step and receive its prediction, one step at a time; on the event loop only, except where a
+    method says otherwise. Between processes of one host steps use a line if both ends could open it."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class HalfStream(MayBeLined):
         self._receiver = TensorReceiver()
         self._unread: tensor_pb.SharedMemoryAck | None = None
         self._may_be_lined = lined
-        # What a step's prediction has to be: as the latents that were sent last.
+        # Shape and type of a prediction: like the latents that were sent last.
         self._latent: OutgoingTensor | None = None
-        # Called on the event loop when a prediction may have come by the line, or none will come any more.
+        # Called on the event loop when a prediction may have arrived by the line, or the line ended.
         self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
-        """Open it. Raises what the peer refuses it for, and Aborted (STALE_FRAME) for an answer to anything else."""
+        """Open the stream. Raises the peer's error; Aborted (STALE_FRAME) for another kind of answer."""
         request = self._request
         message = pb.OpenHalf(
             attempt=nested(request.attempt, generation_pb2.Attempt),
@@ -180,7 +180,7 @@ class HalfStream(MayBeLined):
         return await self.receive(step_index, latent)
 
     async def send(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
-        """Ask for a step's prediction. Raises what the peer ended the stream with."""
+        """Send a step's latents. Raises the error that ended the stream."""
         if self._line is not None:
             return self.send_now(step_index, timestep, latent)
         packed = self._sender.pack([replace(latent, binding=self._binding(step_index, "latent"))])
@@ -193,17 +193,17 @@ class HalfStream(MayBeLined):
             await self._stream.send(pb.PredictHalfRequest(chunk=chunk.message()))
 
     def send_now(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
-        """Do as `send` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
+        """Send like `send`, by the line and on any thread. Raises Unavailable if the line accepts nothing."""
         line, self._latent = self._line, latent
         if line is None:
             raise Unavailable("PEER_GONE", "this stream has no line")
         line.ask(step_index, timestep, latent, step_index)
 
     async def receive(self, step_index: int, latent: OutgoingTensor) -> ReceivedTensors:
-        """Return the prediction that was asked for, shaped and typed as `latent`. One in shared memory is valid until
-        the next step is asked for.
+        """Return the prediction of the sent step, with shape and type of `latent`. In shared memory it is valid until
+        the next step is sent.
 
-        Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
+        Raises the error that ends the stream; Aborted (STALE_FRAME) for an answer to another step.
         """
         if self._line is not None:
             return await self._line.of(step_index)
@@ -218,7 +218,7 @@ class HalfStream(MayBeLined):
         return found
 
     def close(self) -> None:
-        """End the stream at once."""
+        """End the stream immediately."""
         line, self._line = self._line, None
         if line is not None:
             line.close()
@@ -226,7 +226,7 @@ class HalfStream(MayBeLined):
         self._receiver.close()
 
     def _open_line(self, told: tensor_pb.StepLine) -> None:
-        """Steps go by the stream where the line is not there."""
+        """Open the line; without it steps use the stream."""
         assert self._directory is not None
         try:
             line = open_asking_line(

@@ -27,7 +27,7 @@ from pentimento.wire.codec import checked, decode, encode, member_of
 
 
 class ImageClient:
-    """Calls pentimento.api.image.v1.ImageService; closing the stream of `generate` cancels the request."""
+    """Call pentimento.api.image.v1.ImageService; closing the stream of `generate` cancels the request."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ImageServiceStub(channel)
@@ -40,7 +40,7 @@ class ImageClient:
         *,
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed. `omit_progress`: not routed, and of the progress only what has a
+        """Yield accepted, routed, progress, completed. `omit_progress`: without routed, and only progress with a
         preview."""
         message = generate_to_proto(request, idempotency_key, preview_interval_steps)
         message.omit_progress, message.max_message_bytes = omit_progress, DEFAULT_MESSAGE_BYTES
@@ -51,7 +51,7 @@ class ImageClient:
     async def replay(
         self, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed of a request's picture, painted again."""
+        """Yield accepted, routed, progress, completed of the replay of a request."""
         message = encode(request, pb.ReplayRequest)
         options = checked(
             pb.ReplayRequest, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
@@ -65,7 +65,7 @@ class ImageClient:
     async def submit(
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0, webhook_url: str = ""
     ) -> Accepted:
-        """Have the request painted as a job, and return its id. `webhook_url` is called once it has ended."""
+        """Submit the request as a job and return its id. `webhook_url` is called once it has ended."""
         generate = generate_to_proto(request, idempotency_key, preview_interval_steps)
         webhook = checked(pb.Webhook, "webhook", url=webhook_url) if webhook_url else None
         with domain_errors():
@@ -73,8 +73,7 @@ class ImageClient:
         return decode(answer, Accepted)
 
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
-        job."""
+        """Yield accepted, routed, progress, completed of an earlier request; closing the generator cancels no job."""
         message = checked(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
         async with aclosing(_events(self._stub.Attach(message))) as events:
             async for event in events:
@@ -89,18 +88,18 @@ class ImageClient:
     async def result_url(
         self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
     ) -> ResultUrl:
-        """Return an address under which anybody may read the request's picture until it expires."""
+        """Return a URL of the request's image, readable without a token until it expires."""
         message = checked(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
         with domain_errors():
             return decode(await self._stub.GetResultUrl(message, timeout=timeout_s), ResultUrl)
 
     async def webhook_key(self, timeout_s: float | None = None) -> str:
-        """Return what webhooks of the caller's tenant are signed with, as Standard Webhooks write it."""
+        """Return the key that signs the webhooks of the caller's tenant, in the form of Standard Webhooks."""
         with domain_errors():
             return (await self._stub.GetWebhookKey(pb.GetWebhookKeyRequest(), timeout=timeout_s)).key
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
-        """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""
+        """Keep the start of a completed request's image for a time from now, so that it can be replayed."""
         message = checked(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
         with domain_errors():
             return decode(await self._stub.Pin(message, timeout=timeout_s), PinnedPicture)
@@ -112,7 +111,7 @@ class ImageClient:
             await self._stub.Unpin(message, timeout=timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
-        """Cancel the request and return the state it is in afterwards."""
+        """Cancel the request and return its state afterwards."""
         message = checked(pb.CancelRequest, request_id=request_id)
         with domain_errors():
             answer = await self._stub.Cancel(message, timeout=timeout_s)
@@ -121,8 +120,8 @@ class ImageClient:
     async def get_request(
         self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
     ) -> RequestStatus:
-        """Return the request's state, with its picture when it is completed. NotFound when there is none of this
-        tenant."""
+        """Return the request's state, with its image if it is completed. NotFound unless the tenant has such a
+        request."""
         message = checked(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
         with domain_errors():
             return decode(await self._stub.GetRequest(message, timeout=timeout_s), RequestStatus)
@@ -130,13 +129,13 @@ class ImageClient:
     async def explain(
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
-        """Return the route that `generate` would take now, and so many of the cache's nearest entries."""
+        """Return the route that `generate` would take now, and the cache's nearest entries."""
         message = checked(pb.ExplainRequest, request=encode(request, pb.ImageRequest), neighbour_count=neighbour_count)
         with domain_errors():
             return decode(await self._stub.Explain(message, timeout=timeout_s), Explanation)
 
     async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
-        """Return the models that are served, with their limits."""
+        """Return the served models with their limits."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(decode(model, ModelInfo) for model in answer.models)
@@ -148,7 +147,7 @@ class ImageClient:
         return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def result_url_server(self, timeout_s: float | None = None) -> ResultUrlServer | None:
-        """Return who serves addresses of pictures; None while the frontdoor does not know."""
+        """Return the service behind URLs of images; None while the frontdoor does not know."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return (
@@ -159,7 +158,7 @@ class ImageClient:
 
 
 def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_interval_steps: int) -> pb.GenerateRequest:
-    """Return a call for a picture. InvalidArgument names a value that no message carries."""
+    """Return the message of a request. InvalidArgument names a value that it cannot contain."""
     return checked(
         pb.GenerateRequest,
         request=encode(request, pb.ImageRequest),
@@ -169,7 +168,7 @@ def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_inter
 
 
 async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:
-    """Yield what a call streams; leaving cancels the call."""
+    """Yield the events of a call; closing the generator cancels it."""
     try:
         with domain_errors():
             images = ImageJoiner()

@@ -1,4 +1,4 @@
-"""Images that a client receives in parts, put together."""
+"""Join images that arrive in parts."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -8,12 +8,12 @@ from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, GenerateEvent
 from pentimento.wire.codec import converter
 
-# gRPC's own limit, of clients that do not change it.
+# gRPC's default limit.
 DEFAULT_MESSAGE_BYTES = 4 << 20
 
 
 class ImageJoiner:
-    """Puts the images of one stream together again."""
+    """Join the images of one stream."""
 
     def __init__(self) -> None:
         self._chunks: defaultdict[int, list[bytes]] = defaultdict(list)

@@ -12,27 +12,27 @@ from pentimento.wire.codec import decode, nested
 
 
 class ModelRepositoryClient:
-    """Calls the controller's model repository."""
+    """Call the controller's model repository."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ModelRepositoryServiceStub(channel)
 
     async def register_model(self, variant: ModelVariant, timeout_s: float | None = None) -> None:
-        """Register a variant. Raises InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
+        """Register a variant. Raises InvalidArgument with field and limit, FailedPrecondition NAME_TAKEN."""
         request = pb.RegisterModelRequest(model=nested(variant, pb.ModelVariant))
         with domain_errors():
             await self._stub.RegisterModel(request, timeout=timeout_s)
 
     async def remove_model(self, name: str, timeout_s: float | None = None) -> None:
-        """Take a variant away. Raises NotFound, FailedPrecondition MODEL_IN_USE."""
+        """Remove a variant. Raises NotFound, FailedPrecondition MODEL_IN_USE."""
         with domain_errors():
             await self._stub.RemoveModel(pb.RemoveModelRequest(name=name), timeout=timeout_s)
 
     async def register_cascade(
         self, cascade: CascadeVariant, timeout_s: float | None = None, *, handover_profiles: Sequence[str] = ()
     ) -> CascadeVariant:
-        """Register a cascade of registered models, and return it as it is registered: with the shares that the texts of
-        hand-over profiles allow. Raises as `register_model`."""
+        """Register a cascade of registered models, and return it with the shares of its hand-over profiles. Raises like
+        `register_model`."""
         request = pb.RegisterCascadeRequest(
             cascade=nested(cascade, pb.CascadeVariant), handover_profiles=handover_profiles
         )
@@ -41,12 +41,12 @@ class ModelRepositoryClient:
         return decode(answer.cascade, CascadeVariant)
 
     async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
-        """Take a cascade away. Raises NotFound."""
+        """Remove a cascade. Raises NotFound."""
         with domain_errors():
             await self._stub.RemoveCascade(pb.RemoveCascadeRequest(name=name), timeout=timeout_s)
 
     async def registered(self, timeout_s: float | None = None) -> RegisteredModels:
-        """Return everything that is registered."""
+        """Return all registered models and cascades."""
         with domain_errors():
             answer = await self._stub.ListRegistered(pb.ListRegisteredRequest(), timeout=timeout_s)
         return decode(answer, RegisteredModels)

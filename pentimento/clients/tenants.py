@@ -1,4 +1,4 @@
-"""Client of the administration of tenants."""
+"""Client of the tenants' administration."""
 
 import grpc.aio
 
@@ -10,14 +10,14 @@ from pentimento.wire.codec import decode, nested, number_of
 
 
 class TenantsClient:
-    """Calls a frontdoor's administration. A call takes `timeout_s` at most."""
+    """Call a frontdoor's administration; a call has the deadline `timeout_s`."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float = 10.0) -> None:
         self._stub = TenantServiceStub(channel)
         self._timeout_s = timeout_s
 
     async def create(self, name: str, quota: TenantQuota) -> Tenant:
-        """Make a tenant. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS."""
+        """Create a tenant. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS."""
         request = pb.CreateTenantRequest(name=name, quota=nested(quota, pb.TenantQuota))
         with domain_errors():
             answer = await self._stub.CreateTenant(request, timeout=self._timeout_s)
@@ -37,18 +37,18 @@ class TenantsClient:
         return decode(answer.tenant, Tenant)
 
     async def delete(self, name: str) -> None:
-        """Delete a tenant and its keys; its data follow after the time of grace. Raises NotFound."""
+        """Delete a tenant and its keys; its data is deleted after the grace time. Raises NotFound."""
         with domain_errors():
             await self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), timeout=self._timeout_s)
 
     async def restore(self, name: str) -> Tenant:
-        """Bring back a deleted tenant, without keys. Raises NotFound, FailedPrecondition TENANT_EXISTS."""
+        """Restore a deleted tenant, without keys. Raises NotFound, FailedPrecondition TENANT_EXISTS."""
         with domain_errors():
             answer = await self._stub.RestoreTenant(pb.RestoreTenantRequest(name=name), timeout=self._timeout_s)
         return decode(answer.tenant, Tenant)
 
     async def create_key(self, tenant: str, expires_in_s: int | None = None) -> tuple[TenantKey, str]:
-        """Make a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""
+        """Create a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""
         request = pb.CreateKeyRequest(tenant=tenant, expires_in_s=expires_in_s)
         with domain_errors():
             answer = await self._stub.CreateKey(request, timeout=self._timeout_s)
@@ -63,8 +63,8 @@ class TenantsClient:
     async def rotate_key(
         self, key_id: str, grace_s: int, expires_in_s: int | None = None
     ) -> tuple[TenantKey, str, TenantKey]:
-        """Make a new key beside an old one, and return it, its secret and the old one, which ends after `grace_s`.
-        Raises NotFound, FailedPrecondition KEY_ENDED."""
+        """Replace a key, which ends after `grace_s`. Return the new key, its secret and the old key. Raises NotFound,
+        FailedPrecondition KEY_ENDED."""
         request = pb.RotateKeyRequest(key_id=key_id, grace_s=grace_s, expires_in_s=expires_in_s)
         with domain_errors():
             answer = await self._stub.RotateKey(request, timeout=self._timeout_s)
@@ -77,7 +77,7 @@ class TenantsClient:
         return decode(answer.key, TenantKey)
 
     async def usage(self, tenant: str, from_ms: int, to_ms: int, period_s: int = DAY_S) -> tuple[UsagePeriod, ...]:
-        """Return what a tenant used in the days, or hours, that begin in [from_ms, to_ms). Raises InvalidArgument."""
+        """Return a tenant's usage by days or hours that begin in [from_ms, to_ms). Raises InvalidArgument."""
         period = number_of(UsagePeriodLength(period_s), pb.UsagePeriodLength)
         request = pb.GetUsageRequest(tenant=tenant, from_ms=from_ms, to_ms=to_ms, period=period)
         with domain_errors():

@@ -17,10 +17,9 @@ _ATTACHED_EVENTS = converter(ExecuteEvent, pb.AttachResponse)
 
 
 class WorkerClient:
-    """Calls a worker. Streams have no deadline of their own: `cancel`, or the deadline that travels in the request,
-    stops the work.
+    """Call a worker. Streams have no deadline: `cancel` or the request's deadline stops an attempt.
 
-    Closing a stream ends its call at once, but only the listening: an attempt runs on as an orphan for a while.
+    Closing a stream ends only the call: the attempt continues as an orphan for a while.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -29,7 +28,7 @@ class WorkerClient:
     async def watch_credits(
         self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[WorkerCredits, None]:
-        """Yield what the worker holds and takes, on each change and every second."""
+        """Yield the worker's credits and models, on each change and every second."""
         request = pb.WatchCreditsRequest(
             frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch, journal_id=journal_id
         )
@@ -60,11 +59,12 @@ class WorkerClient:
         omit_progress: bool = False,
         progress_interval_ms: int = 0,
     ) -> AsyncGenerator[ExecuteEvent, None]:
-        """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
-        address) that computes the other half of the guidance. `controlnet_endpoints`: where the spec's ControlNets are
-        served, to be tried in this order. `cache_thinned_picture`: the picture is stored for the cache even if steps
-        of it are left out. `omit_progress`: progress without a preview comes at most once a second,
-        otherwise at most once in `progress_interval_ms`."""
+        """Run an attempt and yield started, progress, result.
+
+        `deadline_remaining_ms`: 0 for none. `peer`: worker id and address that compute the other half of the guidance.
+        `controlnet_endpoints`: replicas of the spec's ControlNets, tried in this order. `cache_thinned_picture`: store
+        the image for the cache even if steps were skipped. `omit_progress`: progress without a preview at most once
+        per second, else at most once per `progress_interval_ms`."""
         request = pb.ExecuteRequest(
             attempt=nested(attempt, generation_pb2.Attempt),
             spec=nested(spec, generation_pb2.GenerationSpec),
@@ -93,7 +93,7 @@ class WorkerClient:
     async def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[ExecuteEvent, None]:
-        """Listen again to a running or just finished attempt; NotFound when the worker has it no more."""
+        """Yield the events of a running or just finished attempt; NotFound if the worker no longer has it."""
         request = pb.AttachRequest(
             request_id=request_id,
             fencing_token=fencing_token,
@@ -110,7 +110,7 @@ class WorkerClient:
             call.cancel()
 
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
-        """Cancel the attempt; True when it was queued or running there."""
+        """Cancel the attempt. Return whether it was queued or running."""
         request = pb.CancelAttemptRequest(request_id=request_id, fencing_token=fencing_token)
         with domain_errors():
             return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
@@ -118,14 +118,14 @@ class WorkerClient:
     async def thin(
         self, request_id: str, fencing_token: int, thinned_steps: Sequence[int], timeout_s: float | None = None
     ) -> bool:
-        """Ask the attempt to take these steps alone, from the first of them on; True when it was queued or running
-        there. Its result says which it took. Raises InvalidArgument for steps that are none of its schedule."""
+        """Make the attempt run only these steps, from the first one on; its result has the steps that ran. Return
+        whether it was queued or running. Raises InvalidArgument for steps outside its schedule."""
         request = pb.ThinAttemptRequest(request_id=request_id, fencing_token=fencing_token, thinned_steps=thinned_steps)
         with domain_errors():
             return (await self._stub.ThinAttempt(request, timeout=timeout_s)).found
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Have LoRAs loaded ahead of need; return what the worker holds then."""
+        """Load LoRAs ahead of need; return the worker's loaded ones."""
         with domain_errors():
             answer = await self._stub.Prefetch(pb.PrefetchRequest(components=names), timeout=timeout_s)
         return tuple(answer.resident_components)
