@@ -1,8 +1,7 @@
-"""What is kept of a cached item's uses, and what a rule of eviction makes of it.
+"""Access records of cached items, and the rules that rank them for eviction.
 
-An item is one latent at one K, or an image. A rule gives its record a rank, and the lowest rank goes first. Since no
-rank moves by itself, a heap or an index of a database keeps the order at O(log n) an access, and the records are all
-that has to be kept to know it again.
+An item is one latent at one K, or an image. A rule gives its record a rank, and the lowest rank goes first. No rank
+moves by itself, so a heap or a database index keeps the order at O(log n) per access.
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +13,11 @@ Rank = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class AccessRecord:
-    """What is kept of an item's accesses: enough to know when it goes.
+    """Accesses of an item, enough to rank it.
 
     Ticks count additions and uses of the whole cache, so they order accesses and need no clock. `saved_steps` is K, the
     steps that a use saves, above 0. `used_tick` is `added_tick` before the first use. `faded_uses` is the sum of the
-    addition and the uses, each faded up to `used_tick`; a rule under which uses do not fade leaves it as it is.
+    addition and the uses, each faded up to `used_tick`; a rule without fading leaves it unchanged.
     """
 
     saved_steps: float
@@ -46,14 +45,14 @@ class EvictionRule(Protocol):
 
 
 class CountingRule:
-    """Counts uses; what is used beside an item does not concern it."""
+    """Counts uses of an item. Uses of other items of its entry do not matter."""
 
     def used(self, record: AccessRecord, tick: int) -> AccessRecord:
         """Return the record with one use more."""
         return replace(record, used_tick=tick, use_count=record.use_count + 1)
 
     def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record as it is."""
+        """Return the record unchanged."""
         return record
 
 

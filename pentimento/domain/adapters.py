@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
-# Of models that adapters can be made for, as workers name them.
+# Model families that adapters can be made for, as workers name them.
 ADAPTED_FAMILIES = ("stable_diffusion", "stable_diffusion_xl", "stable_diffusion_3")
 
 
@@ -32,8 +32,8 @@ class AdapterKind(Enum):
 
 @dataclass(frozen=True)
 class PipeliningBound:
-    """Of a ControlNet, measured with schedules of `step_count` steps: from `first_step` on its residuals resemble those
-    of the step before; 0 where they never do (Katz, section 5)."""
+    """A ControlNet's bound, measured with schedules of `step_count` steps: from `first_step` on its residuals
+    resemble the previous step's; 0 where they never do (Katz, section 5)."""
 
     step_count: int
     first_step: int
@@ -41,13 +41,13 @@ class PipeliningBound:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: those of a family
-    or, with `base_digest`, one of them alone.
+    """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: a family or, with
+    `base_digest`, one model.
 
-    `object` is where its weights are in the object store, None where replicas have them in a directory of their own.
-    Of a LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz,
-    section 6, bounded asynchronous loading). Of a ControlNet, `pipelining_bounds` say from which step on residuals may
-    be a step old; without any they never may.
+    `object` is its place in the object store, None where replicas have the weights in a directory of their own. For a
+    LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz, section
+    6, bounded asynchronous loading). For a ControlNet, `pipelining_bounds` give the step from where residuals may be a
+    step old; without bounds they never may.
     """
 
     name: str
@@ -77,7 +77,7 @@ class RejectedAdapter:
 
 @dataclass(frozen=True)
 class LoraUpload:
-    """What an operator says of a LoRA whose file is sent: bytes and digest as it was sent, the others as in
+    """A LoRA as an operator uploads it: size and digest of the file as it was sent, the other fields as in
     `Adapter`."""
 
     name: str

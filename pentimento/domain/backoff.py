@@ -16,7 +16,7 @@ class Backoff:
     max_s: float
 
     def delay_s(self, failures: int) -> float:
-        """Return the delay after so many failures in a row, of which there is at least one."""
+        """Return the delay after `failures` failures in a row, at least one."""
         return min(self.first_s * 2.0 ** min(failures - 1, MAX_DOUBLINGS), self.max_s)
 
     def random_delay_s(self, failures: int, random_source: random.Random) -> float:

@@ -1,10 +1,10 @@
-"""Whose cache entries, and which are compatible.
+"""Scopes and keys of cache entries: which entries a request may use.
 
-Two keys, because the two kinds of object are bound to different things. A latent is bound to everything that shaped it
-up to its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, ControlNets with
-their conditioning images, and the LoRAs that were in force by then. A final image is bound to its size, and to the
-ControlNets and conditioning images that it followed: any model may start from it (MoDM, 5.2). Whose it is, is no part
-of a key: the index filters by tenant beside it.
+Two keys, because latents and images are bound to different things. A latent is bound to everything that shaped it up to
+its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, ControlNets with their
+conditioning images, and the LoRAs in force by then. A final image is bound to its size and to the ControlNets and
+conditioning images that it followed: any model may start from it (MoDM, 5.2). The tenant is no part of a key: the index
+filters by tenant.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class CacheScope:
-    """Everything but prompt and seed that changes the picture. A field forgotten here would serve a wrong picture.
+    """Everything but prompt and seed that changes the image. A field forgotten here would serve a wrong image.
 
     `adapters_digest` names the LoRAs and their scales, empty for none; they take effect after `adapters_from_step`
     denoising steps. `conditioning_digest` names the ControlNets with their conditioning images, `control_digest` their
@@ -45,7 +45,7 @@ class CacheScope:
 
     @cached_property
     def key_of_adapted_latents(self) -> str:
-        """Return the key of those that were captured after."""
+        """Return the key of latents captured after adapters took effect."""
         return self._latent_digest(self.adapters_digest)
 
     def _latent_digest(self, adapters_digest: str) -> str:
@@ -60,7 +60,7 @@ class CacheScope:
             self.guidance_scale,
             self.negative_prompt,
             self.num_inference_steps,
-            # Both or neither: without ControlNets the key is what it was before there were any.
+            # Both or neither: without ControlNets the key stays equal to older keys.
             self.conditioning_digest + self.control_digest,
             adapters_digest,
         )
@@ -68,7 +68,7 @@ class CacheScope:
 
 @dataclass(frozen=True)
 class CacheHolding:
-    """What one tenant's entries are, those that it gave to the shared pool included."""
+    """Entries of one tenant, including its entries in the shared pool."""
 
     entry_count: int
     size_bytes: int
@@ -79,8 +79,8 @@ CACHE_FORMAT_VERSION = 2
 
 
 def latent_key(scope: CacheScope, resume_step: int) -> str:
-    """Return the hex digest that a latent of x_K, K = `resume_step`, is kept and found under. One that was captured
-    before any adapter took effect is nobody's own: requests with other adapters, or without, find it too."""
+    """Return the hex digest that a latent of x_K, K = `resume_step`, is kept and found under. A latent captured
+    before any adapter took effect is found by requests with other adapters or without."""
     return scope.key_of_adapted_latents if resume_step > scope.adapters_from_step else scope.key_of_plain_latents
 
 
@@ -90,7 +90,7 @@ def latent_keys(scope: CacheScope) -> tuple[str, ...]:
 
 
 def image_key(scope: CacheScope) -> str:
-    """Return the hex digest that a final image is kept and found under, whatever model painted it."""
+    """Return the hex digest that a final image is kept and found under, the same for every model."""
     return _digest("image", scope.width_px, scope.height_px, scope.conditioning_digest)
 
 

@@ -30,8 +30,7 @@ class SystemClock:
 
 
 def boot_s() -> float:
-    """Return seconds since the machine began, those that it slept or was paused among them where the system tells
-    (Linux)."""
+    """Return seconds since the machine began, including sleep and pauses where the system counts them (Linux)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -44,18 +43,19 @@ def boot_id() -> str:
 
 
 class SteadyClock:
-    """A clock whose wall time takes no part in a jump of the other's until that has lasted an hour: for what expires by
-    wall time and cannot be brought back.
+    """A clock that ignores a jump of the wall clock until the jump has lasted an hour, for things that expire by wall
+    time and cannot be brought back.
 
-    It goes on by `elapsed` meanwhile [the other's monotonic clock]. What it finds at its start it believes. Processes
-    that share a store may differ for that hour. Thread-safe.
+    Meanwhile it advances by `elapsed` (default: the other clock's monotonic time). It trusts the wall time at its
+    start. Processes that share a store may differ for that hour. Thread-safe.
     """
 
     def __init__(self, clock: Clock, elapsed: Callable[[], float] | None = None) -> None:
         self._clock = clock
         self._elapsed = elapsed or clock.monotonic
         self._lock = Lock()
-        # Wall time when no time had elapsed: the one that is believed, and one that is not yet, since when it is seen.
+        # Wall time at the moment when `elapsed` was 0: the trusted value, and a new value with the time it was first
+        # seen.
         self._believed_s = clock.wall() - self._elapsed()
         self._jumped_s = self._believed_s
         self._jumped_at: float | None = None
@@ -65,7 +65,7 @@ class SteadyClock:
         return self._clock.monotonic()
 
     def wall(self) -> float:
-        """Return wall time as far as it is believed."""
+        """Return trusted wall time."""
         with self._lock:
             now = self._elapsed()
             self._judge(self._clock.wall() - now, now)

@@ -1,6 +1,7 @@
-"""Epochs of leaders and of dataplanes: the wall clock's milliseconds at their start, or one more than the one before.
+"""Epochs of leaders and of dataplanes: the wall clock's milliseconds at their start, or one more than the previous
+epoch.
 
-So a process that has lost what it had stored still comes after those that started earlier.
+A process that lost its stored epoch still comes after processes that started earlier.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ def epoch_at(wall_s: float) -> int:
 
 
 def latest_believable(wall_s: float) -> int:
-    """The largest epoch that somebody can have. A liar must not push epochs to their end."""
+    """The largest epoch to accept. A peer that lies must not push epochs to their end."""
     return epoch_at(wall_s) + BELIEVABLE_LEAD_MS
 
 
 @dataclass(frozen=True)
 class LeaseState:
-    """Who is active in this ledger: the newest epoch, and how often its holder has beaten. Epoch 0: nobody ever was."""
+    """Active holder of a ledger: the newest epoch, and how often its holder has beaten. Epoch 0: no holder yet."""
 
     epoch: int
     beat: int

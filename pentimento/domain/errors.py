@@ -9,9 +9,9 @@
     ├── FailedPrecondition    the state forbids it (idempotency key with another body, another model digest)
     ├── Aborted               fenced off: a newer attempt or epoch owns the request
     ├── DeadlineExceeded      the deadline passed, or surely will
-    ├── Cancelled             somebody asked for it to stop
+    ├── Cancelled             a caller asked for it to stop
     ├── Unavailable           a part is down; the same call may work later
-    └── Internal              a defect of ours
+    └── Internal              a defect of the suite
 
 `pentimento.rpc` turns each into one gRPC status with google.rpc details and back.
 """
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """One wrong field: its path as the caller wrote it, what is wrong, and the limit it broke."""
+    """One wrong field: its path as the caller wrote it, the problem, and the limit that it broke."""
 
     field: str
     description: str
@@ -65,7 +65,7 @@ class NotFound(PentimentoError):
 
     @classmethod
     def of(cls, reason: str, field: str, description: str) -> "NotFound":
-        """Return the error of a field that names what is not there."""
+        """Return the error of a field that names something unknown."""
         return cls(reason, f"{field}: {description}", violations=(FieldViolation(field, description),))
 
 
@@ -89,7 +89,7 @@ class Aborted(PentimentoError):
     code = 10
 
 
-# Of a request whose time is up.
+# Message of a request that ran out of time.
 DEADLINE_PASSED = (
     "the deadline passed before the image was done: `deadline_ms` of the request, and where it names none "
     "--default-deadline-s of the frontdoor"

@@ -1,4 +1,4 @@
-"""What a worker says while it runs an attempt. Mirrors pentimento.api.worker.v1."""
+"""Events and credits of a worker while it runs attempts. Mirrors pentimento.api.worker.v1."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class ControlNetEndpoint:
 
 @dataclass(frozen=True)
 class LatentParallelPeer:
-    """Who computes the other half of an attempt's guidance, and where."""
+    """The worker that computes the other half of an attempt's guidance."""
 
     worker_id: str
     address: str
@@ -36,11 +36,14 @@ class LatentParallelPeer:
 
 @dataclass(frozen=True)
 class WorkerCredits:
-    """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
-    takes `reserve_count` more that are due before one that it holds, which then steps back, and `preparing_count` more
-    that came with images: those are fetched and decoded before the attempt holds a credit. `known_adapters`: LoRAs
-    that it can paint with, None for those that it told before, and beside them `rejected_adapters`, those that it found
-    and cannot use; `resident_components` names what need not be loaded."""
+    """Attempts that a worker can take, and its model and adapters.
+
+    `credit_count` limits the attempts that the worker holds at once, without attempts that have yielded their place. It
+    takes `reserve_count` more that are due before an attempt that it holds, which then steps back, and
+    `preparing_count` more that came with images, which are fetched and decoded before the attempt holds a credit.
+    `known_adapters` are the LoRAs that it can use, None when unchanged since its last message, and `rejected_adapters`
+    the LoRAs that it found and cannot use. `resident_components` names components that need no loading.
+    """
 
     worker_id: str
     held: HeldModel
@@ -75,15 +78,18 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class PlaceYielded:
-    """Told once: by when another attempt is here, the place of this one in the batch is free. Another credit is."""
+    """Sent once: an attempt that arrives from now on finds this attempt's place in the batch free, and its credit."""
 
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is.
-    `lora_patch_step` is the first step that was taken with the request's LoRAs, None where it has none.
-    `residual_wait_share` is the share, 0..1, of its synchronous steps but the first that passed waiting for residuals,
-    None where none was seen. `thinned_steps`: from the first of them on these steps alone were taken."""
+    """Result of an attempt.
+
+    `bad_donor_reason` describes a defect of the object that the route starts from, empty without one. `lora_patch_step`
+    is the first step taken with the request's LoRAs, None without LoRAs. `residual_wait_share` is the share, 0..1, of
+    the synchronous steps after the first that passed waiting for residuals, None where none was seen. `thinned_steps`:
+    from the first of these steps on no other step was taken.
+    """
 
     attempt: Attempt
     image: bytes = field(repr=False)

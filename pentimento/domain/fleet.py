@@ -8,7 +8,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
-# Models, adapters and costs that one replica may tell of; the controller refuses more.
+# Models, adapters and costs that one replica may report; the controller refuses more.
 MAX_TOLD_COUNT = 1024
 # Seconds of a run that plans can be made with: a microsecond to eleven days. Sums and quotients of such stay finite.
 MIN_COST_S, MAX_COST_S = 1e-6, 1e6
@@ -66,10 +66,10 @@ class HeldModel:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """A model on a device: (batch size, seconds of that many requests together from noise to their last latents); bytes
-    held; seconds until a device that held another model holds this one. Of those seconds `fixed_s` are spent once a
-    request before its first step, the rest is that of `step_count` steps; `finish_s` (decoding, encoding) comes after
-    them, beside the next batch. 0 where that is not known."""
+    """Cost of a model on a device. `run_s`: (batch size, seconds of that many requests together from noise to their
+    last latents). `memory_bytes` held; `load_s` until a device that held another model holds this one. `fixed_s` of
+    a run are spent once per request before its first step, the rest on `step_count` steps; `finish_s` (decoding,
+    encoding) comes after them, in parallel with the next batch. 0 where unknown."""
 
     model: str
     run_s: tuple[tuple[int, float], ...]
@@ -82,10 +82,13 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class Replica:
-    """`address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are those
-    of the available models, as far as they were measured. `adapters`: LoRAs that a worker can paint with, ControlNets
-    that a ControlNet replica serves. `held_model_digest`: of the first resident model, as a worker's loader found it;
-    empty where that is not told."""
+    """A process that registers with the controller.
+
+    `address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are the
+    measured costs of the available models. `adapters`: LoRAs that a worker can use, ControlNets that a ControlNet
+    replica serves. `held_model_digest`: digest of the first resident model, as a worker's loader found it; empty where
+    unknown.
+    """
 
     instance_id: str
     kind: ReplicaKind
@@ -108,14 +111,13 @@ class Replica:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that a worker can hold, the one that it holds among them; no LoRAs."""
+        """The models that a worker can hold, including its held model; no LoRAs."""
         return tuple(dict.fromkeys((*self.available_models, *self.resident_models[:1])))
 
 
 @dataclass(frozen=True)
 class WorkerAssignment:
-    """What a worker is to hold. `max_batch_size` 0: as many pictures share a step as fit there; `prefetch`: names of
-    LoRAs."""
+    """Assignment of a model to a worker. `max_batch_size` 0: as many as fit; `prefetch`: names of LoRAs."""
 
     worker_id: str
     address: str
@@ -127,8 +129,8 @@ class WorkerAssignment:
 
 @dataclass(frozen=True)
 class RouteShare:
-    """The share of the requests of one kind of start that a pool takes first. `cascade` names the plan's cascade that
-    they go through, whose first stage is that pool; empty where the pool's picture is the last."""
+    """The share of the requests of one kind of start that a pool takes first. `cascade` names the plan's cascade
+    that they go through, which begins with that pool; empty where the pool's image is final."""
 
     route: str
     share: float
@@ -137,7 +139,7 @@ class RouteShare:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Who takes what. `thins`: the plan counts on it that the pool's pictures leave out as many steps as they may."""
+    """Workers and routes of a pool. `thins`: the plan relies on the pool to skip as many steps as allowed."""
 
     pool: str
     model: str
@@ -148,7 +150,7 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class StartThreshold:
-    """The confidence, 0..1, that a picture from a kind of start must exceed to be the last."""
+    """The confidence, 0..1, that an image from a kind of start must exceed to be final."""
 
     start: str
     confidence: float
@@ -156,13 +158,15 @@ class StartThreshold:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of
-    its model and the next one's. `discriminator_digest`: that of the discriminator whose f(t) the thresholds were
-    planned by, and whose scores alone count; empty for any. Pictures from a kind of start that `thresholds` does
-    not name are not scored: they are good enough. `skip_below`: the stage is left out where the prompt alone tells
-    that its picture is good enough with less than this probability (0..1), and the threshold would refuse it; 0 for
-    never. `reuse_share` (0..1) of the next stage's steps are left out there, because it starts from this stage's
-    picture; 0: it starts from noise."""
+    """A stage of a cascade.
+
+    `discriminator`: the cascade `light>heavy` as discriminators know it; empty for the pair of its model and the next.
+    `discriminator_digest`: the discriminator that the thresholds were planned with; scores of others do not count.
+    Empty for any. Images from a kind of start that `thresholds` does not name are not scored: they are good enough.
+    `skip_below`: the stage is skipped where the prompt alone predicts that its image is good enough with less than this
+    probability (0..1) and the threshold would refuse it; 0 for never. `reuse_share` (0..1) of the next stage's steps
+    are saved because it starts from this stage's image; 0: it starts from noise.
+    """
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()
@@ -174,7 +178,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class CascadePlan:
-    """Stages in order, light first. No picture of the last one is scored."""
+    """Stages in order, light first. Images of the last stage are not scored."""
 
     cascade: str
     stages: tuple[StagePlan, ...]
@@ -182,10 +186,13 @@ class CascadePlan:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What enters the cache, and how it is read. `admits`: kinds of start whose pictures and latents may enter;
-    `admits_light`: whether those of a cascade's earlier stages may. `alpha`: the share of the from-scratch quality that
-    hits must keep, where a request does not say; None leaves it to the gateway. `bias` moves every K of the selector by
-    so many rows (NIRVANA, section 5.3.1), `eviction` names the rule by which entries go; empty: the gateway's own."""
+    """Rules of admission to the cache and of its use.
+
+    `admits`: kinds of start that may enter with their images and latents; `admits_light`: whether a cascade's earlier
+    stages may. `alpha`: the share of the from-scratch quality that hits must keep where a request does not say; None
+    leaves it to the gateway. `bias` moves every K of the selector by that many rows (NIRVANA, section 5.3.1).
+    `eviction` names the eviction rule; empty: the gateway's own.
+    """
 
     admits: tuple[str, ...] = ("noise", "latent", "image")
     admits_light: bool = True
@@ -217,7 +224,7 @@ class ServiceEndpoint:
 
 @dataclass(frozen=True)
 class AdapterPlacement:
-    """The replicas that can serve an adapter and, of these, those that hold it now; ordered by instance id."""
+    """The replicas that can serve an adapter and the replicas that hold it now, ordered by instance id."""
 
     adapter: Adapter
     instance_ids: tuple[str, ...]
@@ -234,10 +241,12 @@ class RegisteredDigest:
 
 @dataclass(frozen=True)
 class Plan:
-    """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
-    are tried all the same. `placements`: where adapters are, as the replicas reported it; `components`: where what
-    services hold is to be. `notes`: what was not planned, and why. `registered`: workers that hold another digest under
-    one of these names get no requests."""
+    """Intent; workers report the truth.
+
+    `drops_late`: drop requests that are predicted to miss their deadline. `placements`: adapters as the replicas
+    reported them; `components`: components that services are to hold. `notes`: models left unplanned, and why.
+    `registered`: workers that hold another digest under one of the names get no requests.
+    """
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -270,8 +279,8 @@ class ReplicaLease:
 
 @dataclass(frozen=True)
 class StartShare:
-    """Requests that started at a step of `step_count`, in those of the model that was asked for; 0 where that is not
-    known. `kind` as plans name it; `model`: the one that a latent is of, or that refines an image."""
+    """Requests that started at a step of `step_count`, counted in steps of the requested model; 0 where unknown.
+    `kind` as plans name it; `model`: the model that made the latent, or that refines an image."""
 
     start_step: int
     request_count: int
@@ -291,11 +300,13 @@ class AdapterDemand:
 
 @dataclass(frozen=True)
 class PoolDemand:
-    """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
-    where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
-    `stood_in_count` without a score (ADR 0008); `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
-    none. `starts` and `adapters` are those of requests that came to it first. `compared`: what light images kept of the
-    heavy model's quality, by the same parts of confidence, or none; `hits`: what starts from the cache kept.
+    """Requests of a pool since the last report, including deferred requests from earlier stages.
+
+    `pool` is empty where it has its model's name. Of the `scored_count` a cascade deferred `deferred_count` to the next
+    pool, and `stood_in_count` without a score (ADR 0008). `confidences` are the scores by CONFIDENCE_BINS equal parts
+    of 0..1, or none. `starts` and `adapters` count requests that came to this pool first. `compared`: quality that
+    light images kept of the heavy model's, by the same parts of confidence, or none; `hits`: quality that starts from
+    the cache kept.
     """
 
     model: str

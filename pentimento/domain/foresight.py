@@ -1,11 +1,11 @@
-"""What a prompt tells of a cascade before anything is painted."""
+"""Predictions from a prompt about a cascade, before anything is generated."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Verdict(Enum):
-    """`HARD` prompts need not be painted light; of `EASY` ones no score need be asked."""
+    """`HARD` prompts can skip the light stage; `EASY` ones need no score."""
 
     UNSURE = "unsure"
     HARD = "hard"
@@ -14,7 +14,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class PromptForesight:
-    """The probability 0..1 that the light picture will be as good as the heavy one, and what follows from it."""
+    """The probability, 0..1, that the light image will be as good as the heavy one, and the verdict."""
 
     probability: float
     verdict: Verdict

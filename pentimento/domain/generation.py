@@ -1,4 +1,4 @@
-"""What is painted, from where, and how it came to be. Mirrors pentimento.api.generation.v1."""
+"""Specs, starts, routes, attempts and provenance of images. Mirrors pentimento.api.generation.v1."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,7 +28,7 @@ class NoiseForm(Enum):
 
 
 def noise_form_of(prediction_type: str) -> NoiseForm:
-    """Of a model that predicts that."""
+    """Return the noise form of models with a prediction type."""
     return NoiseForm.FLOW_MATCHING if prediction_type.startswith("flow") else NoiseForm.VARIANCE_PRESERVING
 
 
@@ -79,7 +79,7 @@ class InitImage:
 
 @dataclass(frozen=True)
 class GenerationSpec:
-    """Everything that changes the picture, fully resolved. Prompts stay out of `repr`, hence out of logs."""
+    """Everything that changes the image, fully resolved. Prompts stay out of `repr` and so out of logs."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(repr=False)
@@ -106,8 +106,8 @@ class SpecInput:
 
 @dataclass(frozen=True)
 class Donor:
-    """The cache entry that a start came from. `request_id`: whose picture it is of; "" where that is another tenant's
-    request, or was not noted."""
+    """The cache entry that a start came from. `request_id`: the request that made its image; "" for another tenant's
+    request, or an unknown one."""
 
     entry_id: str
     digest: str
@@ -126,7 +126,8 @@ class FromLatent:
     """Resume x_K, K = `resume_step` of `donor_steps` denoising steps, which are saved (NIRVANA).
 
     With `renoised_steps` the latent is first noised again, by the request's seed, to the level before step K minus
-    these; `retaken_steps` of them lead back to step K and are not saved (0: all of them)."""
+    these steps; `retaken_steps` steps lead back to step K and are not saved (0: all).
+    """
 
     latent: ObjectReference
     resume_step: int
@@ -138,7 +139,7 @@ class FromLatent:
 
     @property
     def bridge(self) -> tuple[int, ...]:
-        """Return the steps from where it is noised again to K; empty where it is resumed as it is."""
+        """Return the steps from the re-noised step to K; empty where the latent is resumed without new noise."""
         return bridge_steps(self.resume_step, self.renoised_steps, self.retaken_steps or self.renoised_steps)
 
     @property
@@ -149,8 +150,8 @@ class FromLatent:
 
 @dataclass(frozen=True)
 class FromImage:
-    """Re-noise a final image to `start_step` (MoDM), or with `renoised_steps` to an earlier step, from which
-    `retaken_steps` lead back, as of `FromLatent`."""
+    """Re-noise a final image to `start_step` (MoDM), or with `renoised_steps` to an earlier step; `retaken_steps`
+    steps lead back, as for `FromLatent`."""
 
     image: ObjectReference
     start_step: int
@@ -181,7 +182,7 @@ class PlanVersion:
 
 @dataclass(frozen=True)
 class CascadeStage:
-    """A stage as a route was decided with it: `confidence_threshold` is that of pictures from the route's start."""
+    """A stage as a route was decided with it. `confidence_threshold` is for images from the route's start."""
 
     model: str
     discriminator: str = ""
@@ -202,13 +203,13 @@ class Route:
     controlnet_mode: ControlNetMode | None = None
     plan_version: PlanVersion = PlanVersion()
     reason: str = ""
-    # The request whose picture is painted again: alone, from that start and no other; "" for every other request.
+    # The request to replay: alone, from that start and no other; "" for every other request.
     replay_of: str = ""
     # PIPELINED: from this step of the schedule on residuals are those of the step before. 0 otherwise.
     pipelined_from_step: int = 0
     # The plan's cascade that the stages are of; "" for the operator's own, and where there is none.
     cascade: str = ""
-    # An attempt's own: from the first of them on these steps of the schedule alone are taken; empty for all.
+    # Set for an attempt: from the first of these steps on no other step of the schedule is taken; empty for all.
     thinned_steps: tuple[int, ...] = ()
 
 
@@ -271,7 +272,7 @@ class StageTiming:
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a picture came to be; enough to replay it."""
+    """How an image was made; enough to replay it."""
 
     request_id: str
     spec: GenerationSpec
@@ -288,9 +289,9 @@ class Provenance:
     device_seconds: float = 0.0
     energy_joules: float | None = None
     notes: tuple[str, ...] = ()
-    # What the spec was sent with and does not repeat; without keys.
+    # Inputs that the request was sent with and the spec does not repeat; without keys.
     inputs: tuple[SpecInput, ...] = ()
-    # Of a replay: whether its bytes are those of the picture that it paints again; None otherwise, or where unknown.
+    # For a replay: whether its bytes equal the first image's; None otherwise, or where unknown.
     replay_equal: bool | None = None
-    # How much of the picture its file was to keep, 0 to 100, of JPEG and WebP; None: the encoder's own.
+    # Quality of a JPEG or WebP file, 0 to 100; None: the encoder's own.
     encoding_quality: int | None = None

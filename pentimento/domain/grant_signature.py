@@ -1,4 +1,4 @@
-"""Grants are signed, so that a worker stores for whoever the gateway allowed it, and nobody else (HMAC, RFC 2104)."""
+"""Signatures of grants: a worker stores only what the gateway allowed (HMAC, RFC 2104)."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ _VERSION = "pentimento cache grant 1"
 
 @dataclass(frozen=True)
 class GrantBinding:
-    """Whose grant it is: one attempt of one tenant, and the pictures that it may be used for."""
+    """The attempt that a grant belongs to, and the images that it covers."""
 
     tenant: str
     request_id: str
@@ -36,7 +36,7 @@ class GrantRefusal(Enum):
 
 
 def sign(key: bytes, grant: CacheGrant, binding: GrantBinding) -> bytes:
-    """Over everything that the grant allows and whom; its own `signature` aside."""
+    """Return the signature over everything that the grant allows, and its binding; its own `signature` aside."""
     slots = [[slot.resume_step, slot.key] for slot in grant.latents]
     allowed = [grant.grant_id, slots, grant.image_key, grant.expires_at_ms]
     attempt = [binding.tenant, binding.request_id, binding.fencing_token]

@@ -1,4 +1,4 @@
-"""Who is calling."""
+"""Callers and their roles."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +16,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Caller:
-    """What a token stands for. Without a token file everybody is `tenant="default"` with every role."""
+    """Tenant and roles of a token. Without a token file every caller is `tenant="default"` with every role."""
 
     tenant: str
     roles: frozenset[Role]

@@ -1,4 +1,4 @@
-"""What a client asks and what it hears. Mirrors pentimento.api.image.v1; transport-neutral: every edge shares it."""
+"""Requests of clients and the events that they receive. Mirrors pentimento.api.image.v1; every edge shares it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -59,10 +59,13 @@ class AskedControlNet:
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt.
-    `binding_steps`: no step is left out, whatever the load; None says so where `num_inference_steps` is there.
-    `image_count`: pictures that differ by their seeds alone; None means 1. `encoding_quality`: how much of it a JPEG or
-    WebP file keeps, 0 to 100; None is the encoder's own."""
+    """A request as it was sent, before validation. None and "" take the model's or the deployment's default. `repr`
+    holds no prompt.
+
+    `binding_steps`: skip no step under any load; None means yes where `num_inference_steps` is set. `image_count`:
+    images that differ by their seeds alone; None means 1. `encoding_quality` of a JPEG or WebP file, 0 to 100; None is
+    the encoder's own.
+    """
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(default="", repr=False)
@@ -113,7 +116,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay is bound to: the route that the picture took, and the digest of its bytes, "" where unknown."""
+    """A replay's binding: the route of the first image and the digest of its bytes, "" where unknown."""
 
     route: Route
     image_digest: str
@@ -131,7 +134,7 @@ class AdmittedStages:
 
 @dataclass(frozen=True)
 class HandedPicture:
-    """The picture of the stage before that an attempt started from, which is kept nowhere, and the strength of the
+    """The previous stage's image, which an attempt started from and which is not kept, and the strength of the
     change, 0..1."""
 
     picture: ObjectReference
@@ -140,13 +143,13 @@ class HandedPicture:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
+    """A request with every default filled in. `quality` None means the deployment's; `cost` in pixel steps.
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
-    `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others. `may_thin`: steps may be left
-    out of it, as far as its model's profile allows. `image_index`: of several pictures of one call which one it is.
-    `encoding_quality`: how much of it a JPEG or WebP file keeps, 0 to 100; None is the encoder's own. `admitted`: where
-    the journal says that it was admitted to; None for its model's own pool alone.
+    `pin_ms`: time for which its image stays replayable; 0 for no longer than others. `may_thin`: steps may be skipped,
+    by its model's profile. `image_index`: its place among the images of one call. `encoding_quality` of a JPEG or WebP
+    file, 0 to 100; None is the encoder's own. `admitted`: the stages that the journal has for it; None for its model's
+    own pool alone.
     """
 
     spec: GenerationSpec
@@ -169,13 +172,13 @@ class ResolvedRequest:
 
     @property
     def cacheable(self) -> bool:
-        """A picture that started from the client's own image says nothing about its prompt."""
+        """An image that started from the client's own image says nothing about its prompt."""
         return self.cache is not CacheMode.OFF and self.spec.init_image is None
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """`image_request_ids`: of several pictures the id of each, in the order of their indexes."""
+    """`image_request_ids`: the id of each of several images, in the order of their indexes."""
 
     request_id: str
     replayed: bool = False
@@ -184,7 +187,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Routed:
-    """`image_index`, here and below: of which picture of the request, from 0."""
+    """`image_index`, here and below: the image's place in the request, from 0."""
 
     route: Route
     image_index: int = 0
@@ -192,8 +195,8 @@ class Routed:
 
 @dataclass(frozen=True)
 class Progress:
-    """`step` of `step_count` are done; `preview` is a small PNG or empty. `width_px` and `height_px` are of the whole
-    image. `saved_steps` are not taken: those that reuse saves, and those that are left out under load."""
+    """`step` of `step_count` are done; `preview` is a small PNG or empty. `width_px` and `height_px` are the whole
+    image's. `saved_steps` are skipped, by reuse or under load."""
 
     step: int
     step_count: int
@@ -218,7 +221,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class PictureFailed:
-    """One of several pictures will not come, and why. `request_id` is its own."""
+    """One of several images failed. `request_id` is its own."""
 
     request_id: str
     image_index: int
@@ -227,8 +230,8 @@ class PictureFailed:
 
 @dataclass(frozen=True)
 class PinnedPicture:
-    """Until when a request's picture can be replayed, and what that counts among what its tenant has pinned.
-    `inputs_kept`: what it came with need not be sent again."""
+    """A pin of a request's image: it can be replayed until `expires_at_ms`. `size_bytes` count against the tenant's
+    pinned bytes. `inputs_kept`: a replay need not send the request's inputs again."""
 
     request_id: str
     expires_at_ms: int
@@ -241,9 +244,11 @@ GenerateEvent = Accepted | Routed | Progress | Completed | PictureFailed
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED. `pictures`: of a request for
-    several pictures each of them, without its bytes. `webhook`: of a job that named one. `progress` is that of one
-    that runs, without a preview; None before its first step."""
+    """State of a request. `completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED.
+
+    `pictures`: each image of a request for several, without its bytes. `webhook`: for a job that named one. `progress`
+    while the request runs, without a preview; None before its first step.
+    """
 
     request_id: str
     state: RequestState
@@ -258,14 +263,14 @@ class RequestStatus:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What would become of a request now, by the plan in force, and why. `plan_version` and `allocator` are of that
-    plan; `waiting_count`: requests that wait in the pool."""
+    """The route that a request would take now, by the plan in force, and why. `plan_version` and `allocator` are the
+    plan's; `waiting_count`: requests that wait in the pool."""
 
     route: Route
     plan_version: PlanVersion
     pool: str
     predicted_wait_ms: float
-    # The thresholds by which the route's model reuses what the cache has; none where the cache cannot be asked.
+    # Thresholds of reuse for the route's model; none where the cache cannot be asked.
     reuse_quality: tuple[ReuseQuality, ...] = ()
     allocator: str = ""
     admission_rate: float = 1.0

@@ -1,5 +1,5 @@
-"""Requests that go on without their clients, and how a tenant finds its requests again. Transport-neutral: mirrors
-pentimento.api.image.v1. Times are milliseconds since 1970."""
+"""Requests that run without their clients, and lists of a tenant's requests. Mirrors pentimento.api.image.v1. Times
+are milliseconds since 1970."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,9 +12,9 @@ MAX_PAGE_SIZE = 200
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """A request as lists show it. `job`: it goes on without listeners. `finished_at_ms` and `kept_until_ms` are None
-    until it has ended; sizes are pixels of its picture, 0 where there is none. `group_id`: of one of several pictures
-    the id under which they were accepted together."""
+    """A request as lists show it. `job`: it runs without listeners. `finished_at_ms` and `kept_until_ms` are None
+    until it has ended; sizes are pixels of its image, 0 without one. `group_id`: for one of several images the id
+    under which they were accepted together."""
 
     request_id: str
     state: RequestState
@@ -33,7 +33,7 @@ class RequestSummary:
 
 @dataclass(frozen=True)
 class RequestQuery:
-    """Which of a tenant's requests are asked for: those of `states`, none for all. `page_size` 0: the usual one."""
+    """Filter for a tenant's requests: `states`, none for all. `page_size` 0: the usual size."""
 
     states: frozenset[RequestState] = frozenset()
     jobs_only: bool = False
@@ -50,7 +50,7 @@ class RequestPage:
 
 
 class ResultUrlServer(Enum):
-    """Who serves the addresses that a deployment gives of its pictures: nobody where it gives none."""
+    """The server of a deployment's image addresses. NONE: the deployment gives no addresses."""
 
     NONE = "none"
     STORE = "store"
@@ -59,7 +59,7 @@ class ResultUrlServer(Enum):
 
 @dataclass(frozen=True)
 class ResultUrl:
-    """Where a picture may be read by anybody until then; a path where an HTTP edge serves it."""
+    """A public address of an image, until it expires; a path where an HTTP edge serves it."""
 
     url: str
     expires_at_ms: int
@@ -75,7 +75,7 @@ class WebhookState(Enum):
 
 @dataclass(frozen=True)
 class WebhookDelivery:
-    """What became of a job's webhook; `error` says why the last try failed."""
+    """State of a job's webhook; `error` says why the last try failed."""
 
     state: WebhookState
     try_count: int = 0

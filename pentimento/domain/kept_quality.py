@@ -1,4 +1,4 @@
-"""What images kept of the heavy model's quality, added up over comparisons of two images of one request."""
+"""Quality that images kept of the heavy model's, summed over comparisons of two images of one request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class KeptQuality:
 
 
 NOTHING_KEPT = KeptQuality()
-# The largest share that one comparison can show: scores near 0 say nothing of how much better an image is.
+# The largest share that one comparison can show: a score near 0 would make any image look far better.
 MOST_KEPT = 2.0
 
 
@@ -32,5 +32,5 @@ def added_up(compared: Iterable[tuple[KeptQuality, ...]]) -> tuple[KeptQuality, 
 
 
 def kept_share(quality: float, best: float) -> float | None:
-    """Return the share of the heavy model's score that an image kept; None where that says nothing of quality."""
+    """Return the share of the heavy model's score that an image kept; None where the score is no measure of quality."""
     return min(max(quality, 0.0) / best, MOST_KEPT) if best > 0.0 else None

@@ -19,7 +19,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """What a model costs on a kind of device; an empty `device` is any."""
+    """Cost of a model on a kind of device; an empty `device` is any."""
 
     device: str
     cost: ModelCost
@@ -45,7 +45,7 @@ class ModelVariant:
 @dataclass(frozen=True)
 class ReuseProfile:
     """The hand-over profile that a share was read from: its file's digest, the share of quality that the next model
-    keeps (0..1), and the rule by which that was read."""
+    keeps (0..1), and the rule that was applied."""
 
     file_digest: str
     alpha: float
@@ -54,11 +54,13 @@ class ReuseProfile:
 
 @dataclass(frozen=True)
 class Handover:
-    """Between a model of a cascade and the next one: the discriminator, as it knows its cascade (`light>heavy`), its
-    digest, and f(t) as points: the share of pictures whose confidence is not above each threshold. `reuse_share` (0..1)
-    of the next model's steps may be left out where it starts from the picture of the one before (DiffServe, section 5),
-    as the pair was measured; 0: it starts from noise. `reuse_profile` is what the share was read from; None where it
-    was stated."""
+    """The transition between a model of a cascade and the next one.
+
+    `discriminator` as it knows its cascade (`light>heavy`), its digest, and f(t) as points: the share of images with a
+    confidence up to each threshold. `reuse_share` (0..1) of the next model's steps may be skipped where it starts from
+    the previous model's image (DiffServe, section 5), as the pair was measured; 0: it starts from noise.
+    `reuse_profile`: the source of the share; None where it was stated.
+    """
 
     discriminator: str
     discriminator_digest: str
@@ -91,7 +93,7 @@ class RegisteredModels:
 
 @dataclass(frozen=True)
 class RegisteredRow:
-    """What a ledger keeps under a kind and a name; `document` is JSON that it never looks into."""
+    """A ledger's row under a kind and a name; `document` is JSON that the ledger never parses."""
 
     kind: str
     name: str

@@ -1,16 +1,15 @@
-"""What reuse does to quality while it serves: hits painted again from scratch, and the thresholds that follow them."""
+"""Quality of reuse while it serves: hits generated again from scratch, and the thresholds that follow them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PaintedAgain:
-    """A picture that started from the cache beside the one of the same request from noise.
+    """An image that started from the cache, compared with the image of the same request from noise.
 
-    `request_id` is the hit's, which is counted once. `skipped_steps` of `step_count` were saved by a latent, or by an
-    image where `from_image`. `reference_model_digest` names the model that painted from noise. `similarity` (cosine) is
-    that of donor and prompt; `quality` and `scratch_quality` are CLIPScores (cosine of picture and prompt) by the
-    encoder.
+    `request_id` is the hit's, which is counted once. A latent, or an image where `from_image`, saved `skipped_steps` of
+    `step_count`. `reference_model_digest` names the model that started from noise. `similarity` (cosine) is between
+    donor and prompt; `quality` and `scratch_quality` are CLIPScores (cosine of image and prompt) by the encoder.
     """
 
     request_id: str
@@ -39,7 +38,7 @@ class WatchedThreshold:
 
 @dataclass(frozen=True)
 class QualitySample:
-    """One hit that was painted again; newer ones have larger numbers."""
+    """One hit that was generated again; newer ones have larger numbers."""
 
     number: int
     similarity: float
@@ -58,8 +57,8 @@ class ThresholdPosition:
 
 @dataclass(frozen=True)
 class AchievedQuality:
-    """What hits kept. `kept_share` is the share of them that kept the alpha asked for; `alpha` is what 95 % of them
-    kept at least. Lower and upper bounds are one-sided, at 95 % each."""
+    """Quality that hits kept. `kept_share` is the share of hits that kept the requested alpha; `alpha` is the share
+    that 95 % of the hits kept at least. Lower and upper bounds are one-sided, at 95 % each."""
 
     sample_count: int
     kept_share: float

@@ -1,7 +1,7 @@
-"""How a picture came to be, as plain JSON: what PNGs carry and HTTP answers.
+"""Provenance of an image as plain JSON, as PNGs carry it and HTTP answers it.
 
-For readers elsewhere: every field is there, None is null, images are digests. What is to be read back as the values
-that it was is written by `pentimento.files.json_values`.
+For other readers: every field is present, None is null, images are digests. `pentimento.files.json_values` writes
+values that are read back.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from pentimento.domain.generation import Provenance
 
 
 def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
-    """Return the provenance as plain JSON values. Image bytes are named by their digest instead of being repeated,
-    those that the frontdoor left out under `inputs`."""
+    """Return the provenance as plain JSON values. Image bytes are named by their digest, inputs that the frontdoor
+    left out under `inputs`."""
     return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
 
 

@@ -1,4 +1,4 @@
-"""What a picture's record says about painting it again: bit-equal, or not at all."""
+"""Routes and inputs of replays: bit-equal to the first image, or refused."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ _SHOWN_LENGTH = 80
 
 
 def replayed_route(provenance: Provenance, held_digest: str) -> Route:
-    """Return the route that paints the recorded picture again, by a model of the digest `held_digest`: one stage, the
-    model that painted it, the start that it took. Raises FailedPrecondition MODEL_CHANGED for another digest."""
+    """Return the route that generates the recorded image again, by a model of the digest `held_digest`: one stage,
+    the same model, the start that was taken. Raises FailedPrecondition MODEL_CHANGED for another digest."""
     if held_digest != provenance.model_digest:
         name, was = provenance.spec.model, provenance.model_digest[:_SHOWN_LENGTH]
         message = f"model: {name} is held as {held_digest[:_SHOWN_LENGTH]} now, the picture was painted by {was}"
@@ -43,13 +43,13 @@ def replayed_route(provenance: Provenance, held_digest: str) -> Route:
 
 
 def start_taken(provenance: Provenance) -> Start:
-    """Return where the picture really started. A worker that could not use the route's donor painted from noise, and
-    saved no step."""
+    """Return the start that was taken. A worker that could not use the route's donor started from noise and saved no
+    step."""
     return taken_of(provenance.route.start, provenance.steps_saved)
 
 
 def taken_of(planned: Start, steps_saved: int) -> Start:
-    """Return what a worker made of a planned start, of which it saved so many steps: noise where it saved none."""
+    """Return the start that a worker took, by the steps that it saved: noise where it saved none."""
     return FromNoise() if _steps_left_out(planned) and not steps_saved else planned
 
 
@@ -94,6 +94,6 @@ def _steps_left_out(start: Start) -> int:
 
 
 def thinned_steps_of(route: Route, saved_steps: int) -> tuple[int, ...]:
-    """Return the steps that an attempt of a route takes alone, from the first of them on, once its start is known: none
-    where the start was passed over. What may be left out of hits was measured of hits."""
+    """Return the steps that an attempt of a route takes once its start is known, from the first of these steps on;
+    empty where the start was passed over. Thinning of hits was measured on hits."""
     return route.thinned_steps if taken_of(route.start, saved_steps) == route.start else ()

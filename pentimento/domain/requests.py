@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class RequestState(Enum):
-    """The first three are under way, the other four terminal: a request reaches exactly one of those."""
+    """The first three are active, the other four terminal: a request reaches exactly one terminal state."""
 
     ACCEPTED = "accepted"
     QUEUED = "queued"

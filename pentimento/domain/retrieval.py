@@ -1,4 +1,4 @@
-"""What the gateway is asked and what it answers. Mirrors pentimento.api.vectordb.v1."""
+"""Lookups and their answers. Mirrors pentimento.api.vectordb.v1."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from pentimento.domain.generation import Start
 
 @dataclass(frozen=True)
 class LookupCandidate:
-    """A model that may paint the request, and the kinds of start that it would take."""
+    """A model that may serve the request, and the kinds of start that it would take."""
 
     scope: CacheScope
     latents: bool = True
@@ -17,9 +17,11 @@ class LookupCandidate:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An entry that is near a prompt and compatible with its request, whether it is near enough or not. `similarity`
-    (cosine) is of the prompts, or of prompt and picture (`by_picture`); `resume_steps`: after which the entry has a
-    latent for the request; `request_id` as in Donor."""
+    """An entry near a prompt and compatible with its request, also where it is not near enough.
+
+    `similarity` (cosine) is between the prompts, or between prompt and image (`by_picture`). `resume_steps`: steps
+    where the entry has a latent for the request. `request_id` as in Donor.
+    """
 
     entry_id: str
     similarity: float

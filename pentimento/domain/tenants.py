@@ -1,5 +1,5 @@
-"""Tenants: what they may ask for, by which keys, and what they used. Work is counted in pixel steps: width x height x
-denoising steps. Times are wall-clock seconds."""
+"""Tenants: their limits, keys and usage. Work is counted in pixel steps: width x height x denoising steps. Times are
+wall-clock seconds."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -23,13 +23,12 @@ def _check(field: str, value: float | None, least: float, greatest: float) -> No
 
 @dataclass(frozen=True)
 class TenantQuota:
-    """Bounds of one tenant; None is no bound. Every picture of a call counts as a request.
+    """Limits of one tenant; None is no limit. Every image of a call counts as a request.
 
-    `requests_per_s` on the long run, `burst_count` at once: None for those of one second, at least one.
-    `concurrent_count`: accepted requests that have not ended. `cost_per_minute`: pixel steps asked for, in any minute
-    at most twice as many (those saved up, and those that come in meanwhile). `cache_bytes`: what the cache keeps of the
-    tenant. `weight`: its share of workers and queues beside others that wait, 1 for everybody who has none. `pools`
-    that may paint for it; empty for all.
+    `requests_per_s` in the long run, `burst_count` at once: None for one second's, at least one. `concurrent_count`:
+    accepted requests that have not ended. `cost_per_minute`: requested pixel steps, in any minute at most twice that
+    number (savings plus refill). `cache_bytes`: size of the tenant's cache entries. `weight`: its share of workers and
+    queues among waiting tenants, 1 by default. `pools` that may serve it; empty for all.
 
     Raises InvalidArgument that names field and limit.
     """
@@ -61,7 +60,7 @@ class TenantQuota:
         return self.burst_count if self.burst_count is not None else max(math.ceil(self.requests_per_s or 0.0), 1)
 
     def allows(self, pool: str) -> bool:
-        """Return whether the pool may paint for the tenant."""
+        """Return whether the pool may serve the tenant."""
         return not self.pools or pool in self.pools
 
 
@@ -115,7 +114,7 @@ class TenantBook:
 
 
 class UsageCounter(Enum):
-    """What is counted of a tenant; `REFUSED` with the reason behind a colon."""
+    """Counters of a tenant; `REFUSED` with the reason behind a colon."""
 
     REQUESTS = "requests"
     PICTURES = "pictures"
@@ -138,8 +137,8 @@ class UsageRow:
 
 @dataclass(frozen=True)
 class UsagePeriod:
-    """What a tenant used in the hour or the day that begins at `start_at`. `painted_cost` in pixel steps of delivered
-    pictures, `refused_counts` by reason."""
+    """Usage of a tenant in the hour or the day that begins at `start_at`. `painted_cost` in pixel steps of delivered
+    images, `refused_counts` by reason."""
 
     start_at: int
     request_count: int = 0

@@ -1,5 +1,4 @@
-"""The steps of a picture that was thinned: from one step of its schedule on these alone are taken. And how many of many
-requests could be left out."""
+"""Steps of a thinned image, which skips steps of its schedule from one step on, and shares of skippable steps."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ def check_thinned_steps(steps: tuple[int, ...], step_count: int) -> None:
 
 
 def taken_steps(steps: tuple[int, ...], step_count: int, first_step: int = 0) -> tuple[int, ...]:
-    """Return the steps that a picture takes from `first_step` on: all before `steps[0]`, and `steps`; all of
-    `step_count` where `steps` are none."""
+    """Return the steps that an image takes from `first_step` on: all before `steps[0]`, and `steps`; all of
+    `step_count` where `steps` is empty."""
     return (*range(first_step, steps[0]), *steps) if steps else tuple(range(first_step, step_count))
 
 
 def taken_count(steps: tuple[int, ...], step_count: int, first_step: int = 0) -> int:
-    """Return how many steps a picture takes from `first_step` on, which may be any step."""
+    """Return the number of steps that an image takes from `first_step` on, which may be any step."""
     if not steps:
         return step_count - first_step
     return max(steps[0] - first_step, 0) + len(steps) - bisect_left(steps, first_step)
@@ -29,14 +28,14 @@ def taken_count(steps: tuple[int, ...], step_count: int, first_step: int = 0) ->
 
 def bridge_steps(step: int, renoised_steps: int, retaken_steps: int) -> tuple[int, ...]:
     """Return the steps of a start that is noised again by `renoised_steps` before it enters the schedule at `step`:
-    `retaken_steps` of them, evenly spread, then `step` itself. Empty where nothing is noised again."""
+    `retaken_steps` steps, evenly spread, then `step` itself. Empty where nothing is noised again."""
     first = step - renoised_steps
     places = (first + round(place * renoised_steps / retaken_steps) for place in range(retaken_steps))
     return (*places, step) if renoised_steps else ()
 
 
 def thinned_note(steps: tuple[int, ...], step_count: int) -> str:
-    """Return what a picture's notes say of the steps that it left out; empty where it took all."""
+    """Return the note about skipped steps; empty where an image took all."""
     if not steps:
         return ""
     return f"steps left out: from step {steps[0]} on {len(steps)} of {step_count - steps[0]} were taken"
@@ -44,8 +43,8 @@ def thinned_note(steps: tuple[int, ...], step_count: int) -> str:
 
 @dataclass(frozen=True)
 class ThinnableSteps:
-    """Of requests that a pool took up to paint from noise, added up: the shares (0..1) of their steps that may be left
-    out under load, and of a picture's quality that is lost then."""
+    """Sums over requests that a pool started from noise: the shares (0..1) of their steps that may be skipped under
+    load, and of an image's quality that is lost then."""
 
     request_count: int = 0
     spare_shares: float = 0.0
@@ -59,7 +58,7 @@ class ThinnableSteps:
         )
 
     def since(self, before: "ThinnableSteps") -> "ThinnableSteps":
-        """Return what came since it was `before`; never less than nothing, whatever is lost in sums of shares."""
+        """Return the sums since `before`; never negative, despite the rounding of sums."""
         return ThinnableSteps(
             self.request_count - before.request_count,
             max(0.0, self.spare_shares - before.spare_shares),

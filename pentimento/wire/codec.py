@@ -4,10 +4,10 @@
     route = decode(message, Route, "route")
     request = pb.ExecuteRequest(route=nested(route, pb.Route))  # copies the route's bytes once
 
-The converter of a class and a message is compiled from their fields when it is first used, as `dataclasses` compiles
-`__init__`. A field that either of them lacks is a TypeError then, unless `exceptions` names it.
+A converter is compiled from the fields of its class and message on first use, as `dataclasses` compiles `__init__`. A
+field that only one side has is a TypeError then, unless `exceptions` names it.
 
-- Enumeration: the member whose name follows the message's prefix. 0 is None where the field may be None.
+- Enumeration: by the member's name, behind the message's prefix. 0 is None where the field may be None.
 - Optional field: absent is None, or the default of a field that cannot be None.
 - `tuple`, `frozenset`: repeated. `tuple | None`: a message with one repeated field.
 - Union of classes: a message with one oneof. The class's name is that of the member's message.
@@ -131,7 +131,7 @@ def member_of(number: int, kind: type[E], enum: Any, place: str) -> E:
 
 
 def checked(message: type[M], place: str = "", **values: Any) -> M:
-    """Return a message of these values. Raises InvalidArgument for a value that it cannot carry."""
+    """Return a message of the values. Raises InvalidArgument for a value that it cannot carry."""
     try:
         return message(**values)
     except UNWRITABLE:
@@ -239,7 +239,7 @@ def _has_oneof_alone(message: Any) -> bool:
 
 
 def _fields(kind: type, message: type[Message]) -> Iterator[Field | RuledField | ClassField]:
-    """Yield the fields in the order of the class. Raises TypeError for those that the class or the message lacks."""
+    """Yield the fields in the order of the class. Raises TypeError for a field that only one side has."""
     descriptors: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
     lacking = set(descriptors) - MESSAGE_ONLY.get(message, frozenset())
     class_only = CLASS_ONLY.get((kind, message), frozenset())

@@ -1,4 +1,4 @@
-"""One field of a class beside its field of a message: the source that converts it, and the reason why it cannot be
+"""A field of a class and its field of a message: the source that converts it, and the error of a value that cannot be
 converted."""
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from pentimento.domain.errors import FieldViolation, InvalidArgument
 from pentimento.domain.shapes import FieldShape
 from pentimento.wire.exceptions import FieldRule
 
-# What protobuf, a table of numbers or a missing attribute raise for a value of another type or range.
+# Raised by protobuf, a table of numbers or a missing attribute for a value of another type or range.
 UNWRITABLE = (ValueError, TypeError, OverflowError, KeyError, AttributeError)
 INTEGER_LIMITS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -152,7 +152,7 @@ class Field:
         )
 
     def unreadable(self, message: Any, place: str) -> InvalidArgument | None:
-        """Return the error of a message whose field the class cannot take, or None."""
+        """Return the error of a field that the class cannot take, or None."""
         path = below(place, self.name)
         try:
             self._check_limit(message, path)

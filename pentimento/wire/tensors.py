@@ -1,5 +1,5 @@
-"""Tensor messages as raw bytes and a dtype. NumPy has no bfloat16 and torch is too heavy for most processes, so neither
-is used; whatever does not fit its own description is refused before a byte of it is believed."""
+"""Tensor messages as raw bytes and a dtype. NumPy has no bfloat16 and torch is too heavy for most processes, so
+neither is used. A tensor that does not fit its own description is refused before its bytes are read."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ _ITEM_SIZES = {
 
 @dataclass(frozen=True)
 class Binding:
-    """What a tensor belongs to. A receiver takes no tensor bound to anything but what it asked for."""
+    """The owner of a tensor. A receiver takes only tensors with the binding that it asked for."""
 
     request_id: str = ""
     fencing_token: int = 0
@@ -60,7 +60,7 @@ UNBOUND = Binding()
 
 
 class DeviceBytes(Protocol):
-    """Bytes in a device's memory: a torch tensor of them, which nothing here looks into."""
+    """Bytes in a device's memory: a torch tensor that nothing here reads."""
 
     def __len__(self) -> int: ...
 
@@ -96,7 +96,7 @@ def size_of(dtype: Dtype, dims: Sequence[int]) -> int:
     return _size_of(dtype, tuple(dims))
 
 
-# Of every layer of every step a few times: the same few shapes.
+# Called for every layer of every step, with the same few shapes.
 @lru_cache(maxsize=1024)
 def _size_of(dtype: Dtype, dims: tuple[int, ...]) -> int:
     if len(dims) > MAX_RANK:
@@ -160,8 +160,8 @@ def tensor_from_proto(
 def checked_description(
     message: pb.Tensor, dtypes: Sequence[Dtype], dims: Sequence[int] | None, binding: Binding | None
 ) -> tuple[Dtype, Binding]:
-    """Return element type and binding of a message, whose bytes may be anywhere. Raises InvalidArgument where it is not
-    of `dtypes`, `dims` and `binding`."""
+    """Return element type and binding of a message, with its bytes in any place. Raises InvalidArgument where they
+    do not fit `dtypes`, `dims` and `binding`."""
     dtype = known_dtype(message.dtype, dtypes)
     if dims is not None and tuple(message.dims) != tuple(dims):
         raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
@@ -172,7 +172,7 @@ def checked_description(
 
 
 def known_dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
-    """Return the element type of that protobuf number. Raises InvalidArgument where it is none of those allowed."""
+    """Return the element type of that protobuf number. Raises InvalidArgument where it is not allowed."""
     for dtype in allowed:
         if dtype.value == number:
             return dtype
