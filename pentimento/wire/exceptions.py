@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as discriminator_pb
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.domain.errors import InvalidArgument, PentimentoError, class_of_code
 from pentimento.domain.fleet import Capability, ModelCost
@@ -82,6 +83,7 @@ EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
 """Fields with a rule of their own."""
 
 MESSAGE_ONLY: Mapping[type[Message], frozenset[str]] = {
+    gateway_pb.ReserveRequest: frozenset({"scope", "attempt"}),
     worker_pb.AttemptResult: frozenset({"final_latents"}),
     discriminator_pb.PromptForesight: frozenset({"request_id"}),
     image_pb.Completed: frozenset({"image_size_bytes"}),

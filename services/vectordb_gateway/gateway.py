@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass
 
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CacheTotals
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.lookup import Lookup
@@ -17,10 +16,13 @@ from services.vectordb_gateway.writing import EntryWriting
 
 @dataclass(frozen=True)
 class GatewayStatistics:
-    """Counts are since the start of this process: lookups, those that found a start, starts that workers took, and
-    those that they could not use."""
+    """Contents of the cache. Counts of lookups and starts are since the start of this process: `hit_count` found a
+    start, workers took `taken_count` starts and could not use `passed_over_count`."""
 
-    totals: CacheTotals
+    entry_count: int
+    object_count: int
+    size_bytes: int
+    pending_grant_count: int
     lookup_count: int
     hit_count: int
     read_only: bool
@@ -47,7 +49,10 @@ class Gateway:
     async def statistics(self) -> GatewayStatistics:
         totals = await asyncio.to_thread(self.ledger.totals)
         return GatewayStatistics(
-            totals=totals,
+            entry_count=totals.entry_count,
+            object_count=totals.object_count,
+            size_bytes=totals.size_bytes,
+            pending_grant_count=totals.open_grant_count,
             lookup_count=self.lookup.lookup_count,
             hit_count=self.lookup.hit_count,
             read_only=bool(self.capacity.read_only_reason(totals)),

@@ -48,14 +48,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
         scope, attempt = decode(request.scope, CacheScope, "scope"), decode(request.attempt, Attempt, "attempt")
-        run = ReservedRun(
-            request.start_step,
-            request.ancestor_depth,
-            request.keeps_image,
-            request.start_kind,
-            request.light,
-            request.tenant_cache_bytes if request.HasField("tenant_cache_bytes") else None,
-        )
+        run = decode(request, ReservedRun)
         reservation = await self._gateway.writing.reserve(scope, attempt, run)
         grant = encode(reservation.grant, generation_pb2.CacheGrant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
@@ -145,20 +138,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         request: pb.GetStatisticsRequest,
         context: grpc.aio.ServicerContext[pb.GetStatisticsRequest, pb.GetStatisticsResponse],
     ) -> pb.GetStatisticsResponse:
-        statistics = await self._gateway.statistics()
-        return pb.GetStatisticsResponse(
-            entry_count=statistics.totals.entry_count,
-            object_count=statistics.totals.object_count,
-            size_bytes=statistics.totals.size_bytes,
-            lookup_count=statistics.lookup_count,
-            hit_count=statistics.hit_count,
-            pending_grant_count=statistics.totals.open_grant_count,
-            read_only=statistics.read_only,
-            index_backend=statistics.index_backend,
-            object_backend=statistics.object_backend,
-            taken_count=statistics.taken_count,
-            passed_over_count=statistics.passed_over_count,
-        )
+        return encode(await self._gateway.statistics(), pb.GetStatisticsResponse)
 
 
 def _captured(request: pb.CommitRequest) -> CapturedEntries:
