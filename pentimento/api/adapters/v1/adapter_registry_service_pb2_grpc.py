@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdapterRegistryServiceStub:
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 
@@ -54,7 +54,7 @@ class AdapterRegistryServiceStub:
 
 
 class AdapterRegistryServiceServicer:
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 
@@ -106,7 +106,7 @@ def add_AdapterRegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdapterRegistryService:
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 

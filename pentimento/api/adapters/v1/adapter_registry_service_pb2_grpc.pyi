@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdapterRegistryServiceStub:
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 
@@ -45,7 +45,7 @@ class AdapterRegistryServiceStub:
 
 @_typing.type_check_only
 class AdapterRegistryServiceAsyncStub(AdapterRegistryServiceStub):
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 
@@ -59,7 +59,7 @@ class AdapterRegistryServiceAsyncStub(AdapterRegistryServiceStub):
     """No new request may name it. Those under way keep it: its file goes after a while."""
 
 class AdapterRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """LoRAs that operators upload while the suite serves. The leading controller answers: it judges a file, stores it in the object store
+    """LoRAs that operators upload while the suite serves. The leading controller answers: it validates a file, stores it in the object store
     under its digest, keeps its name in the ledger, and names it in the plan. Names are keys and never paths.
     """
 

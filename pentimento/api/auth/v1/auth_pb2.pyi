@@ -35,7 +35,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_ADMIN: _Role.ValueType  # 4
     """An operator: control and status calls."""
     ROLE_TENANT_ADMIN: _Role.ValueType  # 5
-    """Whoever makes tenants and keys; no process of the suite has it."""
+    """Administrators of tenants and keys; no process of the suite has it."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Who may call. A caller's role comes from its token; an RPC that names no role is closed to everybody."""
@@ -50,7 +50,7 @@ ROLE_SERVICE: Role.ValueType  # 3
 ROLE_ADMIN: Role.ValueType  # 4
 """An operator: control and status calls."""
 ROLE_TENANT_ADMIN: Role.ValueType  # 5
-"""Whoever makes tenants and keys; no process of the suite has it."""
+"""Administrators of tenants and keys; no process of the suite has it."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 ALLOWED_ROLES_FIELD_NUMBER: _builtins.int

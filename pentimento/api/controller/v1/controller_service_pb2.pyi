@@ -73,7 +73,7 @@ class Replica(_message.Message):
     device: _builtins.str
     device_memory_bytes: _builtins.int
     held_model_digest: _builtins.str
-    """Workers: the digest of the model that they hold, as their loader found it; empty for none, or where it is not told."""
+    """Workers: the digest of the model that they hold, as their loader found it; empty for none, or where unknown."""
     @_builtins.property
     def available_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Components it can serve, and those it holds now, by registry name."""
@@ -88,7 +88,7 @@ class Replica(_message.Message):
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Adapter]:
-        """LoRAs that a worker can paint with, ControlNets that a ControlNet replica serves."""
+        """LoRAs that a worker can use, ControlNets that a ControlNet replica serves."""
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ Global___KeptQuality: _TypeAlias = KeptQuality  # noqa: Y015
 
 @_typing.final
 class ThinnableSteps(_message.Message):
-    """Of requests that a pool took up to paint from noise, added up: the shares of their steps that may be left out under load, and of a picture's quality that is
+    """Sums over requests that a pool started from noise: the shares of their steps that may be left out under load, and of an image's quality that is
     lost then.
     """
 
@@ -706,7 +706,7 @@ class AdapterPlacement(_message.Message):
     def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def resident_instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of these, the replicas that hold it now: those that report it among their resident models."""
+        """The replicas that hold it now, by their reported resident models."""
 
     def __init__(
         self,
@@ -772,7 +772,7 @@ class PoolPlan(_message.Message):
     """hit, miss, light, heavy, or the model's name where there is one pool a model."""
     model: _builtins.str
     thins: _builtins.bool
-    """The plan counts on it that pictures of the pool leave out as many steps as they may, where frontdoors do so under load."""
+    """The plan relies on the pool to skip as many steps as allowed, where frontdoors skip steps under load."""
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -806,7 +806,7 @@ class RouteShare(_message.Message):
     route: _builtins.str
     share: _builtins.float
     cascade: _builtins.str
-    """The cascade that they go through, whose first stage is the pool; empty where the pool's picture is the last."""
+    """The cascade that they go through, which begins with the pool; empty where the pool's image is final."""
     def __init__(
         self,
         *,
@@ -824,7 +824,7 @@ Global___RouteShare: _TypeAlias = RouteShare  # noqa: Y015
 
 @_typing.final
 class CascadePlan(_message.Message):
-    """Stages in order, light first. No picture of the last one is scored."""
+    """Stages in order, light first. No image of the last one is scored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -861,14 +861,14 @@ class StagePlan(_message.Message):
     discriminator: _builtins.str
     """As discriminators know it, `light>heavy`; empty for that of this stage's model and the next one's."""
     skip_below: _builtins.float
-    """The stage is left out where the prompt alone tells that its picture is good enough with less than this probability; 0 for never."""
+    """The stage is left out where the prompt alone predicts that its image is good enough with less than this probability; 0 for never."""
     reuse_share: _builtins.float
-    """Share of the next stage's steps that are left out there, because it starts from this stage's picture; 0: it starts from noise."""
+    """Share of the next stage's steps that are left out there, because it starts from this stage's image; 0: it starts from noise."""
     discriminator_digest: _builtins.str
     """Of the discriminator whose f(t) the thresholds were planned by: scores of another one do not count. Empty for any."""
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartThreshold]:
-        """Pictures from a kind of start that is not named are not scored: they are good enough."""
+        """Images from a kind of start that is not named are not scored: they are good enough."""
 
     def __init__(
         self,
@@ -890,7 +890,7 @@ Global___StagePlan: _TypeAlias = StagePlan  # noqa: Y015
 
 @_typing.final
 class StartThreshold(_message.Message):
-    """The confidence, 0..1, that a picture from a kind of start must exceed to be the last."""
+    """The confidence, 0..1, that an image from a kind of start must exceed to be final."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -933,7 +933,7 @@ class CachePlan(_message.Message):
     """Whether images of a cascade's earlier stages may enter. Absent: true."""
     @_builtins.property
     def admits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Kinds of start whose pictures and latents may enter."""
+        """Kinds of start whose images and latents may enter."""
 
     def __init__(
         self,
@@ -1051,7 +1051,7 @@ class GetFleetResponse(_message.Message):
     def plan(self) -> Global___Plan: ...
     @_builtins.property
     def unplanned(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnplannedModel]:
-        """Models that workers could hold and that the policy in force gives to nobody."""
+        """Models that workers could hold and that the policy in force leaves out."""
 
     def __init__(
         self,
@@ -1072,7 +1072,7 @@ Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
 
 @_typing.final
 class UnplannedModel(_message.Message):
-    """`reason` is of the catalogue of errors: PROFILE_MISSING where nobody said what the model costs on that device, MODEL_DIGEST_MISMATCH
+    """`reason` is of the catalogue of errors: PROFILE_MISSING where the model's cost on that device is unknown, MODEL_DIGEST_MISMATCH
     where that worker holds another digest under the model's name than is registered.
     """
 

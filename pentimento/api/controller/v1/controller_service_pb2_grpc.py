@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControllerServiceStub:
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan.
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class ControllerServiceStub:
 
 
 class ControllerServiceServicer:
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan.
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force.
     """
 
     def Register(self, request, context):
@@ -74,7 +74,7 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """The heartbeat, once a second. NOT_FOUND asks the replica to register anew (the controller restarted).
+        """The heartbeat, once a second. NOT_FOUND asks the replica to register again (the controller restarted).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,7 +137,7 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService:
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan.
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControllerServiceStub:
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan."""
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,7 +36,7 @@ class ControllerServiceStub:
     Register: _grpc.UnaryUnaryMultiCallable[_controller_service_pb2.RegisterRequest, _controller_service_pb2.RegisterResponse]
     """A replica says what it is. The answer is a lease: a replica that stops reporting falls out of the fleet."""
     Report: _grpc.UnaryUnaryMultiCallable[_controller_service_pb2.ReportRequest, _controller_service_pb2.ReportResponse]
-    """The heartbeat, once a second. NOT_FOUND asks the replica to register anew (the controller restarted)."""
+    """The heartbeat, once a second. NOT_FOUND asks the replica to register again (the controller restarted)."""
     Deregister: _grpc.UnaryUnaryMultiCallable[_controller_service_pb2.DeregisterRequest, _controller_service_pb2.DeregisterResponse]
     """A replica that drains says so before it goes."""
     WatchPlan: _grpc.UnaryStreamMultiCallable[_controller_service_pb2.WatchPlanRequest, _controller_service_pb2.WatchPlanResponse]
@@ -45,13 +45,13 @@ class ControllerServiceStub:
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan."""
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.RegisterRequest, _controller_service_pb2.RegisterResponse]  # type: ignore[assignment]
     """A replica says what it is. The answer is a lease: a replica that stops reporting falls out of the fleet."""
     Report: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.ReportRequest, _controller_service_pb2.ReportResponse]  # type: ignore[assignment]
-    """The heartbeat, once a second. NOT_FOUND asks the replica to register anew (the controller restarted)."""
+    """The heartbeat, once a second. NOT_FOUND asks the replica to register again (the controller restarted)."""
     Deregister: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.DeregisterRequest, _controller_service_pb2.DeregisterResponse]  # type: ignore[assignment]
     """A replica that drains says so before it goes."""
     WatchPlan: _aio.UnaryStreamMultiCallable[_controller_service_pb2.WatchPlanRequest, _controller_service_pb2.WatchPlanResponse]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     GetFleet: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.GetFleetRequest, _controller_service_pb2.GetFleetResponse]  # type: ignore[assignment]
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Registry, reports and plans. Plans are intent, reports are truth; without a controller all goes on by the last plan."""
+    """Registry, reports and plans. Plans are intent, reports are truth; without a controller the last plan stays in force."""
 
     @_abc_1.abstractmethod
     def Register(
@@ -75,7 +75,7 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_service_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_service_pb2.ReportResponse, _abc.Awaitable[_controller_service_pb2.ReportResponse]]:
-        """The heartbeat, once a second. NOT_FOUND asks the replica to register anew (the controller restarted)."""
+        """The heartbeat, once a second. NOT_FOUND asks the replica to register again (the controller restarted)."""
 
     @_abc_1.abstractmethod
     def Deregister(

@@ -208,7 +208,7 @@ class OpenStream(_message.Message):
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
     def controlnet(self) -> _generation_pb2.ControlNetSelection:
-        """With its conditioning image, judged and decoded by the reader of every picture; its scale is applied here, once."""
+        """With its conditioning image, validated and decoded by the common image reader; its scale is applied here, once."""
 
     @_builtins.property
     def text_states(self) -> _tensor_pb2.Tensor:
@@ -359,7 +359,7 @@ class StreamOpened(_message.Message):
 
     @_builtins.property
     def line(self) -> _tensor_pb2.StepLine:
-        """Set where steps may go beside the stream: latents bound as a ResidualStep's are; answers, bound to the layer "residuals", are
+        """Set where steps may bypass the stream: latents bound as a ResidualStep's are; answers, bound to the layer "residuals", are
         `shapes`, one after the other in a slot of `region`. A transformer's come in several parts.
         """
 

@@ -65,7 +65,7 @@ class DiscriminatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Foresee(self, request, context):
-        """What a prompt tells by itself, before anything is painted.
+        """Prediction from a prompt alone, before anything is generated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class DiscriminatorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DiscriminatorServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.ScoreRequest, _discriminator_service_pb2.ScoreResponse]
     Foresee: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.ForeseeRequest, _discriminator_service_pb2.ForeseeResponse]
-    """What a prompt tells by itself, before anything is painted."""
+    """Prediction from a prompt alone, before anything is generated."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.GetStatusRequest, _discriminator_service_pb2.GetStatusResponse]
 
 @_typing.type_check_only
@@ -49,7 +49,7 @@ class DiscriminatorServiceAsyncStub(DiscriminatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.ScoreRequest, _discriminator_service_pb2.ScoreResponse]  # type: ignore[assignment]
     Foresee: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.ForeseeRequest, _discriminator_service_pb2.ForeseeResponse]  # type: ignore[assignment]
-    """What a prompt tells by itself, before anything is painted."""
+    """Prediction from a prompt alone, before anything is generated."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.GetStatusRequest, _discriminator_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class DiscriminatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -70,7 +70,7 @@ class DiscriminatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _discriminator_service_pb2.ForeseeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_discriminator_service_pb2.ForeseeResponse, _abc.Awaitable[_discriminator_service_pb2.ForeseeResponse]]:
-        """What a prompt tells by itself, before anything is painted."""
+        """Prediction from a prompt alone, before anything is generated."""
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -53,7 +53,7 @@ class EmbedTextRequest(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     MEMO_PARTITION_FIELD_NUMBER: _builtins.int
     memo_partition: _builtins.str
-    """Answers are remembered within a partition only, the tenant's: their timing tells nobody of another's prompts."""
+    """Answers are remembered per partition, the tenant's: their timing reveals no other tenant's prompts."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

@@ -72,7 +72,7 @@ class GetStatusResponse(_message.Message):
     draining: _builtins.bool
     journal_id: _builtins.str
     steps_run: _builtins.int
-    """Denoising steps of those pictures: taken, and left out thanks to their starts."""
+    """Denoising steps of those images: taken, and left out thanks to their starts."""
     steps_saved: _builtins.int
     not_accepting_reason: _builtins.str
     """Why no new request is accepted now, such as `STORE_FULL: …`; empty while requests are accepted."""
@@ -88,13 +88,13 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyBucket]:
-        """What follows is since the start, so that two answers tell what happened between them. From arrival to the picture, of
+        """The following counts are since the start; two answers give the difference. From arrival to the image, of
         completed requests; each counts in one bucket.
         """
 
     @_builtins.property
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartCount]:
-        """Where pictures that workers painted really started."""
+        """Starts of generated images."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_image_service_pb2.Model]:
@@ -265,7 +265,7 @@ class PoolStatus(_message.Message):
     dropped_count: _builtins.int
     late_count: _builtins.int
     scored_count: _builtins.int
-    """Pictures that a discriminator judged, and those that went on to the next pool."""
+    """Images that a discriminator scored, and images deferred to the next pool."""
     deferred_count: _builtins.int
     def __init__(
         self,

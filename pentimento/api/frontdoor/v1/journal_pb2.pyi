@@ -23,8 +23,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class JournalledRequest(_message.Message):
-    """What the frontdoor's journal keeps of an accepted request until it ends. Nobody else reads it. Whoever finds a field here that it
-    does not know ends the request: what the field asks for would be missing from the picture.
+    """The journal's body of an accepted request until it ends. Only the frontdoor reads it. A reader that finds an unknown field ends
+    the request: the image would lack something that was asked for.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -49,16 +49,16 @@ class JournalledRequest(_message.Message):
     deadline_ms: _builtins.int
     preview_interval_steps: _builtins.int
     pin_ms: _builtins.int
-    """For how long its picture is to stay replayable; 0 for no longer than others."""
+    """Time that its image stays replayable; 0 for no longer than others."""
     may_thin: _builtins.bool
     """Steps may be left out of it, as far as its model's profile allows."""
     image_index: _builtins.int
-    """Of several pictures of one call which one it is, from 0."""
+    """Its index among the images of one call, from 0."""
     encoding_quality: _builtins.int
     """0..100, of JPEG and WebP; absent: the encoder's own."""
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
-        """Everything that changes the picture; bytes that are kept apart are left out of it."""
+        """Everything that changes the image; bytes that are kept apart are left out of it."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.SpecInput]:
@@ -114,7 +114,7 @@ Global___JournalledRequest: _TypeAlias = JournalledRequest  # noqa: Y015
 
 @_typing.final
 class AdmittedStages(_message.Message):
-    """The stages that a request was admitted to, of those that the deployment had then."""
+    """The stages that a request was admitted to, as the deployment had them then."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,7 +146,7 @@ Global___AdmittedStages: _TypeAlias = AdmittedStages  # noqa: Y015
 
 @_typing.final
 class HandedPicture(_message.Message):
-    """What an attempt at a later stage started from: the picture of the stage before it."""
+    """Start of an attempt at a later stage: the previous stage's image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,10 +181,10 @@ class Replay(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     IMAGE_DIGEST_FIELD_NUMBER: _builtins.int
     image_digest: _builtins.str
-    """"sha256:<hex>" of that picture's bytes; empty where it is unknown."""
+    """"sha256:<hex>" of the first image's bytes; empty where it is unknown."""
     @_builtins.property
     def route(self) -> _generation_pb2.Route:
-        """The route of the picture that is painted again."""
+        """The route of the first image."""
 
     def __init__(
         self,

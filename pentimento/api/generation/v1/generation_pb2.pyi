@@ -193,7 +193,7 @@ Global___RejectedAdapter: _TypeAlias = RejectedAdapter  # noqa: Y015
 
 @_typing.final
 class PipeliningBound(_message.Message):
-    """Measured with schedules of so many steps: from `first_step` on a ControlNet's residuals resemble those of the step before; 0 where
+    """Measured with schedules of `step_count` steps: from `first_step` on a ControlNet's residuals resemble those of the step before; 0 where
     they never do (Katz, pipelined asynchronous).
     """
 
@@ -300,7 +300,7 @@ Global___ControlNetSelection: _TypeAlias = ControlNetSelection  # noqa: Y015
 
 @_typing.final
 class GenerationSpec(_message.Message):
-    """Everything that changes the picture, fully resolved: no default is left open once a request is accepted."""
+    """Everything that changes the image, fully resolved: no default is left open once a request is accepted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,7 +407,7 @@ class SpecInput(_message.Message):
     field: _builtins.str
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
-        """In a Provenance without its key: digest and size tell whoever has the bytes that they are the ones."""
+        """In a Provenance without its key: digest and size identify the bytes."""
 
     def __init__(
         self,
@@ -572,9 +572,9 @@ class Donor(_message.Message):
     similarity: _builtins.float
     """Cosine similarity that chose it."""
     ancestor_depth: _builtins.int
-    """Generations between this entry and a picture painted from noise."""
+    """Generations between this entry and an image generated from noise."""
     request_id: _builtins.str
-    """The request whose picture the entry is of; empty where that is another tenant's, or was not noted."""
+    """The request whose image the entry is of; empty where that is another tenant's, or was not noted."""
     def __init__(
         self,
         *,
@@ -607,7 +607,7 @@ class Neighbour(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     similarity: _builtins.float
-    """Cosine similarity: of the prompts, or of the prompt and the entry's picture (`by_picture`)."""
+    """Cosine similarity: of the prompts, or of the prompt and the entry's image (`by_picture`)."""
     by_picture: _builtins.bool
     ancestor_depth: _builtins.int
     created_at_ms: _builtins.int
@@ -615,7 +615,7 @@ class Neighbour(_message.Message):
     """As in Donor."""
     @_builtins.property
     def resume_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps after which the entry has a latent that the request could resume; none of one by its picture."""
+        """Steps after which the entry has a latent that the request could resume; none of one by its image."""
 
     def __init__(
         self,
@@ -638,7 +638,7 @@ Global___Neighbour: _TypeAlias = Neighbour  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):
-    """The decision how to paint a request: taken once, journalled, the same for every attempt."""
+    """The decision how to generate a request: taken once, journalled, the same for every attempt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,7 +663,7 @@ class Route(_message.Message):
     reason: _builtins.str
     """Why, in words for people: "miss: nearest similarity 0.41 below 0.65"."""
     replay_of: _builtins.str
-    """The request whose picture is painted again. Its attempts share no forward pass, and fail with ANCESTOR_GONE rather than
+    """The request whose image is generated again. Its attempts share no forward pass, and fail with ANCESTOR_GONE rather than
     start anywhere else. Empty for every other request.
     """
     pipelined_from_step: _builtins.int
@@ -680,8 +680,8 @@ class Route(_message.Message):
     def plan_version(self) -> Global___PlanVersion: ...
     @_builtins.property
     def thinned_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps of the schedule, ascending: from the first of them on these alone are taken. Empty for all. An attempt's own: its worker is told,
-        and a picture's provenance has those that were taken.
+        """Steps of the schedule, ascending: from the first of them on these alone are taken. Empty for all. Set per attempt; an
+        image's provenance has the steps that were taken.
         """
 
     def __init__(
@@ -720,7 +720,7 @@ class CascadeStage(_message.Message):
     model: _builtins.str
     discriminator: _builtins.str
     confidence_threshold: _builtins.float
-    """Of pictures from the route's start, when it was decided; 0 where they are not scored."""
+    """Of images from the route's start, when it was decided; 0 where they are not scored."""
     pool: _builtins.str
     def __init__(
         self,
@@ -812,10 +812,10 @@ class CacheGrant(_message.Message):
     image_key: _builtins.str
     expires_in_ms: _builtins.int
     expires_at_ms: _builtins.int
-    """Milliseconds of UNIX time; part of what is signed."""
+    """Milliseconds of UNIX time; signed."""
     signature: _builtins.bytes
     """HMAC-SHA256 by a key that gateway and workers share, over the above, tenant, request, fencing token, model, size and
-    steps. Without it, or for another attempt, a worker paints and stores nothing. Empty where no key is set.
+    steps. Without it, or for another attempt, a worker generates and stores nothing. Empty where no key is set.
     """
     @_builtins.property
     def latents(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatentSlot]: ...
@@ -943,10 +943,10 @@ class ReuseQuality(_message.Message):
     """Share of the from-scratch quality that is promised, 0 for none, and by which profile."""
     source: _builtins.str
     reference_model_digest: _builtins.str
-    """The model whose pictures from scratch they are compared with; empty for the model itself."""
+    """The model whose images from scratch they are compared with; empty for the model itself."""
     @_builtins.property
     def achieved(self) -> Global___AchievedQuality:
-        """Absent before the first hit that was painted again."""
+        """Absent before the first hit that was generated again."""
 
     def __init__(
         self,
@@ -1013,7 +1013,7 @@ Global___AchievedQuality: _TypeAlias = AchievedQuality  # noqa: Y015
 
 @_typing.final
 class Provenance(_message.Message):
-    """How a picture came to be; enough to replay it."""
+    """How an image came to be; enough to replay it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1045,12 +1045,12 @@ class Provenance(_message.Message):
     build_version: _builtins.str
     discriminator_confidence: _builtins.float
     device_seconds: _builtins.float
-    """Of every attempt that painted for this request: a light picture that a cascade passed over is paid for, too."""
+    """Of every attempt that generated for this request: including light images that a cascade deferred."""
     energy_joules: _builtins.float
     replay_equal: _builtins.bool
-    """Of a replay: whether its bytes are those of the picture that it paints again. Absent otherwise, or where unknown."""
+    """Of a replay: whether its bytes are those of the image that it generates again. Absent otherwise, or where unknown."""
     encoding_quality: _builtins.int
-    """How much of the picture its file was to keep, 0..100, of JPEG and WebP. Absent: the encoder's own."""
+    """Quality of a JPEG or WebP file, 0..100. Absent: the encoder's own."""
     @_builtins.property
     def spec(self) -> Global___GenerationSpec: ...
     @_builtins.property

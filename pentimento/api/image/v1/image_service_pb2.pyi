@@ -123,7 +123,7 @@ class _ResultUrlServer:
 class _ResultUrlServerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultUrlServer.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESULT_URL_SERVER_UNSPECIFIED: _ResultUrlServer.ValueType  # 0
-    """Nobody knows now: the store is away."""
+    """Unknown: the store is unavailable."""
     RESULT_URL_SERVER_NONE: _ResultUrlServer.ValueType  # 1
     """The deployment gives no addresses: GetResultUrl answers `URLS_OFF`."""
     RESULT_URL_SERVER_STORE: _ResultUrlServer.ValueType  # 2
@@ -135,7 +135,7 @@ class ResultUrlServer(_ResultUrlServer, metaclass=_ResultUrlServerEnumTypeWrappe
     """Who serves what GetResultUrl gives an address of."""
 
 RESULT_URL_SERVER_UNSPECIFIED: ResultUrlServer.ValueType  # 0
-"""Nobody knows now: the store is away."""
+"""Unknown: the store is unavailable."""
 RESULT_URL_SERVER_NONE: ResultUrlServer.ValueType  # 1
 """The deployment gives no addresses: GetResultUrl answers `URLS_OFF`."""
 RESULT_URL_SERVER_STORE: ResultUrlServer.ValueType  # 2
@@ -146,7 +146,7 @@ Global___ResultUrlServer: _TypeAlias = ResultUrlServer  # noqa: Y015
 
 @_typing.final
 class AskedLora(_message.Message):
-    """A LoRA that a picture is to be painted with."""
+    """A LoRA for an image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -174,7 +174,7 @@ Global___AskedLora: _TypeAlias = AskedLora  # noqa: Y015
 
 @_typing.final
 class AskedControlNet(_message.Message):
-    """A ControlNet that a picture is to follow, and the image that it goes by."""
+    """A ControlNet for an image, and its conditioning image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -186,7 +186,7 @@ class AskedControlNet(_message.Message):
     name: _builtins.str
     """A name of ListModels."""
     conditioning_image: _builtins.bytes
-    """PNG, JPEG or WebP bytes of the picture's size; no address is ever fetched."""
+    """PNG, JPEG or WebP bytes of the image's size; no address is ever fetched."""
     conditioning_scale: _builtins.float
     """0 to 10; 0 leaves the ControlNet without effect. Absent: 1."""
     start_fraction: _builtins.float
@@ -263,25 +263,25 @@ class ImageRequest(_message.Message):
     """ddim, euler, ...; empty means the model's own."""
     eta: _builtins.float
     seed: _builtins.int
-    """Of several pictures that of the first: each has one more than the one before it (after 2^64-1 comes 0)."""
+    """Seed of the first of several images: each next image has one more (after 2^64-1 comes 0)."""
     cache: Global___CacheMode.ValueType
     format: Global___ImageFormat.ValueType
     quality: _builtins.float
     """0..1: the share of the from-scratch quality asked for; absent means the deployment's."""
     deadline_ms: _builtins.int
-    """Time the picture may take from now; absent means the deployment's."""
+    """Time for the image from now; absent means the deployment's."""
     max_cost: _builtins.float
-    """In pixel steps (width x height x steps), of all its pictures together."""
+    """In pixel steps (width x height x steps), of all its images together."""
     pin_ms: _builtins.int
-    """Keeps what the picture starts from, and what the request came with, for so long from its completion: it can be replayed until
-    then. Where that fails the picture's notes say "not pinned" and why.
+    """Keeps what the image starts from, and what the request came with, for so long from its completion: it can be replayed until
+    then. Where that fails the image's notes say "not pinned" and why.
     """
     binding_steps: _builtins.bool
     """Whether all of its steps are to be taken, whatever the load and the deadline. Absent: yes where num_inference_steps is there."""
     image_count: _builtins.int
-    """Pictures of this request, which differ by their seeds alone: 1 to the deployment's most. Absent: 1."""
+    """Images of this request, which differ by their seeds alone: 1 to the deployment's most. Absent: 1."""
     encoding_quality: _builtins.int
-    """Of JPEG and WebP how much of the picture its file keeps: 0..100, 100 the most and the largest. Absent: the encoder's own. A PNG
+    """Quality of a JPEG or WebP file: 0..100, 100 the best and the largest. Absent: the encoder's own. A PNG
     keeps all of it: 100 alone.
     """
     @_builtins.property
@@ -393,9 +393,9 @@ class GenerateRequest(_message.Message):
     idempotency_key: _builtins.str
     """At most 128 characters; a retry with the same key and body finds the first request, another body is refused."""
     preview_interval_steps: _builtins.int
-    """A small picture of the current latent every so many steps; 0 means none."""
+    """A preview of the current latent every `preview_interval_steps` steps; 0 means none."""
     omit_progress: _builtins.bool
-    """Leaves out Routed and every Progress without such a picture, for callers who wait for the end alone."""
+    """Leaves out Routed and every Progress without a preview, for callers that wait for the end alone."""
     max_message_bytes: _builtins.int
     """The largest message that the client receives, in bytes, at least 262144. An image that would make a larger one comes in ImageChunk
     messages before its Completed. 0: the client says nothing; then such an image is one that makes a message of more than 4194304
@@ -477,12 +477,12 @@ class ReplayRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As the provenance of a picture names it. How it came to be is what was recorded here, never what a file says."""
+    """As the provenance of an image names it. The server's record counts, never a file's."""
     idempotency_key: _builtins.str
     """As Generate's."""
     preview_interval_steps: _builtins.int
     deadline_ms: _builtins.int
-    """Time the picture may take from now; absent means the deployment's."""
+    """Time for the image from now; absent means the deployment's."""
     max_message_bytes: _builtins.int
     """As Generate's."""
     @_builtins.property
@@ -586,8 +586,8 @@ class Accepted(_message.Message):
     """True when an earlier call with this idempotency key was found."""
     @_builtins.property
     def image_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of several pictures the id of each, in the order of their indexes: by it a picture is asked for, replayed, pinned and cancelled.
-        `request_id` is of all of them together. Empty where there is one picture, whose id is `request_id`.
+        """The id of each of several images, in the order of their indexes, to read, replay, pin or cancel it.
+        `request_id` is for all together. Empty for one image, which has the id `request_id`.
         """
 
     def __init__(
@@ -612,7 +612,7 @@ class Routed(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     image_index: _builtins.int
-    """Of which picture of the request, from 0."""
+    """Index of the image in the request, from 0."""
     @_builtins.property
     def route(self) -> _generation_pb2.Route: ...
     def __init__(
@@ -653,7 +653,7 @@ class Progress(_message.Message):
     """Size of the whole image that is generated; the preview may be smaller."""
     height_px: _builtins.int
     saved_steps: _builtins.int
-    """Denoising steps that are not taken: those that reuse saves, and those that are left out under load."""
+    """Denoising steps that are skipped, by reuse or under load."""
     def __init__(
         self,
         *,
@@ -746,7 +746,7 @@ Global___ImageChunk: _TypeAlias = ImageChunk  # noqa: Y015
 
 @_typing.final
 class PictureFailed(_message.Message):
-    """One of several pictures will not come."""
+    """One of several images failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -757,14 +757,14 @@ class PictureFailed(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The picture's own."""
+    """The image's own."""
     image_index: _builtins.int
     code: _builtins.int
-    """As the error status of a request for one picture has it: google.rpc.Code, reason word of the error catalogue, a sentence."""
+    """As in the error status of a request for one image: google.rpc.Code, reason word of the error catalogue, a sentence."""
     reason: _builtins.str
     message: _builtins.str
     retry_after_ms: _builtins.int
-    """When it may be asked for again; 0 where nobody knows."""
+    """When it may be asked for again; 0 where unknown."""
     def __init__(
         self,
         *,
@@ -793,7 +793,7 @@ class SubmitRequest(_message.Message):
     def generate(self) -> Global___GenerateRequest: ...
     @_builtins.property
     def webhook(self) -> Global___Webhook:
-        """Called once the job has ended: of several pictures once, when all of them have."""
+        """Called once the job has ended: for several images once, when all have ended."""
 
     def __init__(
         self,
@@ -813,7 +813,7 @@ Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
 @_typing.final
 class Webhook(_message.Message):
-    """Where to tell that a job has ended. The call is a POST of JSON that names the job and how it ended, never prompt or picture;
+    """Webhook for the end of a job. The call is a POST of JSON that names the job and how it ended, never prompt or image;
     it is signed as Standard Webhooks are (webhook-id, webhook-timestamp, webhook-signature), and may come more than once.
     """
 
@@ -1013,24 +1013,24 @@ class RequestSummary(_message.Message):
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     job: _builtins.bool
-    """It goes on without listeners."""
+    """It runs without listeners."""
     idempotency_key: _builtins.str
     accepted_at_ms: _builtins.int
     deadline_at_ms: _builtins.int
     finished_at_ms: _builtins.int
     """Absent until it has ended."""
     kept_until_ms: _builtins.int
-    """Absent until it has ended: when the request and its picture are forgotten, at the latest. What is pinned stays longer, what is
+    """Absent until it has ended: when the request and its image are forgotten, at the latest. What is pinned stays longer, what is
     beyond the tenant's quota goes sooner.
     """
     width_px: _builtins.int
-    """Of its picture; 0 where there is none."""
+    """Of its image; 0 without one."""
     height_px: _builtins.int
     error_reason: _builtins.str
     """As in GetRequestResponse."""
     error_message: _builtins.str
     group_id: _builtins.str
-    """Of one of several pictures the id under which they were accepted together; empty otherwise."""
+    """For one of several images the id under which they were accepted together; empty otherwise."""
     def __init__(
         self,
         *,
@@ -1286,7 +1286,7 @@ class CancelResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     state: Global___RequestState.ValueType
-    """Of several pictures as in GetRequestResponse."""
+    """For several images as in GetRequestResponse."""
     def __init__(
         self,
         *,
@@ -1308,7 +1308,7 @@ class GetRequestRequest(_message.Message):
     OMIT_IMAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     omit_image: _builtins.bool
-    """Leaves the picture out of the answer."""
+    """Leaves the image out of the answer."""
     def __init__(
         self,
         *,
@@ -1345,20 +1345,20 @@ class GetRequestResponse(_message.Message):
     def completed(self) -> Global___Completed: ...
     @_builtins.property
     def pictures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PictureStatus]:
-        """Of a request for several pictures each of them, without its bytes: those are asked for by its own id. `state` is then that of the
-        picture that has come least far; COMPLETED once all have ended and one is there.
+        """For a request for several images each image, without its bytes, which its own id gives. `state` is then that of the image that is
+        least advanced; COMPLETED once all have ended and one is completed.
         """
 
     @_builtins.property
     def summary(self) -> Global___RequestSummary: ...
     @_builtins.property
     def webhook(self) -> Global___WebhookDelivery:
-        """Of a job that named one; each of several pictures has none of its own."""
+        """For a job that named one; none for each of several images."""
 
     @_builtins.property
     def progress(self) -> Global___Progress:
         """How far a running one is, without a preview; absent before its first step and once it has ended, of several
-        pictures, and of what was asked for with omit_progress.
+        images, and for requests with omit_progress.
         """
 
     def __init__(
@@ -1395,7 +1395,7 @@ Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
 
 @_typing.final
 class PictureStatus(_message.Message):
-    """As GetRequestResponse, of one of several pictures."""
+    """As GetRequestResponse, for one of several images."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1445,7 +1445,7 @@ class ExplainRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     NEIGHBOUR_COUNT_FIELD_NUMBER: _builtins.int
     neighbour_count: _builtins.int
-    """So many of the nearest entries of the cache are told besides, whether they are near enough or not; at most 50."""
+    """Number of nearest cache entries to list, near enough or not; at most 50."""
     @_builtins.property
     def request(self) -> Global___ImageRequest: ...
     def __init__(
@@ -1499,7 +1499,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbour]:
-        """The nearest by the prompt and by the picture, the nearest first; none where the cache cannot be asked."""
+        """The nearest by the prompt and by the image, the nearest first; none where the cache cannot be asked."""
 
     def __init__(
         self,

@@ -107,11 +107,11 @@ class ImageServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+        """Generates one image, or `image_count` images. The stream is: accepted, routed, progress (at most ten messages a second of
         a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
-        it was accepted. A client that goes away cancels the work; Submit is for those that come back.
-        Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
-        whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+        it was accepted. A client that goes away cancels the work; Submit is for clients that come back.
+        Several images are admitted together or not at all; *accepted* comes once, then the other events of each with its `image_index`,
+        in the order they happen. `failed` reports an image that failed, and the others continue; where all fail the stream ends with
         the error of the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -119,17 +119,17 @@ class ImageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replay(self, request, context):
-        """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+        """Generates the image of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
         that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
         latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
-        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no image.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+        """Accepts a request as a job: it runs without listeners, and its image is fetched by its id for as long as it is
         kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
         and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
         """
@@ -139,7 +139,7 @@ class ImageServiceServicer:
 
     def Attach(self, request, context):
         """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
-        known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+        known, progress, completed; of one that has ended its image or its error at once. Leaving cancels no job; of other requests
         the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -154,7 +154,7 @@ class ImageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetResultUrl(self, request, context):
-        """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+        """A public address of a completed request's image until it expires. FAILED_PRECONDITION
         `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -169,7 +169,7 @@ class ImageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+        """Keeps what the image of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
         it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
         may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
         """
@@ -185,14 +185,14 @@ class ImageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one.
+        """Stops a request of the caller's tenant within one denoising step, with all of its images or, by an image's own id, that one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each.
+        """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,48 +34,48 @@ class ImageServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]
-    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+    """Generates one image, or `image_count` images. The stream is: accepted, routed, progress (at most ten messages a second of
     a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
-    it was accepted. A client that goes away cancels the work; Submit is for those that come back.
-    Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
-    whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+    it was accepted. A client that goes away cancels the work; Submit is for clients that come back.
+    Several images are admitted together or not at all; *accepted* comes once, then the other events of each with its `image_index`,
+    in the order they happen. `failed` reports an image that failed, and the others continue; where all fail the stream ends with
     the error of the first.
     """
     Replay: _grpc.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]
-    """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+    """Generates the image of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
     that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
-    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no image.
     """
     Submit: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.SubmitRequest, _image_service_pb2.SubmitResponse]
-    """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+    """Accepts a request as a job: it runs without listeners, and its image is fetched by its id for as long as it is
     kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
     and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
     """
     Attach: _grpc.UnaryStreamMultiCallable[_image_service_pb2.AttachRequest, _image_service_pb2.AttachResponse]
     """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
-    known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+    known, progress, completed; of one that has ended its image or its error at once. Leaving cancels no job; of other requests
     the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ListRequestsRequest, _image_service_pb2.ListRequestsResponse]
     """Requests of the caller's tenant that are known here, newest first, a page at a time."""
     GetResultUrl: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetResultUrlRequest, _image_service_pb2.GetResultUrlResponse]
-    """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+    """A public address of a completed request's image until it expires. FAILED_PRECONDITION
     `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
     """
     GetWebhookKey: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetWebhookKeyRequest, _image_service_pb2.GetWebhookKeyResponse]
     """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`."""
     Pin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]
-    """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+    """Keeps what the image of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
     it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
     may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
     """
     Unpin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]
     """Ends a pin; that there is none is no error."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]
-    """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
+    """Stops a request of the caller's tenant within one denoising step, with all of its images or, by an image's own id, that one."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]
-    """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
+    """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each."""
     Explain: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]
     """The route that Generate would take now, without taking it."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]
@@ -86,48 +86,48 @@ class ImageServiceAsyncStub(ImageServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+    """Generates one image, or `image_count` images. The stream is: accepted, routed, progress (at most ten messages a second of
     a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
-    it was accepted. A client that goes away cancels the work; Submit is for those that come back.
-    Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
-    whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+    it was accepted. A client that goes away cancels the work; Submit is for clients that come back.
+    Several images are admitted together or not at all; *accepted* comes once, then the other events of each with its `image_index`,
+    in the order they happen. `failed` reports an image that failed, and the others continue; where all fail the stream ends with
     the error of the first.
     """
     Replay: _aio.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]  # type: ignore[assignment]
-    """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+    """Generates the image of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
     that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
-    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no image.
     """
     Submit: _aio.UnaryUnaryMultiCallable[_image_service_pb2.SubmitRequest, _image_service_pb2.SubmitResponse]  # type: ignore[assignment]
-    """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+    """Accepts a request as a job: it runs without listeners, and its image is fetched by its id for as long as it is
     kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
     and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
     """
     Attach: _aio.UnaryStreamMultiCallable[_image_service_pb2.AttachRequest, _image_service_pb2.AttachResponse]  # type: ignore[assignment]
     """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
-    known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+    known, progress, completed; of one that has ended its image or its error at once. Leaving cancels no job; of other requests
     the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ListRequestsRequest, _image_service_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """Requests of the caller's tenant that are known here, newest first, a page at a time."""
     GetResultUrl: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetResultUrlRequest, _image_service_pb2.GetResultUrlResponse]  # type: ignore[assignment]
-    """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+    """A public address of a completed request's image until it expires. FAILED_PRECONDITION
     `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
     """
     GetWebhookKey: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetWebhookKeyRequest, _image_service_pb2.GetWebhookKeyResponse]  # type: ignore[assignment]
     """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`."""
     Pin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]  # type: ignore[assignment]
-    """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+    """Keeps what the image of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
     it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
     may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
     """
     Unpin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]  # type: ignore[assignment]
     """Ends a pin; that there is none is no error."""
     Cancel: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]  # type: ignore[assignment]
-    """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
+    """Stops a request of the caller's tenant within one denoising step, with all of its images or, by an image's own id, that one."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
+    """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each."""
     Explain: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]  # type: ignore[assignment]
     """The route that Generate would take now, without taking it."""
     ListModels: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -141,11 +141,11 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.GenerateResponse], _abc.AsyncIterator[_image_service_pb2.GenerateResponse]]:
-        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+        """Generates one image, or `image_count` images. The stream is: accepted, routed, progress (at most ten messages a second of
         a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
-        it was accepted. A client that goes away cancels the work; Submit is for those that come back.
-        Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
-        whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+        it was accepted. A client that goes away cancels the work; Submit is for clients that come back.
+        Several images are admitted together or not at all; *accepted* comes once, then the other events of each with its `image_index`,
+        in the order they happen. `failed` reports an image that failed, and the others continue; where all fail the stream ends with
         the error of the first.
         """
 
@@ -155,10 +155,10 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.ReplayRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.ReplayResponse], _abc.AsyncIterator[_image_service_pb2.ReplayResponse]]:
-        """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+        """Generates the image of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
         that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
         latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
-        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no image.
         """
 
     @_abc_1.abstractmethod
@@ -167,7 +167,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.SubmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.SubmitResponse, _abc.Awaitable[_image_service_pb2.SubmitResponse]]:
-        """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+        """Accepts a request as a job: it runs without listeners, and its image is fetched by its id for as long as it is
         kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
         and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
         """
@@ -179,7 +179,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.AttachResponse], _abc.AsyncIterator[_image_service_pb2.AttachResponse]]:
         """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
-        known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+        known, progress, completed; of one that has ended its image or its error at once. Leaving cancels no job; of other requests
         the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
         """
 
@@ -197,7 +197,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GetResultUrlRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.GetResultUrlResponse, _abc.Awaitable[_image_service_pb2.GetResultUrlResponse]]:
-        """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+        """A public address of a completed request's image until it expires. FAILED_PRECONDITION
         `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
         """
 
@@ -215,7 +215,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.PinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.PinResponse, _abc.Awaitable[_image_service_pb2.PinResponse]]:
-        """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+        """Keeps what the image of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
         it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
         may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
         """
@@ -234,7 +234,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.CancelResponse, _abc.Awaitable[_image_service_pb2.CancelResponse]]:
-        """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
+        """Stops a request of the caller's tenant within one denoising step, with all of its images or, by an image's own id, that one."""
 
     @_abc_1.abstractmethod
     def GetRequest(
@@ -242,7 +242,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.GetRequestResponse, _abc.Awaitable[_image_service_pb2.GetRequestResponse]]:
-        """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
+        """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each."""
 
     @_abc_1.abstractmethod
     def Explain(

@@ -153,12 +153,12 @@ class Handover(_message.Message):
     """As discriminators know their cascade: `light>heavy`."""
     discriminator_digest: _builtins.str
     reuse_share: _builtins.float
-    """Share of the next model's steps that may be left out where it starts from the picture of the one before, as the pair was measured;
+    """Share of the next model's steps that may be left out where it starts from the image of the one before, as the pair was measured;
     0: it starts from noise.
     """
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """f(t): the share of pictures whose confidence is not above the threshold, ascending from 0 to 1."""
+        """f(t): the share of images whose confidence is not above the threshold, ascending from 0 to 1."""
 
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
@@ -198,7 +198,7 @@ class ReuseProfile(_message.Message):
     alpha: _builtins.float
     """Share of its quality from noise that the next model keeps."""
     rule: _builtins.str
-    """What was asked of the measured pictures: minimum, lower_bound or mean."""
+    """What was asked of the measured images: minimum, lower_bound or mean."""
     def __init__(
         self,
         *,

@@ -38,7 +38,7 @@ Global___UsagePeriodLength: _TypeAlias = UsagePeriodLength  # noqa: Y015
 
 @_typing.final
 class TenantQuota(_message.Message):
-    """Bounds of a tenant; what is not set has none. Every picture counts as a request."""
+    """Bounds of a tenant; what is not set has none. Every image counts as a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -51,7 +51,7 @@ class TenantQuota(_message.Message):
     POOLS_FIELD_NUMBER: _builtins.int
     requests_per_s: _builtins.float
     burst_count: _builtins.int
-    """Requests at once, beside the rate; not set: those of one second, at least one."""
+    """Requests at once, in addition to the rate; not set: one second's, at least one."""
     concurrent_count: _builtins.int
     """Accepted requests that have not ended."""
     cost_per_minute: _builtins.float
@@ -59,10 +59,10 @@ class TenantQuota(_message.Message):
     cache_bytes: _builtins.int
     """What the cache keeps of it."""
     weight: _builtins.float
-    """Its share of workers and queues beside others that wait; not set: 1."""
+    """Its share of workers and queues among waiting tenants; not set: 1."""
     @_builtins.property
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """That may paint for it; none: all."""
+        """Pools that may serve it; none: all."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
 
 @_typing.final
 class TenantKey(_message.Message):
-    """A key without its secret, which nobody keeps."""
+    """A key without its secret, which is stored nowhere."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -214,14 +214,14 @@ class UsagePeriod(_message.Message):
     REFUSED_COUNTS_FIELD_NUMBER: _builtins.int
     start_at_ms: _builtins.int
     request_count: _builtins.int
-    """Accepted; each picture of a call is one."""
+    """Accepted; each image of a call is one."""
     picture_count: _builtins.int
     cache_hit_count: _builtins.int
-    """Pictures that started from something of the cache."""
+    """Images that started from something of the cache."""
     painted_cost: _builtins.float
-    """Pixel steps that were painted for delivered pictures."""
+    """Pixel steps that were generated for delivered images."""
     device_s: _builtins.float
-    """Seconds that workers had its delivered pictures, from the first step to the encoded picture."""
+    """Seconds that workers had its delivered images, from the first step to the encoded image."""
     cached_bytes: _builtins.int
     """Put into the cache."""
     @_builtins.property

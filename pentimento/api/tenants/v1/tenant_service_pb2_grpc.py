@@ -136,7 +136,7 @@ class TenantServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """Those that ended are listed for 30 days more.
+        """Ended keys are listed for 30 more days.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

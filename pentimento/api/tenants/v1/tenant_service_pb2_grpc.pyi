@@ -50,7 +50,7 @@ class TenantServiceStub:
     """
     CreateKey: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]
     ListKeys: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]
-    """Those that ended are listed for 30 days more."""
+    """Ended keys are listed for 30 more days."""
     RotateKey: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.RotateKeyRequest, _tenant_service_pb2.RotateKeyResponse]
     """Makes a new key of the same tenant; the old one ends after a time of grace."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.RevokeKeyRequest, _tenant_service_pb2.RevokeKeyResponse]
@@ -80,7 +80,7 @@ class TenantServiceAsyncStub(TenantServiceStub):
     """
     CreateKey: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
     ListKeys: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]  # type: ignore[assignment]
-    """Those that ended are listed for 30 days more."""
+    """Ended keys are listed for 30 more days."""
     RotateKey: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.RotateKeyRequest, _tenant_service_pb2.RotateKeyResponse]  # type: ignore[assignment]
     """Makes a new key of the same tenant; the old one ends after a time of grace."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.RevokeKeyRequest, _tenant_service_pb2.RevokeKeyResponse]  # type: ignore[assignment]
@@ -149,7 +149,7 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.ListKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.ListKeysResponse, _abc.Awaitable[_tenant_service_pb2.ListKeysResponse]]:
-        """Those that ended are listed for 30 days more."""
+        """Ended keys are listed for 30 more days."""
 
     @_abc_1.abstractmethod
     def RotateKey(

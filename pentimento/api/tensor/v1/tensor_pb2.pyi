@@ -499,7 +499,7 @@ class TensorBinding(_message.Message):
     layer: _builtins.str
     model_digest: _builtins.str
     stream_epoch: _builtins.int
-    """Of the stream that it travels on; a stream opened anew has a newer one."""
+    """Of the stream that it travels on; a stream opened again has a newer one."""
     def __init__(
         self,
         *,

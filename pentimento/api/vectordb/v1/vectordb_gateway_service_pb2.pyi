@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CacheScope(_message.Message):
-    """Whose entries, and which are compatible; a lookup that lacks a field is refused. Everything that changes the picture and is not
+    """Tenant and compatibility of entries; a lookup that lacks a field is refused. Everything that changes the image and is not
     the prompt or the seed is in here.
     """
 
@@ -93,7 +93,7 @@ Global___CacheScope: _TypeAlias = CacheScope  # noqa: Y015
 
 @_typing.final
 class LookupCandidate(_message.Message):
-    """A model that may paint the request, and the kinds of start that it would take."""
+    """A model that may serve the request, and the kinds of start that it would take."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -256,7 +256,7 @@ class ListNeighboursResponse(_message.Message):
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbour]:
-        """By the prompt, then by the picture, each the nearest first."""
+        """By the prompt, then by the image, each the nearest first."""
 
     def __init__(
         self,
@@ -286,13 +286,13 @@ class ReserveRequest(_message.Message):
     start_step: _builtins.int
     """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     ancestor_depth: _builtins.int
-    """Generations between its picture and one painted from noise, 0 for from noise. Nothing is kept of what has too many to be
+    """Generations between its image and one generated from noise, 0 for from noise. Nothing is kept of what has too many to be
     started from.
     """
     start_kind: _builtins.str
     """Kind of the start, as plans name it: noise, latent, image. Empty: by `start_step`, noise or else latent."""
     light: _builtins.bool
-    """The attempt paints for a stage of a cascade that another one may follow."""
+    """The attempt serves a stage of a cascade that another stage may follow."""
     tenant_cache_bytes: _builtins.int
     """What the cache keeps of the tenant at most, from now on; not set: no bound of its own."""
     keeps_image: _builtins.bool
@@ -502,7 +502,7 @@ class ReportStartRequest(_message.Message):
     """The latent or image that the lookup gave."""
     from_image: _builtins.bool
     taken: _builtins.bool
-    """False where the worker could not use it, and painted from noise."""
+    """False where the worker could not use it and started from noise."""
     def __init__(
         self,
         *,
@@ -543,7 +543,7 @@ class PinObjectRequest(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     request_id: _builtins.str
-    """The request whose picture started from it."""
+    """The request whose image started from it."""
     duration_ms: _builtins.int
     """From now, by the gateway's clock."""
     @_builtins.property
@@ -671,7 +671,7 @@ class ReportQualityRequest(_message.Message):
     request_id: _builtins.str
     """Of the hit."""
     model_digest: _builtins.str
-    """The model that painted the hit, and the one that painted it again from noise."""
+    """The model of the hit, and the model that generated it again from noise."""
     reference_model_digest: _builtins.str
     encoder_digest: _builtins.str
     from_image: _builtins.bool
@@ -681,7 +681,7 @@ class ReportQualityRequest(_message.Message):
     similarity: _builtins.float
     """Cosine of donor and prompt."""
     quality: _builtins.float
-    """Cosines of prompt and picture: the hit's, and the one from noise."""
+    """Cosines of prompt and image: the hit's, and the one from noise."""
     scratch_quality: _builtins.float
     def __init__(
         self,
@@ -711,7 +711,7 @@ class ReportQualityResponse(_message.Message):
 
     COUNTED_FIELD_NUMBER: _builtins.int
     counted: _builtins.bool
-    """False for a hit that was counted before, or whose threshold no table has."""
+    """False for a hit that was counted before, or without a threshold in any table."""
     def __init__(
         self,
         *,
@@ -798,14 +798,14 @@ class GetStatisticsResponse(_message.Message):
     object_count: _builtins.int
     size_bytes: _builtins.int
     lookup_count: _builtins.int
-    """Since the start of the process: lookups, and those that found a start."""
+    """Since the start of the process: lookups, and lookups that found a start."""
     hit_count: _builtins.int
     pending_grant_count: _builtins.int
     read_only: _builtins.bool
     index_backend: _builtins.str
     object_backend: _builtins.str
     taken_count: _builtins.int
-    """Since the start of the process: starts that workers took, and those that they could not use."""
+    """Since the start of the process: starts that workers took, and starts that they could not use."""
     passed_over_count: _builtins.int
     def __init__(
         self,

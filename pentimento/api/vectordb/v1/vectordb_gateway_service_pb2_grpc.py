@@ -156,7 +156,7 @@ class VectordbGatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinObject(self, request, context):
-        """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+        """Keeps an object of the cache that an image of the tenant's started from, until the pin ends, despite eviction. Called again
         it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -164,21 +164,21 @@ class VectordbGatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnpinObjects(self, request, context):
-        """Ends the pins of a request; those that ended already are no error.
+        """Ends the pins of a request; ended pins are no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetTenant(self, request, context):
-        """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins.
+        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportQuality(self, request, context):
-        """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request.
+        """A hit was generated again from noise: scores of both images. Idempotent by the hit's request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,15 +48,15 @@ class VectordbGatewayServiceStub:
     ReportStart: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportStartRequest, _vectordb_gateway_service_pb2.ReportStartResponse]
     """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt."""
     PinObject: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]
-    """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+    """Keeps an object of the cache that an image of the tenant's started from, until the pin ends, despite eviction. Called again
     it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
     """
     UnpinObjects: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]
-    """Ends the pins of a request; those that ended already are no error."""
+    """Ends the pins of a request; ended pins are no error."""
     ForgetTenant: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]
-    """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
+    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
     ReportQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]
-    """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+    """A hit was generated again from noise: scores of both images. Idempotent by the hit's request."""
     GetReuseQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]
     """The thresholds of a model, and what hits by them were seen to keep."""
     GetStatistics: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]
@@ -81,15 +81,15 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     ReportStart: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportStartRequest, _vectordb_gateway_service_pb2.ReportStartResponse]  # type: ignore[assignment]
     """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt."""
     PinObject: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]  # type: ignore[assignment]
-    """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+    """Keeps an object of the cache that an image of the tenant's started from, until the pin ends, despite eviction. Called again
     it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
     """
     UnpinObjects: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]  # type: ignore[assignment]
-    """Ends the pins of a request; those that ended already are no error."""
+    """Ends the pins of a request; ended pins are no error."""
     ForgetTenant: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]  # type: ignore[assignment]
-    """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
+    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
     ReportQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]  # type: ignore[assignment]
-    """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+    """A hit was generated again from noise: scores of both images. Idempotent by the hit's request."""
     GetReuseQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]  # type: ignore[assignment]
     """The thresholds of a model, and what hits by them were seen to keep."""
     GetStatistics: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]  # type: ignore[assignment]
@@ -159,7 +159,7 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vectordb_gateway_service_pb2.PinObjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.PinObjectResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.PinObjectResponse]]:
-        """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+        """Keeps an object of the cache that an image of the tenant's started from, until the pin ends, despite eviction. Called again
         it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
         """
 
@@ -169,7 +169,7 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vectordb_gateway_service_pb2.UnpinObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.UnpinObjectsResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.UnpinObjectsResponse]]:
-        """Ends the pins of a request; those that ended already are no error."""
+        """Ends the pins of a request; ended pins are no error."""
 
     @_abc_1.abstractmethod
     def ForgetTenant(
@@ -177,7 +177,7 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vectordb_gateway_service_pb2.ForgetTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.ForgetTenantResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ForgetTenantResponse]]:
-        """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
+        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
 
     @_abc_1.abstractmethod
     def ReportQuality(
@@ -185,7 +185,7 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vectordb_gateway_service_pb2.ReportQualityRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.ReportQualityResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ReportQualityResponse]]:
-        """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+        """A hit was generated again from noise: scores of both images. Idempotent by the hit's request."""
 
     @_abc_1.abstractmethod
     def GetReuseQuality(

@@ -188,7 +188,7 @@ class WatchCreditsResponse(_message.Message):
     REJECTED_ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
-    """Attempts of this frontdoor that the worker is ready to hold at once, running ones included but for those that have
+    """Attempts of this frontdoor that the worker is ready to hold at once, including running ones without attempts that have
     yielded their place.
     """
     running_count: _builtins.int
@@ -212,11 +212,11 @@ class WatchCreditsResponse(_message.Message):
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningAttempt]: ...
     @_builtins.property
     def known_adapters(self) -> Global___KnownAdapters:
-        """LoRAs that it can paint with. In a stream's first message and in one where they changed; absent: as told before."""
+        """LoRAs that it can use. In a stream's first message and in one where they changed; absent: unchanged."""
 
     @_builtins.property
     def rejected_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.RejectedAdapter]:
-        """LoRAs that it found and cannot use with the model that it holds; told where `known_adapters` is."""
+        """LoRAs that it found and cannot use with the model that it holds; sent with `known_adapters`."""
 
     def __init__(
         self,
@@ -328,11 +328,11 @@ class ExecuteRequest(_message.Message):
     journal_id: _builtins.str
     """As in WatchCreditsRequest."""
     cache_thinned_picture: _builtins.bool
-    """Store the picture for the cache though steps of it were left out: it keeps enough of the quality."""
+    """Store the image for the cache although steps were skipped: it keeps enough of the quality."""
     encoding_quality: _builtins.int
-    """How much of the picture a JPEG or WebP file keeps, 0..100. Absent: the encoder's own."""
+    """Quality of a JPEG or WebP file, 0..100. Absent: the encoder's own."""
     omit_progress: _builtins.bool
-    """Nobody waits for progress: StepProgress without a preview comes at most once a second."""
+    """No client waits for progress: StepProgress without a preview comes at most once a second."""
     progress_interval_ms: _builtins.int
     """The least time between two progress messages, where the worker's own is shorter: images of one call share what their client is sent."""
     @_builtins.property
@@ -644,7 +644,7 @@ class AttemptResult(_message.Message):
     lora_patch_step: _builtins.int
     """The first step that was taken with the spec's LoRAs, at the latest the route's; absent without any."""
     residual_wait_share: _builtins.float
-    """The share, 0..1, of the picture's synchronous steps but its first that passed waiting for residuals; absent where none was seen."""
+    """The share, 0..1, of the image's synchronous steps but its first that passed waiting for residuals; absent where none was seen."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -969,7 +969,7 @@ class HalfControlNet(_message.Message):
 
     @_builtins.property
     def encoded_conditioning(self) -> _tensor_pb2.Tensor:
-        """(1, channels, height, width): what the ControlNet is told in this half, of families whose ControlNets see latents (SD3). Bound to
+        """(1, channels, height, width): the ControlNet's input in this half, of families whose ControlNets see latents (SD3). Bound to
         step 0 as "controlnets[0].encoded_conditioning", with its place in `controlnets`.
         """
 
@@ -1064,7 +1064,7 @@ class HalfOpened(_message.Message):
     def region(self) -> _tensor_pb2.SharedMemoryRegion: ...
     @_builtins.property
     def line(self) -> _tensor_pb2.StepLine:
-        """Set where steps may go beside the stream: latents and predictions, bound as those of HalfStep and HalfPrediction are."""
+        """Set where steps may bypass the stream: latents and predictions, bound as those of HalfStep and HalfPrediction are."""
 
     def __init__(
         self,
