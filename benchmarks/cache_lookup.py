@@ -35,10 +35,10 @@ from benchmarks.filled_cache import (
 )
 from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, ObjectReference
-from pentimento.domain.retrieval import LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 
 START_LIMIT_S = 600.0

@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import (
     Attempt,
@@ -43,7 +43,6 @@ from pentimento.domain.generation import (
     FromLatent,
     ObjectReference,
 )
-from pentimento.domain.retrieval import CandidateStart, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
 from pentimento.stores.ledger.cache_ledger import CacheLedger

@@ -10,11 +10,10 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupAnswer, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
-from pentimento.domain.retrieval import LookupAnswer, LookupCandidate, Neighbour
 from pentimento.wire.codec import decode, encode, nested
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.model_names import single_file_advice
+from pentimento.domain.models import single_file_advice
 from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024

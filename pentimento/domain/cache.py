@@ -1,4 +1,4 @@
-"""Scopes and keys of cache entries: which entries a request may use.
+"""Scopes and keys of cache entries, lookups with their answers, and signed grants. Mirrors pentimento.api.vectordb.v1.
 
 Two keys, because latents and images are bound to different things. A latent is bound to everything that shaped it up to
 its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, ControlNets with their
@@ -8,8 +8,20 @@ filters by tenant.
 """
 
 import hashlib
+import hmac
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+
+from pentimento.domain.generation import CacheGrant, Start
+
+# Part of every key: entries of another format are never found.
+CACHE_FORMAT_VERSION = 2
+# How far the clocks of gateway and worker may differ.
+CLOCK_SKEW_MS = 60_000
+_GRANT_VERSION = "pentimento cache grant 1"
 
 
 @dataclass(frozen=True)
@@ -74,10 +86,6 @@ class CacheHolding:
     size_bytes: int
 
 
-# Part of every key: entries of another format are never found.
-CACHE_FORMAT_VERSION = 2
-
-
 def latent_key(scope: CacheScope, resume_step: int) -> str:
     """Return the hex digest that a latent of x_K, K = `resume_step`, is kept and found under. A latent captured
     before any adapter took effect is found by requests with other adapters or without."""
@@ -101,3 +109,89 @@ def scope_digest(scope: CacheScope) -> str:
 
 def _digest(kind: str, *parts: object) -> str:
     return hashlib.sha256(repr((CACHE_FORMAT_VERSION, kind, *parts)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class LookupCandidate:
+    """A model that may serve the request, and the kinds of start that it would take."""
+
+    scope: CacheScope
+    latents: bool = True
+    images: bool = True
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An entry near a prompt and compatible with its request, also where it is not near enough.
+
+    `similarity` (cosine) is between the prompts, or between prompt and image (`by_picture`). `resume_steps`: steps
+    where the entry has a latent for the request. `request_id` as in Donor.
+    """
+
+    entry_id: str
+    similarity: float
+    by_picture: bool
+    resume_steps: tuple[int, ...] = ()
+    ancestor_depth: int = 0
+    created_at_ms: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
+class CandidateStart:
+    """Where one candidate would start, and why. The similarities (cosine) are those of the nearest compatible entries,
+    also where they were not near enough; None where nothing was searched or found."""
+
+    start: Start
+    reason: str
+    text_similarity: float | None = None
+    image_similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class LookupAnswer:
+    """A start for each candidate, in their order. `search_skipped`: the index was not asked, the reasons say why."""
+
+    starts: tuple[CandidateStart, ...]
+    search_skipped: bool = False
+
+
+@dataclass(frozen=True)
+class GrantBinding:
+    """The attempt that a grant belongs to, and the images that it covers."""
+
+    tenant: str
+    request_id: str
+    fencing_token: int
+    model_digest: str
+    width_px: int
+    height_px: int
+    step_count: int
+
+
+class GrantRefusal(Enum):
+    """Why nothing is stored under a grant."""
+
+    UNSIGNED = "unsigned"
+    NOT_OURS = "not_ours"
+    EXPIRED = "expired"
+
+
+def sign(key: bytes, grant: CacheGrant, binding: GrantBinding) -> bytes:
+    """Return the signature over everything that the grant allows, and its binding; its own `signature` aside."""
+    slots = [[slot.resume_step, slot.key] for slot in grant.latents]
+    allowed = [grant.grant_id, slots, grant.image_key, grant.expires_at_ms]
+    attempt = [binding.tenant, binding.request_id, binding.fencing_token]
+    picture = [binding.model_digest, binding.width_px, binding.height_px, binding.step_count]
+    text = json.dumps([_GRANT_VERSION, allowed, attempt, picture])
+    # A worker stores only what the gateway allowed (HMAC, RFC 2104).
+    return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+def check_grant(keys: Sequence[bytes], grant: CacheGrant, binding: GrantBinding, wall_ms: float) -> GrantRefusal | None:
+    """None when one of the keys signed it for `binding` and it has not run out by `wall_ms`, give or take the skew."""
+    if not grant.signature:
+        return GrantRefusal.UNSIGNED
+    if not any(hmac.compare_digest(sign(key, grant, binding), grant.signature) for key in keys):
+        return GrantRefusal.NOT_OURS
+    return GrantRefusal.EXPIRED if wall_ms > grant.expires_at_ms + CLOCK_SKEW_MS else None

@@ -238,7 +238,7 @@ class LatentSlot:
 
 @dataclass(frozen=True)
 class CacheGrant:
-    """Where an attempt may store what it captures; `signature` by `domain.grant_signature`, empty without a key."""
+    """Where an attempt may store what it captures; `signature` by `domain.cache`, empty without a key."""
 
     grant_id: str
     latents: tuple[LatentSlot, ...]

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import (
     CascadeStage,
@@ -18,7 +19,6 @@ from pentimento.domain.generation import (
 from pentimento.domain.jobs import RequestSummary, WebhookDelivery
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
-from pentimento.domain.retrieval import Neighbour
 
 # More LoRAs, ControlNets or inputs than any deployment allows: a message with more is refused before it is read.
 MOST_PARTS = {"limit": 1024}

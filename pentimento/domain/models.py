@@ -1,7 +1,11 @@
-"""Variants of models and cascades as the model repository knows them: by name and digest. Mirrors
-pentimento.api.models.v1."""
+"""Variants of models and cascades by name and digest, as the model repository knows them, and names from directories.
+Mirrors pentimento.api.models.v1."""
 
+import hashlib
+import re
+import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 
 from pentimento.domain.fleet import ModelCost
 
@@ -99,3 +103,29 @@ class RegisteredRow:
     name: str
     digest: str
     document: str
+
+
+# With a replica's number behind it, a name is the id of an instance: at most 128 letters, digits and a few signs.
+MAX_MODEL_NAME_LENGTH = 64
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@-]+", re.ASCII)
+
+
+def derived_name(directory: str) -> str:
+    """Return the name of the model in a directory of that name: the same where it is valid, else with hyphens for the
+    characters that no name has. A name that would be too long or empty ends in a digest."""
+    plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode()
+    name = _NOT_IN_NAMES.sub("-", plain).lstrip("._@-").rstrip("-")
+    if name and len(name) <= MAX_MODEL_NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{name[: MAX_MODEL_NAME_LENGTH - 9] or 'model'}-{digest}"
+
+
+def single_file_advice(file: Path) -> str:
+    """Say how a checkpoint in a single file becomes a directory that can be served."""
+    convert = f"StableDiffusionPipeline.from_single_file({str(file)!r}).save_pretrained({file.stem!r})"
+    return (
+        f"must be a directory as diffusers writes it, {file.name} is a single file. diffusers converts it:"
+        f' `python -c "from diffusers import StableDiffusionPipeline; {convert}"`'
+        " (StableDiffusionXLPipeline for SDXL, StableDiffusion3Pipeline for SD3)"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.model_names import derived_name, single_file_advice
+from pentimento.domain.models import derived_name, single_file_advice
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 # From which similarity on the tiny models may reuse, under their own encoder.

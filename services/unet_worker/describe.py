@@ -13,8 +13,7 @@ from pentimento.devices.profile import read_profile
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import digest_checkpoint, file_sum
 from pentimento.diffusion.model_registry import registry_entry
-from pentimento.domain.model_names import derived_name
-from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant
+from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, derived_name
 from pentimento.files.json_values import to_json
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from pentimento.files.documents import read_document
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_from_json, thinning_to_json

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pentimento.domain.cache import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource

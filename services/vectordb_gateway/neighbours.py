@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
-from pentimento.domain.retrieval import LookupCandidate, Neighbour
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway.encoder_guard import EncoderGuard

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
 from pentimento.domain.generation import (
     Donor,
     FromImage,
@@ -13,7 +13,6 @@ from pentimento.domain.generation import (
     Start,
     noise_form_of,
 )
-from pentimento.domain.retrieval import CandidateStart, LookupCandidate
 from pentimento.policies.cache_selection import (
     NearestEntry,
     Selection,

@@ -5,12 +5,11 @@ import grpc.aio
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
-from pentimento.domain.retrieval import LookupCandidate
 from pentimento.wire.codec import decode, encode, nested
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.writing import ReservedRun

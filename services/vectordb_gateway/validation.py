@@ -4,11 +4,10 @@ import math
 import re
 from collections.abc import Sequence
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupCandidate
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
-from pentimento.domain.retrieval import LookupCandidate
 from pentimento.domain.tenants import GREATEST_BYTES
 from pentimento.policies.serving.entry import STARTS
 

@@ -7,12 +7,11 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
+from pentimento.domain.cache import CacheScope, GrantBinding, image_key, latent_key, scope_digest, sign
 from pentimento.domain.clock import SteadyClock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
-from pentimento.domain.grant_signature import GrantBinding, sign
 from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
 from pentimento.rpc.grant_keys import GrantKeys

@@ -15,11 +15,10 @@ import pytest
 
 from lab.fixtures.laid_ledgers import lay_tables
 from pentimento.clients.gateway import GatewayClient
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.clock import Clock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, CapturedLatent
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
 from services.vectordb_gateway import neighbours, store_threads, writing

@@ -1,8 +1,8 @@
 """The entries of the cache that are near a request's prompt, for people who want to see what it would choose among."""
 
+from pentimento.domain.cache import LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.retrieval import LookupCandidate, Neighbour
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import bounded
 from services.frontdoor.routing.stages import PoolOption

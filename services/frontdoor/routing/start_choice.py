@@ -4,12 +4,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.serving.entry import (
     FoundStart,
     Stage,

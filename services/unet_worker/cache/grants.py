@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
+from pentimento.domain.cache import GrantBinding, GrantRefusal, check_grant
 from pentimento.domain.clock import Clock
-from pentimento.domain.grant_signature import GrantBinding, GrantRefusal, check_grant
 from pentimento.rpc.grant_keys import GrantKeys
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import ExecuteOrder

@@ -10,7 +10,7 @@ from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from pentimento.files.documents import json_files
 from services.unet_worker.models.other_models import missing_models, other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of

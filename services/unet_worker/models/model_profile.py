@@ -17,7 +17,7 @@ from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, kernel_mode, load_checkpoint
 from services.unet_worker.settings import ProfileSettings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.domain.adapters import split_digest
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 

@@ -15,7 +15,7 @@ from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, profiled_steps
 from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype

@@ -17,8 +17,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.cache import LookupAnswer, LookupCandidate
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.vectordb_gateway.test_killed_gateway import gateway_process
 from tests.support.gateways import attempt, embedding, running_gateway, scope

@@ -17,9 +17,9 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
     VectordbGatewayServiceServicer,
     add_VectordbGatewayServiceServicer_to_server,
 )
+from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
-from pentimento.domain.retrieval import Neighbour
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.wire.codec import encode
 

@@ -12,10 +12,10 @@ from prometheus_client import REGISTRY
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, Scheduler
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.domain.retrieval import Neighbour
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.retrieval import LookupCandidate, Neighbour
 from tests.support.gateways import RunningGateway, at_similarity, embedding, running_gateway, scope
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pentimento.domain.cache import CandidateStart
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.domain.retrieval import CandidateStart
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex

@@ -9,9 +9,8 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import text
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 # Another value for every field of a scope that changes the picture.

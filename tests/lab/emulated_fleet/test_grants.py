@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, GrantBinding, sign
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import Attempt, CacheGrant, FromNoise, GenerationSpec, Route, Scheduler
-from pentimento.domain.grant_signature import GrantBinding, sign
 from tests.lab.emulated_fleet.conftest import Emulated, serve
 from tests.support.gateways import attempt, running_gateway, scope
 

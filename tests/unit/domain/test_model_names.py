@@ -2,7 +2,7 @@
 
 import pytest
 
-from pentimento.domain.model_names import derived_name
+from pentimento.domain.models import derived_name
 from services.controller.validation import check_instance
 
 

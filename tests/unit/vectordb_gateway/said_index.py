@@ -6,14 +6,21 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
+from pentimento.domain.cache import (
+    CacheScope,
+    CandidateStart,
+    LookupAnswer,
+    LookupCandidate,
+    image_key,
+    latent_key,
+    scope_digest,
+)
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import (
     CapturedEntries,
     CapturedLatent,
 )
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.reuse_rules import ReuseRules

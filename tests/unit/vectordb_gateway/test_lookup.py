@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.cache import CacheScope, image_key, latent_keys
+from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, image_key, latent_keys
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import (
@@ -21,7 +21,6 @@ from pentimento.domain.generation import (
     NoiseForm,
     Start,
 )
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer
 from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding

@@ -21,6 +21,7 @@ from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
 from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
+from pentimento.domain.cache import LookupAnswer
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, WorkerCredits
@@ -46,7 +47,6 @@ from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
 from pentimento.domain.models import RegisteredModels
 from pentimento.domain.online_quality import PaintedAgain
 from pentimento.domain.requests import RequestState
-from pentimento.domain.retrieval import LookupAnswer
 from pentimento.domain.tenants import Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
 from pentimento.wire.codec import converter, decode, encode, from_bytes, member_of, nested, number_of
 from tests.unit.wire.random_values import random_value

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.cache import GrantBinding, GrantRefusal, check_grant, sign
 from pentimento.domain.generation import CacheGrant, LatentSlot
-from pentimento.domain.grant_signature import GrantBinding, GrantRefusal, check_grant, sign
 
 KEY, OLD_KEY = b"k" * 32, b"o" * 32
 BINDING = GrantBinding("acme", "request-1", 3, "sha256:model", 512, 768, 50)
