@@ -58,7 +58,7 @@ BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pictures through all services, stop it again
+demo: $(DEMO_READY) ## start the suite with the tiny models, generate a few images through all services, stop it again
 	$(BIN)/python scripts/demo.py
 
 test: $(DEV_READY) ## units, contracts and services without torch, in at most five minutes on two cores
@@ -82,7 +82,7 @@ test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CP
 	@[ -d $(VENV)/triton ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
 	PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest tests/unit/diffusion/kernels $(PYTEST_ARGS)
 
-test-gpu: $(DEV_READY) ## with DEVICE=cuda: pictures against diffusers on the GPU, the suite on it, tensors in its memory
+test-gpu: $(DEV_READY) ## with DEVICE=cuda: images against diffusers on the GPU, the suite on it, tensors in its memory
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (installs torchvision beside the venv's packages)
@@ -181,7 +181,7 @@ $(BENCH_READY): $(DEV_READY)
 	@touch $@
 
 clean: ## what tests, builds and runs left behind (the venv stays)
-	rm -rf .pentimento demo-pictures build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .pentimento demo-images build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## the venv too

@@ -1,9 +1,8 @@
-"""Makes the tokens and passwords that docker-compose.yml mounts as secrets: `python deploy/make_secrets.py [FOLDER]`.
+"""Make the tokens and passwords that docker-compose.yml mounts as secrets: `python deploy/make_secrets.py [FOLDER]`.
 
-Needs Python alone. Files that exist are left as they are: a second run changes nothing, but what was lost is made anew,
-and a token's entry added to `tokens.toml`. The folder is closed to other
-users of the host; the files in it are readable, since the processes in the containers run under a user of their own.
-`user_token` and `admin_token` are for people and reach no container.
+Only Python is needed. Existing files stay unchanged; lost ones are made again, and a new token's entry is added to
+`tokens.toml`. Other users of the host cannot enter the folder; its files are readable, since the containers' processes
+run under another user. `user_token` and `admin_token` are for people and reach no container.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "secrets"
 FOR_CONTAINERS, FOR_PEOPLE = 0o644, 0o600
-# Of the object store: where its key pair lies, and what it may do.
+# Identities of the object store: the file of the key pair, and its permissions.
 IDENTITIES = {
     "pentimento": ("s3_credentials", ["Admin", "Read", "List", "Tagging", "Write"]),
     "edge": ("s3_reader_credentials", ["Read:pentimento"]),
@@ -24,7 +23,7 @@ ROLES = {"user_token": ("demo", "user"), "admin_token": ("operations", "admin"),
 
 
 def keep_or_write(path: Path, text: str, mode: int) -> str:
-    """The content of `path`, written first where the file is missing."""
+    """Return the content of `path`; write it first if the file is missing."""
     if not path.exists():
         write_whole(path, text, mode)
         print(f"made {path}")
@@ -32,7 +31,7 @@ def keep_or_write(path: Path, text: str, mode: int) -> str:
 
 
 def write_whole(path: Path, text: str, mode: int) -> None:
-    """Writes the file under another name first: where the disk is full, no secret is left that is empty."""
+    """Write the file under another name first, so that a full disk leaves no empty secret."""
     draft = path.with_name(f"{path.name}.new")
     draft.touch(mode=mode)
     draft.write_text(text)
@@ -41,7 +40,7 @@ def write_whole(path: Path, text: str, mode: int) -> None:
 
 
 def kept_in(path: Path, pattern: str) -> str | None:
-    """The secret that is part of another file, whose own file may have been lost; None where that has none."""
+    """Return the secret from another file that contains it, for a lost file; None without one."""
     found = re.search(pattern, path.read_text()) if path.exists() else None
     return found[1] if found else None
 
@@ -52,23 +51,22 @@ def token_entry(token: str, tenant: str, role: str) -> str:
 
 
 def add_entry(known: Path, entry: str) -> None:
-    """Adds to the token file in place: one that is mounted into a container stays the old one when another takes its
-    name."""
+    """Append to the token file in place: a mounted file that is replaced stays the old one in its container."""
     with known.open("a") as file:
         file.write(f"\n{entry}")
     print(f"added to {known}")
 
 
 def make_tokens(folder: Path) -> None:
-    """A token for each role; the services get the digests, and the one token they show each other. A token that was
-    lost is made anew, and its entry added; that of one which is there is not, since somebody may have revoked it."""
+    """Make a token per role; services get the digests and their common token. A lost token is made again and its entry
+    added. An existing token's missing entry is not added, since an operator may have revoked it."""
     known, entries = folder / "tokens.toml", []
     for name, (tenant, role) in ROLES.items():
         path, mode = folder / name, FOR_CONTAINERS if role == "service" else FOR_PEOPLE
         token = path.read_text() if path.exists() else secrets.token_urlsafe(32)
         entry = token_entry(token, tenant, role)
         if known.exists() and not path.exists():
-            # First: a token without an entry would be taken for a revoked one by the next run.
+            # The entry first: the next run would take a token without an entry for a revoked one.
             add_entry(known, entry)
         keep_or_write(path, token, mode)
         entries.append(entry)
@@ -76,12 +74,12 @@ def make_tokens(folder: Path) -> None:
 
 
 def make_grant_key(folder: Path) -> None:
-    """What the gateway signs grants with, and workers know them by."""
+    """Make the key with which the gateway signs grants and workers verify them."""
     keep_or_write(folder / "grant_key", secrets.token_hex(32) + "\n", FOR_CONTAINERS)
 
 
 def make_ledger(folder: Path) -> None:
-    """PostgreSQL's password, and the settings file that tells the services the address it is part of."""
+    """Make PostgreSQL's password, and the settings file with the address that contains it."""
     kept = kept_in(folder / "ledger.toml", "pentimento:([0-9a-f]+)@")
     password = keep_or_write(folder / "postgres_password", kept or secrets.token_hex(24), FOR_CONTAINERS)
     url = f"postgresql+psycopg://pentimento:{password}@ledger:5432/pentimento"
@@ -90,13 +88,13 @@ def make_ledger(folder: Path) -> None:
 
 
 def make_signing_key(folder: Path) -> None:
-    """What the frontdoor signs addresses of pictures with, and the edge knows them by."""
+    """Make the key with which the frontdoor signs addresses of images and the edge verifies them."""
     keep_or_write(folder / "signing_key", secrets.token_hex(32) + "\n", FOR_CONTAINERS)
 
 
 def make_objects(folder: Path) -> None:
-    """A key pair for those who write to the object store, and one for the edge, which only reads: each as boto3 reads
-    it, and both as SeaweedFS does."""
+    """Make a key pair for writers of the object store and one for the edge, which only reads: one file each for boto3,
+    one with both for SeaweedFS."""
     path = folder / "s3_identities.json"
     keep_or_write(path, json.dumps({"identities": []}), FOR_CONTAINERS)
     identities = json.loads(path.read_text())["identities"]
@@ -115,7 +113,7 @@ def make_objects(folder: Path) -> None:
 
 
 def make_vectors(folder: Path) -> None:
-    """Qdrant's key, alone for the gateway and within a settings file for Qdrant."""
+    """Make Qdrant's key: a file for the gateway, and a settings file for Qdrant."""
     kept = kept_in(folder / "vectors_settings.yaml", "api_key: ([0-9a-f]+)")
     key = keep_or_write(folder / "vectors_key", kept or secrets.token_hex(24), FOR_CONTAINERS)
     keep_or_write(folder / "vectors_settings.yaml", f"service:\n  api_key: {key}\n", FOR_CONTAINERS)

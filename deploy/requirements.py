@@ -1,6 +1,6 @@
-"""Prints what pip must install for some extras of pyproject.toml: `python deploy/requirements.py frontdoor`.
+"""Print the requirements of extras of pyproject.toml for pip: `python deploy/requirements.py frontdoor`.
 
-An image installs that first, so that its dependency layer does not change with the code.
+An image installs them first, so that its dependency layer does not change with the code.
 """
 
 import re
@@ -14,7 +14,7 @@ SELF_REFERENCE = re.compile(r"pentimento\[(?P<extras>[^\]]+)\]")
 
 
 def expand(requirements: list[str], extras: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields plain requirements; `pentimento[a,b]` stands for those of its extras."""
+    """Yield plain requirements; `pentimento[a,b]` is replaced by its extras' requirements."""
     for requirement in requirements:
         own = SELF_REFERENCE.fullmatch(requirement)
         if own is None:
@@ -25,7 +25,7 @@ def expand(requirements: list[str], extras: Mapping[str, list[str]]) -> Iterator
 
 
 def requirements_of(names: list[str]) -> list[str]:
-    """Requirements of the project and of the extras called `names`, each once, in a stable order."""
+    """Return the requirements of the project and of extras, each once, in a stable order."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
     unknown = sorted(set(names) - set(extras))

@@ -29,7 +29,7 @@ include_patterns = [
     "lab/README.md",
     "zoo/README.md",
 ]
-exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__", "demo-pictures"]
+exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__", "demo-images"]
 
 # The anchors of headings are those that repositories' hosts make, so that one link serves both.
 myst_heading_anchors = 6

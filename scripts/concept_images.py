@@ -1,8 +1,8 @@
-"""Paint the pictures that the pages on concepts show: `docs/images/concepts/*.png`, by a suite of the tiny models.
+"""Generate the images of the pages on concepts, `docs/images/concepts/*.png`, with the tiny models.
 
-    python scripts/paint_concepts.py
+    python scripts/concept_images.py
 
-It starts the suite by itself, and stops it again. The pages say which prompts and seeds these are.
+It starts a suite and stops it again. The pages name the prompts and seeds.
 """
 
 from pathlib import Path
@@ -21,9 +21,9 @@ TRIES_FOR_A_HIT = 20
 FLAGS = ("--model", "tiny-heavy", "--model", "tiny-light", "--loras", "tiny")
 
 
-def strip(pictures: list[GeneratedImage], name: str) -> None:
-    """Write pictures side by side, enlarged."""
-    images = [picture.to_pil().convert("RGB") for picture in pictures]
+def strip(generated: list[GeneratedImage], name: str) -> None:
+    """Write enlarged images side by side."""
+    images = [one.to_pil().convert("RGB") for one in generated]
     images = [image.resize((image.width * SCALE, image.height * SCALE), Image.Resampling.NEAREST) for image in images]
     step = images[0].width + GAP_PX
     page = Image.new("RGB", (step * len(images) - GAP_PX, images[0].height), "white")
@@ -33,13 +33,13 @@ def strip(pictures: list[GeneratedImage], name: str) -> None:
 
 
 def hit(client: Client, seed: int) -> GeneratedImage:
-    """Return a picture that started from the first one's latent; an entry is findable a moment after its picture."""
+    """Return an image that started from the first one's latent; an entry is findable only a moment after its image."""
     for _ in range(TRIES_FOR_A_HIT):
-        picture = client.generate(ImageRequest(NEAR, seed=seed, model="tiny-heavy"))
-        if isinstance(picture.provenance.route.start, FromLatent):
-            return picture
-        assert isinstance(picture.provenance.route.start, FromNoise)
-    raise SystemExit(f"no hit in {TRIES_FOR_A_HIT} tries: {picture.provenance.route.reason}")
+        image = client.generate(ImageRequest(NEAR, seed=seed, model="tiny-heavy"))
+        if isinstance(image.provenance.route.start, FromLatent):
+            return image
+        assert isinstance(image.provenance.route.start, FromNoise)
+    raise SystemExit(f"no hit in {TRIES_FOR_A_HIT} tries: {image.provenance.route.reason}")
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""Pictures of the console, as docs/images has them: a suite is started here, some pictures are painted, and its pages
-are opened in a Chromium.
+"""Take the console's screenshots of docs/images: start a suite, generate images and open its pages in a Chromium.
 
-    python scripts/console_pictures.py
-    python scripts/console_pictures.py --all /tmp/console
+    python scripts/console_images.py
+    python scripts/console_images.py --all /tmp/console
 
-With `--all DIR` every page is kept as PNG in both themes, at 1440 and at 390 pixels, for somebody to look at.
+With `--all DIR` every page is saved as PNG in both themes, at 1440 and at 390 pixels, for a review.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from pentimento.supervisor.local import local_suite
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SUITE = ("--unprofiled-reuse", "--cascade", "tiny-light,tiny-heavy", "--loras", "tiny", "--http", "127.0.0.1:0")
-# So that charts show something within half a minute, and hits are not missed on a busy machine.
+# Charts then have samples within half a minute, and a busy machine misses no hits.
 ENVIRONMENT = {"PENTIMENTO_EDGE_HISTORY_INTERVAL_S": "1", "PENTIMENTO_FRONTDOOR_LOOKUP_TIMEOUT_MS": "20000"}
 HEIGHT_PX = 1000
 WIDTHS_PX = (1440, 390)
@@ -34,7 +33,7 @@ GUARD_MS = 120_000
 COLOURS = 96
 MOST_TRIES = 4
 STEPS = 25
-# The request whose picture is shown.
+# The request of the shown image.
 SHOWN_REQUEST = "() => document.querySelector('article.image .facts code')?.textContent ?? null"
 PROMPT = "a red circle left of a blue square"
 SHAPES = ("circle", "square", "triangle", "star")
@@ -53,8 +52,8 @@ class Tab:
         await self.page.goto(f"{self.url}#/{'' if name == 'playground' else name}")
         await self.page.wait_for_selector(f"main[data-ready={name}]")
 
-    async def paint(self, prompt: str, count: int = 1) -> None:
-        """Return once all pictures are there."""
+    async def generate(self, prompt: str, count: int = 1) -> None:
+        """Generate images and wait until all are finished."""
         await self.page.get_by_label("Prompt", exact=True).fill(prompt)
         await self.page.get_by_label("Model").select_option("tiny-heavy")
         await self.page.get_by_label("Steps").fill(str(STEPS))
@@ -62,7 +61,7 @@ class Tab:
         await self.press("Generate")
 
     async def press(self, name: str) -> None:
-        """Press a button that paints, and return once nothing is under way."""
+        """Press a button that generates, and wait until nothing is running."""
         before = await self.page.evaluate(SHOWN_REQUEST)
         await self.page.get_by_role("button", name=name, exact=True).click()
         await self.page.wait_for_function(
@@ -71,7 +70,7 @@ class Tab:
         await self.page.wait_for_selector("button.stop", state="hidden")
 
     async def mark(self) -> None:
-        """Start from the picture that is shown, and mark a part of it."""
+        """Start from the shown image, and mark a part of it."""
         await self.page.get_by_role("button", name="Edit").click()
         canvas = self.page.get_by_label("Region to change")
         await canvas.scroll_into_view_if_needed()
@@ -82,11 +81,11 @@ class Tab:
         await self.page.mouse.move(*places[1], steps=8)
         await self.page.mouse.up()
 
-    async def picture(self, part: str, *, whole: bool = False) -> bytes:
-        """Return a PNG of what is to be seen, of a part, or of the whole page."""
+    async def screenshot(self, part: str, *, whole: bool = False) -> bytes:
+        """Return a PNG of the visible page, of a part, or of the whole page."""
         if part:
             return bytes(await self.page.locator(part).screenshot())
-        # Pictures of other requests come when they come.
+        # Images of other requests may still be loading.
         if not whole:
             await self.page.wait_for_load_state("networkidle")
         await self.page.evaluate("scrollTo(0, 0)")
@@ -95,8 +94,8 @@ class Tab:
 
 async def playground(tab: Tab) -> None:
     await tab.open("playground")
-    await tab.paint(PROMPT)
-    # What a picture leaves in the cache is found a while after it.
+    await tab.generate(PROMPT)
+    # An image's cache entry is findable only a while after it.
     for _ in range(MOST_TRIES):
         if await tab.page.locator(".ancestor img").count():
             break
@@ -105,12 +104,12 @@ async def playground(tab: Tab) -> None:
 
 async def several(tab: Tab) -> None:
     await tab.open("playground")
-    await tab.paint("a green star on a black background", 4)
+    await tab.generate("a green star on a black background", 4)
 
 
 async def mask(tab: Tab) -> None:
     await tab.open("playground")
-    await tab.paint(PROMPT)
+    await tab.generate(PROMPT)
     await tab.mark()
 
 
@@ -139,7 +138,7 @@ SCENES = {
     "cache": cache,
     **{name: page_called(name) for name in ("gallery", "fleet", "charts")},
 }
-# What the documentation shows: scene, theme, width, and which part of the page where it is not the upper one.
+# Screenshots of the documentation: scene, theme, width, and the part of the page unless it is the upper one.
 SHOWN = {
     "console-playground.png": ("playground", "light", 1440, ""),
     "console-mask.png": ("mask", "dark", 390, "fieldset.mask"),
@@ -149,8 +148,8 @@ SHOWN = {
 }
 
 
-async def paint_some(address: str) -> None:
-    """Paint each prompt, and half of them again, a few at a time."""
+async def fill_suite(address: str) -> None:
+    """Generate each prompt, and a variation of half of them, a few at the same time."""
     async with AsyncClient(address) as client:
         for start in range(0, len(PROMPTS), 4):
             prompts = PROMPTS[start : start + 4]
@@ -172,18 +171,18 @@ async def look(
     try:
         tab = Tab(await context.new_page(), url)
         await SCENES[scene](tab)
-        return await tab.picture(part, whole=whole)
+        return await tab.screenshot(part, whole=whole)
     finally:
         await context.close()
 
 
 def small(png: bytes) -> Image.Image:
-    """Return a picture with few colours, which pages of one theme have."""
+    """Return an image with few colours, which are enough for a page of one theme."""
     return Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
 
 
 async def take(url: str, everything: Path | None) -> None:
-    """Write the pictures."""
+    """Write the screenshots."""
     async with running_browser() as browser:
         if everything is None:
             for name, view in SHOWN.items():
@@ -204,10 +203,10 @@ def main() -> int:
     )
     everything = parser.parse_args().all
     if why := why_no_browser():
-        print(f"console_pictures: {why}", file=sys.stderr)
+        print(f"console_images: {why}", file=sys.stderr)
         return 1
     with local_suite(SUITE, environment=ENVIRONMENT) as suite:
-        asyncio.run(paint_some(suite.endpoint.frontdoor))
+        asyncio.run(fill_suite(suite.endpoint.frontdoor))
         asyncio.run(take(f"http://{suite.endpoint.http}/", everything))
     return 0
 
