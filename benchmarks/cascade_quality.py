@@ -60,7 +60,7 @@ SEEDS = 20
 DISTANCE_RESAMPLES = 200
 ENDS = (0.0, *RATES, 1.0)
 Value = Callable[[str, float], Array]
-"""by router and rate: the value over all prompts, then over each resample"""
+"""By router and rate: the value over all prompts, then over each resample."""
 
 
 @dataclass(frozen=True)

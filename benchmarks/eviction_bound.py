@@ -29,7 +29,7 @@ from scipy.sparse import csr_array
 from benchmarks.eviction_replay import CAPTURED, Regime, ReuseLog
 
 Term = tuple[int, float]
-"""a variable's number and its coefficient"""
+"""A variable's number and its coefficient."""
 
 
 @dataclass

@@ -23,10 +23,10 @@ PROMPTS = "prompts/diffusiondb_2m_first3500.txt.gz"
 EMBEDDINGS = "prompts/diffusiondb_2m_first3500.minilm.f16.npy"
 
 Donor = tuple[int, int]
-"""an earlier request, and the most steps that its similarity allows to skip"""
+"""An earlier request, and the most steps that its similarity allows to skip."""
 
 Latent = tuple[int, int]
-"""a request and the step K of its latent"""
+"""A request and the step K of its latent."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class LoadRun:
 
 
 Points = list[list[float]]
-"""of one trace: load, violations and quality of each tried load, ascending"""
+"""Of one trace: load, violations and quality of each tried load, ascending."""
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ _WHY = (
 
 Rows = list[dict[str, Any]]
 Found = Mapping[str, Mapping[str, Any]]
-"""rows by policy"""
+"""Rows by policy."""
 
 
 def figure_4(quick: bool) -> Comparison:

@@ -38,7 +38,7 @@ class Tally:
 
 
 Tallies = Sequence[tuple[Tally, ...]]
-"""turns of one load: the live run, then each simulation of it"""
+"""Turns of one load: the live run, then each simulation of it."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class _Replay:
         self.depths.append(0 if start.donor < 0 else self.depths[start.donor] + 1)
 
     def _latent(self, row: int) -> list[LogStart]:
-        """hits leave no latents"""
+        """Hits leave no latents."""
         kept = [before for before in range(max(0, row - self.unseen)) if self.starts[before].donor < 0]
         if not kept or not self.tables.latents:
             return []

@@ -1,1 +1,1 @@
-"""The zoo: tiny text-to-image models that are trained here, from scratch, on scenes drawn by code."""
+"""Train tiny text-to-image models from scratch, on scenes drawn by code."""

@@ -1,7 +1,7 @@
-"""How a command of the zoo ends: what went wrong is one line on stderr.
+"""End a command of the zoo with a one-line error on stderr.
 
-Exit status 0 when it is done, 1 when the machine would not have it (a full disk), 2 when something else has to be done
-or asked for first (a part that is not trained, a file that is another's), 130 for Ctrl-C.
+Exit status 0 on success, 1 if the machine prevents it (a full disk), 2 if another step or option is needed first (a
+part without training, another file's content), 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def positive(text: str) -> int:
-    """The type of an option: a whole number of at least 1."""
+    """Parse an option: a whole number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
@@ -38,7 +38,7 @@ def positive(text: str) -> int:
 
 
 def finite(text: str) -> float:
-    """The type of an option: a number, neither infinite nor NaN."""
+    """Parse an option: a number, neither infinite nor NaN."""
     number = float(text)
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")

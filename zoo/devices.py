@@ -1,4 +1,4 @@
-"""Where torch computes: on a GPU where there is one, unless it is told otherwise."""
+"""Choose torch's device: by default a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _chosen = "auto"
 
 
 def choose_device(name: str) -> None:
-    """What `device()` is from here on: "cpu", "cuda", or "auto" for a GPU where there is one."""
+    """Set `device()` from here on: "cpu", "cuda", or "auto" for a GPU if there is one."""
     global _chosen
     if name == "cuda" and not torch.cuda.is_available():
         raise FailedPrecondition("NO_CUDA", "device: cuda was asked for, and torch sees no GPU here")
@@ -27,5 +27,5 @@ def device() -> torch.device:
 
 
 def half_precision() -> AbstractContextManager[object]:
-    """bf16 autocast where it pays: on a GPU. Without AMX a CPU multiplies bf16 at half the speed of fp32."""
+    """Return bf16 autocast on a GPU. Without AMX a CPU multiplies bf16 at half the speed of fp32."""
     return torch.autocast("cuda", torch.bfloat16) if device().type == "cuda" else nullcontext()

@@ -1,6 +1,6 @@
-"""Tensors on disk: written whole or not at all, and read only when they are what was expected.
+"""Write tensors atomically, and read them only if they have the expected content.
 
-What is wrong with a file is one of the errors of `pentimento.domain.errors`, in one line that begins with its path.
+A file's defect raises one of `pentimento.domain.errors`, in one line that begins with its path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Take the place of `path` once every byte is on the disk; on any failure what was there before stays."""
+    """Replace `path` once every byte is on the disk; on any failure the old file stays."""
     contents = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with replacing(path) as partial:
         save_file(contents, partial, metadata=metadata)
@@ -33,9 +33,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file or folder beside `path` to write, which takes its place at the end of the block, or goes if that fails.
+    """Yield a path next to `path` to write, which replaces it at the end of the block, or is removed on failure.
 
-    ResourceExhausted where there is no room, FailedPrecondition for whatever else keeps the file from being written.
+    Raises ResourceExhausted without room, FailedPrecondition for any other error of writing.
     """
     sweep(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(path: Path) -> None:
-    """Remove what a writer of `path` left that was killed."""
+    """Remove the remains of a killed writer of `path`."""
     for partial in path.parent.glob(f"{path.name}.*.partial"):
         owner = partial.name.removeprefix(f"{path.name}.").removesuffix(".partial")
         if not (owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()):
@@ -83,7 +83,7 @@ def flush_tree(folder: Path) -> None:
 def cannot_write(path: Path, error: OSError | SafetensorError) -> PentimentoError:
     if isinstance(error, OSError):
         full, reason = error.errno in FULL, error.strerror or str(error)
-    else:  # its number is known by its text alone
+    else:  # this errno is only known by its text
         full = any(f"os error {number}" in str(error) for number in FULL)
         reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
     if full:
@@ -92,9 +92,9 @@ def cannot_write(path: Path, error: OSError | SafetensorError) -> PentimentoErro
 
 
 def read_tensors(path: Path, what: str, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Every tensor of a file of `what`, which has to hold those `names` and no other.
+    """Return every tensor of a file of `what`, which must hold those `names` and no other.
 
-    NotFound, or FailedPrecondition where it is cut short, no safetensors file at all, or one of something else.
+    Raises NotFound, or FailedPrecondition if it is cut short, no safetensors file, or of something else.
     """
     with opened(path, what) as file:
         found = list(file.keys())
@@ -104,7 +104,7 @@ def read_tensors(path: Path, what: str, names: Iterable[str] | None = None) -> d
 
 
 def read_metadata(path: Path, what: str, key: str) -> dict[str, object]:
-    """The JSON object that a file of `what` holds under `key` of its metadata; the tensors are not read."""
+    """Return the JSON object under `key` of a file's metadata, without its tensors; `what` names the content."""
     with opened(path, what) as file:
         text = (file.metadata() or {}).get(key)
     try:
@@ -118,7 +118,7 @@ def read_metadata(path: Path, what: str, key: str) -> dict[str, object]:
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[safe_open]:
-    """A safetensors file whose length and header have been checked before a library maps it."""
+    """Open a safetensors file after checking its length and header, before a library maps it."""
     if not path.is_file():
         raise NotFound("FILE_MISSING", f"{path}: not there; expected {what}")
     try:
@@ -151,9 +151,9 @@ def _some(names: list[str], shown: int = 3) -> str:
 def cached_tensors(
     path: Path, what: str, names: Iterable[str], make: Callable[[], Mapping[str, Tensor]], made_of: str = ""
 ) -> dict[str, Tensor]:
-    """What `make` makes, kept in `path`, and made again where that is of something else than `made_of`.
+    """Return `make`'s result, cached in `path`, and made again if the file is of something else than `made_of`.
 
-    Also what was just made is read back: a first run then computes on the very layouts in memory of later ones.
+    A fresh result is read back too: a first run then computes on the same memory layouts as later ones.
     """
     if not path.exists() or (made_of and _made_of(path, what) != made_of):
         write_tensors(path, make(), {"made_of": made_of})
@@ -166,6 +166,6 @@ def _made_of(path: Path, what: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file in hexadecimal."""
+    """Return the sha256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The parts of the zoo: what each stands on, how far its training is, what it is exported as: `pentimento zoo list`."""
+"""List the parts of the zoo: each one's foundations, training progress, and export: `pentimento zoo list`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNEXPORTED = {
 
 
 def rows(work: Path, weights: Path) -> Iterator[tuple[str, str, str, str]]:
-    """One a part, in the order in which they can be trained."""
+    """Yield one row a part, in the order of training."""
     exported = read_registry(weights) if (weights / REGISTRY).is_file() else {}
     models = {model.part: model.name for model in MODELS.values()}
     for part in PARTS:

@@ -1,8 +1,8 @@
-"""The registry of the zoo's exported models: what there is, where it lies, what it stands on and what it must hash to.
+"""Read and write the registry of the zoo's exported models: their directories, foundations and digests.
 
-`registry.json` has one entry a directory. Its digest is the one that a worker or an embedder tells of the model
-(`pentimento.diffusion.checkpoint.digest_directory`; of a LoRA `pentimento.diffusion.loras.files.digest_lora`); the card
-is no part of it.
+`registry.json` has one entry a directory. Its digest is the same as a worker's or an embedder's
+(`pentimento.diffusion.checkpoint.digest_directory`; of a LoRA `pentimento.diffusion.loras.files.digest_lora`), without
+the card.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class ZooModel:
-    """One directory. `part` is what is trained for it, `base` the model that it changes and is of no use without.
+    """Describe one directory. `part` is its trained part, `base` the model that it changes and needs.
 
-    `steps` and `guidance_scale` are what a pipeline is asked for when a request says nothing.
+    `steps` and `guidance_scale` are a pipeline's defaults for requests.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ZooModel:
     base: str | None = None
     steps: int | None = None
     guidance_scale: float | None = None
-    cascade: tuple[str, str] | None = None  # whose pictures a discriminator tells apart: light and heavy
+    cascade: tuple[str, str] | None = None  # a discriminator's cascade: light and heavy
 
 
 MODELS = {
@@ -64,7 +64,7 @@ MODELS = {
 }
 
 
-# Written by commands of their own and not by the export: what a user trains for a pair of models.
+# Written by separate commands, not by the export: users train them for a pair of models.
 HEADS = {
     model.name: model
     for model in (
@@ -75,9 +75,9 @@ ALL = MODELS | HEADS
 
 
 def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
-    """Write registry.json for the directories that are there.
+    """Write registry.json for the existing directories.
 
-    FailedPrecondition for one whose base is not there: its entry names the base's digest.
+    Raises FailedPrecondition for one without its base, since its entry names the base's digest.
     """
     there = {name: digest_of(model, weights / name) for name, model in ALL.items() if (weights / name).is_dir()}
     registry = {"version": VERSION, "models": [_entry(ALL[name], there) for name in there]}
@@ -87,9 +87,9 @@ def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
 
 
 def digest_of(model: ZooModel, folder: Path) -> str:
-    """What services call the directory's model: a LoRA is the one file that they load, the rest of the directory holds
-    it in other formats."""
-    # Imported here: reading the registry needs no torch.
+    """Return the services' digest of the directory's model: a LoRA's is of the one file that they load; the rest of the
+    directory has other formats."""
+    # imported here: reading the registry needs no torch
     from pentimento.diffusion.loras import digest_lora, lora_file_in
 
     file = lora_file_in(folder) if model.kind == "lora" else None
@@ -120,7 +120,7 @@ def _entry(model: ZooModel, digests: dict[str, str]) -> dict[str, Any]:
 
 
 def read_registry(weights: Path = WEIGHTS) -> dict[str, dict[str, Any]]:
-    """The registry's entries by name. NotFound, or FailedPrecondition for a file that is no registry."""
+    """Return the registry's entries by name. Raises NotFound, or FailedPrecondition for a file that is no registry."""
     path = weights / REGISTRY
     if not path.is_file():
         raise NotFound("FILE_MISSING", f"{path}: not there; `pentimento zoo export` writes it")
@@ -132,7 +132,7 @@ def read_registry(weights: Path = WEIGHTS) -> dict[str, dict[str, Any]]:
 
 
 def entry_of(name: str, weights: Path = WEIGHTS) -> dict[str, Any]:
-    """One model's entry. NotFound lists those there are."""
+    """Return one model's entry. Raises NotFound listing the existing ones."""
     registry = read_registry(weights)
     if name not in registry:
         raise NotFound("MODEL_NOT_FOUND", f"{name}: not in {weights / REGISTRY}, which has {', '.join(registry)}")

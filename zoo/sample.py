@@ -1,8 +1,8 @@
-"""Paint captions into a grid of pictures: `pentimento zoo sample [PROMPT …] [--model NAME --out FILE]`.
+"""Generate captions into a grid of images: `pentimento zoo sample [PROMPT …] [--model NAME --out FILE]`.
 
 pentimento zoo sample "a red star at night" --model tiny-flow
 pentimento zoo sample --lora tiny-lora-neon --lora-weight 0.7
-pentimento zoo sample --controlnet tiny-controlnet-edges     # told what drawn scenes show
+pentimento zoo sample --controlnet tiny-controlnet-edges     # with drawn scenes' edges
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="pentimento zoo sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="captions; a dozen of the zoo's own otherwise")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="captions; the default is a dozen of the zoo's")
     parser.add_argument("--model", default="tiny-heavy", help="a pipeline of the registry [%(default)s]")
     parser.add_argument("--lora", metavar="NAME", help="a LoRA of the registry")
     parser.add_argument("--lora-weight", type=finite, default=1.0)
     parser.add_argument("--controlnet", metavar="NAME", help="a ControlNet of the registry")
     parser.add_argument(
-        "--condition", type=Path, metavar="FILE", help="what it is told; what drawn scenes show otherwise"
+        "--condition", type=Path, metavar="FILE", help="image of its condition; the default is drawn scenes'"
     )
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--steps", type=positive)
     parser.add_argument("--scale", type=finite, help="guidance scale")
-    parser.add_argument("--seed", type=int, default=0, help="of the first picture; the next has the next")
-    parser.add_argument("--zoom", type=positive, default=3, help="pixels of the grid for one of the picture")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first image; later ones follow")
+    parser.add_argument("--zoom", type=positive, default=3, help="pixels of the grid per image pixel")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--out", type=Path, default=Path("zoo-samples.png"), help="PNG to write [%(default)s]")

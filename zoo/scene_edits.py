@@ -1,6 +1,6 @@
-"""What users do to a prompt of theirs: say it again, word it otherwise, change one thing or several.
+"""Edit a prompt as users do: repeat it, reword it, change one thing or several.
 
-An utterance is a scene with the seed and the terseness of its caption, so that it can be said again and edited.
+An utterance is a scene with the seed and the terseness of its caption, so that it can be repeated and edited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zoo.drawing.scenes import (
     sample_scene,
 )
 
-# The probability that a caption says an attribute: most say nearly all, some hardly any.
+# the probability that a caption says an attribute: most say nearly all, some hardly any
 TERSENESS = (0.97, 0.88, 0.7, 0.5)
 
 
@@ -44,22 +44,22 @@ class Utterance:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """What the text asks for: a class index for each of ATTRIBUTES, UNSAID where it says nothing of it."""
+        """Return the text's content: a class index for each of ATTRIBUTES, UNSAID if the text omits it."""
         return tuple(labels(self.scene, self.caption.said))
 
 
 def fresh(rng: np.random.Generator) -> Utterance:
-    """Something nobody has asked for yet, as far as chance allows."""
+    """Return a random new utterance."""
     return Utterance(sample_scene(rng), _seed(rng), float(rng.choice(TERSENESS)))
 
 
 def reworded(said: Utterance, rng: np.random.Generator) -> Utterance:
-    """The same scene in other words; what it leaves out may differ too."""
+    """Return the same scene in other words, possibly with other omissions."""
     return replace(said, wording=_seed(rng))
 
 
 def changed(said: Utterance, rng: np.random.Generator, changes: int, reword: bool) -> Utterance:
-    """`changes` of the scene's attributes changed, and the sentence's form as well where `reword` says so."""
+    """Change `changes` of the scene's attributes, and the sentence's form as well with `reword`."""
     scene = said.scene
     kinds = [*CHANGES]
     for index in rng.permutation(len(kinds))[:changes]:
@@ -87,15 +87,15 @@ def _colour(scene: Scene, rng: np.random.Generator) -> Scene:
 
 
 def _size(scene: Scene, rng: np.random.Generator) -> Scene:
-    """Two things are never large, three always small."""
+    """Two objects are never large, three always small."""
     sizes = {1: ("small", "medium", "large"), 2: ("small", "medium")}.get(len(scene.things), ("small",))
     return _with_thing(scene, rng, lambda thing: replace(thing, size=_other(rng, sizes, thing.size)))
 
 
 def _standing(scene: Scene, rng: np.random.Generator) -> Scene:
-    """Another place of the one thing; two or three change places, so that the caption names them in another order."""
+    """Move the single object, or swap two or three, so that the caption names them in another order."""
     if scene.place is None:
-        # The things keep their spots: who stands there is what changes.
+        # The places stay; the objects swap.
         spots = [(thing.x, thing.y) for thing in scene.things]
         turned = (*scene.things[1:], scene.things[0])
         moved = tuple(replace(thing, x=x, y=y) for thing, (x, y) in zip(turned, spots, strict=True))
@@ -125,7 +125,7 @@ def _with_thing(scene: Scene, rng: np.random.Generator, change: Callable[[Thing]
 
 
 def _other(rng: np.random.Generator, options: tuple[str, ...] | list[str], present: str) -> str:
-    """One of the others; the present one where there is none."""
+    """Return one of the others, or the present one if there is none."""
     others = [option for option in options if option != present]
     return others[int(rng.integers(len(others)))] if others else present
 

@@ -1,12 +1,12 @@
-"""A log of prompts that the zoo can draw and that come back as real users' prompts do.
+"""Write a log of prompts that the zoo can draw and that repeat as real users' prompts do.
 
     python -m zoo.scene_log --out scenes.jsonl.gz --count 3500
 
 In DiffusionDB (the first 3,500 and 5,000 prompts in published order, MiniLM embeddings) a prompt's nearest previous one
 is above a cosine of 0.65 / 0.75 / 0.85 / 0.90 / 0.95 for 74 / 61 / 50 / 43 / 32 % of prompts, and mostly a few requests
-old. Here every prompt is given a band of similarity that the log lacks most, and an age from what DiffusionDB's prompts
-of that band have; edits of the prompt of that age are tried until one lies there, under the dual encoder that the log
-is for. A composite, and labelled so: scenes of ours, statistics of DiffusionDB (CC0), times of a Poisson process.
+old. Here every prompt gets the band of similarity with the largest deficit in the log, and an age from DiffusionDB's
+prompts of that band; edits of the prompt of that age are tried until one has the similarity, under the log's dual
+encoder. A composite, and labelled so: our scenes, statistics of DiffusionDB (CC0), times of a Poisson process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAME = 0.999
 SHARES_OF_AGES = (0.0, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 1.0)
 ROUNDS = 4
 CANDIDATES = 6
-OCTAVES = 0.5  # an age within this many doublings of the one wanted is good enough
+OCTAVES = 0.5  # an age within this many doublings of the drawn one is accepted
 
 
 def _edit(changes: int, reword: bool) -> Edit:
@@ -44,7 +44,7 @@ def _edit(changes: int, reword: bool) -> Edit:
 
 @dataclass(frozen=True)
 class Band:
-    """Similarities above `low` up to `high`, the share of prompts that have them, quantiles of their ages at
+    """Describe similarities above `low` up to `high`, their share of prompts, quantiles of their ages at
     SHARES_OF_AGES, and the edits that lead there."""
 
     low: float
@@ -60,13 +60,13 @@ class Band:
         return max(self.low - similarity, similarity - self.high, 0.0)
 
     def draw_age(self, rng: np.random.Generator, oldest: int) -> int:
-        """Not above `oldest`, 1 at the least; between two quantiles all ratios are alike."""
+        """Draw an age from 1 to `oldest`; between two quantiles all ratios are equally likely."""
         share = rng.uniform(0.0, _share_below(oldest, self.ages))
         return min(oldest, max(1, round(float(np.exp(np.interp(share, SHARES_OF_AGES, np.log(self.ages)))))))
 
 
 def _share_below(age: int, ages: tuple[float, ...]) -> float:
-    steps = np.arange(len(ages)) * 1e-9  # strictly ascending, which np.interp asks for
+    steps = np.arange(len(ages)) * 1e-9  # strictly ascending, for np.interp
     return float(np.interp(np.log(age), np.log(ages) + steps, SHARES_OF_AGES))
 
 
@@ -88,8 +88,8 @@ BANDS = (
 
 
 def denser_bands(share: float, above: float) -> tuple[Band, ...]:
-    """Return the bands with `share` (0..1) of all prompts in those from the similarity `above` on, and the rest in the
-    others; among themselves, each side keeps DiffusionDB's proportions, and every band its ages."""
+    """Return bands with `share` (0..1) of all prompts at similarities from `above` on, and the rest below; each side
+    keeps DiffusionDB's proportions, and every band its ages."""
     near = sum(band.share for band in BANDS if band.low >= above)
     far = sum(band.share for band in BANDS) - near
     if not (0 <= share <= 1 and near and far):
@@ -101,14 +101,14 @@ def denser_bands(share: float, above: float) -> tuple[Band, ...]:
 
 @dataclass(frozen=True)
 class SceneLog:
-    """Prompts in order with their unit embeddings (n, d), and what each asks for (`Utterance.asked`)."""
+    """Hold prompts in order with their unit embeddings (n, d), and each one's content (`Utterance.asked`)."""
 
     prompts: tuple[str, ...]
     embeddings: Vectors
     asked: tuple[tuple[int, ...], ...] = ()
 
     def content(self, **fields: Any) -> Content:
-        """To be asked for at any times (`lab.workloads`)."""
+        """Return the content for any times (`lab.workloads`)."""
         return Content(self.prompts, self.embeddings, sources=SOURCES, **fields)
 
 
@@ -117,7 +117,7 @@ SOURCES = ("scenes of the zoo", "similarities and reuse ages of DiffusionDB (CC0
 
 def write_scene_log(count: int, embed: Embed, rng: np.random.Generator, bands: tuple[Band, ...] = BANDS) -> SceneLog:
     """Return a log of `count` prompts; `embed` gives unit vectors (texts, d). The same generator state gives the same
-    log. `bands` are BANDS, or those with other shares."""
+    log. `bands` are BANDS, or ones with other shares."""
     if count < 1:
         raise InvalidArgument.of("count", f"must be at least 1, got {count}")
     writer = _Writer(embed, rng, bands)
@@ -129,7 +129,7 @@ def write_scene_log(count: int, embed: Embed, rng: np.random.Generator, bands: t
 
 @dataclass(frozen=True)
 class _Tried:
-    """A candidate, by how far its similarity is from the band and its age from the one wanted."""
+    """Hold a candidate, with the distance of its similarity from the band and of its age from the drawn one."""
 
     misses: float
     octaves: float
@@ -150,7 +150,7 @@ class _Writer:
     newest: dict[str, int] = field(default_factory=dict)
 
     def add(self) -> None:
-        """One more prompt, in the band of which there are too few."""
+        """Add one prompt, in the band with the largest deficit."""
         if not self.said:
             first = fresh(self.rng)
             self._append(first, self.embed([first.text])[0], -1.0)
@@ -168,19 +168,19 @@ class _Writer:
         return int(self.rng.choice(len(self.bands), p=np.asarray(lacking) / sum(lacking)))
 
     def _row_to_repeat(self) -> int:
-        """A row of the age drawn which nothing has repeated since, or the newest of those that were tried."""
+        """Return a row of the drawn age without a later repeat, or the newest of the tried ones."""
         rows = [len(self.said) - REPEATS.draw_age(self.rng, len(self.said)) for _ in range(CANDIDATES)]
         return next((row for row in rows if self.newest[self.texts[row]] == row), max(rows))
 
     def _search(self, band: Band) -> tuple[Utterance, Vectors, float]:
-        """The best of the candidates, and of no more than are needed for one in the band and of the right age."""
+        """Return the best candidate, trying no more than needed for one in the band and of the right age."""
         tried: list[_Tried] = []
         for _ in range(ROUNDS):
             candidates, wanted = self._candidates(band)
             vectors = self.embed([candidate.text for candidate in candidates])
             for candidate, vector in zip(candidates, vectors, strict=True):
                 similarity, age = nearest(self.vectors[: len(self.said)], vector)
-                # A repeat is the farthest from what any other band wants: there are as many of them as there should be.
+                # A repeat is farthest from any other band: there are already enough repeats.
                 misses = 1.0 if similarity > SAME else band.distance(similarity)
                 octaves = abs(float(np.log2(age / wanted))) if wanted else 0.0
                 tried.append(_Tried(misses, octaves, candidate, vector, similarity))
@@ -190,7 +190,7 @@ class _Writer:
         return best.utterance, best.vector, best.similarity
 
     def _candidates(self, band: Band) -> tuple[list[Utterance], int]:
-        """With the age that they should have; 0 where it does not matter."""
+        """Return candidates with their intended age; 0 if it does not matter."""
         if not band.edits:
             return [fresh(self.rng) for _ in range(CANDIDATES)], 0
         age = band.draw_age(self.rng, len(self.said))
@@ -211,28 +211,28 @@ class _Writer:
 
 
 def nearest(previous: Vectors, vector: Vectors) -> tuple[float, int]:
-    """Cosine and age (1 for the one just before) of the nearest of the previous; of equals the newest."""
+    """Return cosine and age (1 for the one just before) of the nearest previous one, the newest among equals."""
     cosines = previous @ vector
     close = np.flatnonzero(cosines >= cosines.max() - 1e-6)
     return float(cosines[close[-1]]), len(previous) - int(close[-1])
 
 
 def reuse(embeddings: Vectors) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Of every prompt but the first: cosine and age of its nearest previous one."""
+    """Return cosine and age of each prompt's nearest previous one, for all but the first."""
     found = [nearest(embeddings[:row], embeddings[row]) for row in range(1, len(embeddings))]
     return np.array([cosine for cosine, _ in found]), np.array([age for _, age in found], np.int64)
 
 
 def scene_workload(log: SceneLog, rate: float, rng: np.random.Generator, encoder: str) -> Workload:
-    """The whole log once, at Poisson times of `rate` requests a second."""
+    """Return the whole log once, at Poisson times of `rate` requests per second."""
     drawn = poisson(rate, 1.2 * len(log.prompts) / rate + 60.0, rng, log.content()).first(len(log.prompts))
     made_by = {"builder": "scene_log", "composite": True, "rate": rate, "encoder": encoder, "sources": list(SOURCES)}
     return Workload("scene-log", drawn.arrivals, made_by, log.embeddings)
 
 
 def clip_embedder(folder: Path) -> Embed:
-    """The text tower of a CLIPModel directory (`zoo/weights/tiny-clip`). What it has embedded it remembers: a text has
-    the same vector, to the last bit, whatever it was in a batch with."""
+    """Return the text tower of a CLIPModel directory (`zoo/weights/tiny-clip`). It caches embeddings: a text has the
+    same vector, to the last bit, in any batch."""
     import torch
     from transformers import CLIPModel, CLIPTokenizer
 

@@ -108,7 +108,7 @@ def same_again(cost: BatchCost) -> float:
 
 
 def _twice_the_execution(cost: BatchCost) -> float:
-    """q(b) = 2 e(b): "estimate queuing delays by assuming it to be twice the execution delay" (section 4.5)."""
+    """Q(b) = 2 e(b): "estimate queuing delays by assuming it to be twice the execution delay" (section 4.5)."""
     return 2.0 * cost.latency_s
 
 

@@ -52,7 +52,7 @@ def read_mooncake(path: Path) -> tuple[KeyedRequest, ...]:
 
 
 def read_production_requests(path: Path) -> tuple[ProductionRequest, ...]:
-    """gentd26's timed requests. It may be measured with, not passed on."""
+    """Gentd26's timed requests. It may be measured with, not passed on."""
     lines = list(table_lines(path, ","))
     times = _from_first([_moment(line, "gmt_create") for line in lines])
     return tuple(_production_request(line, float(at)) for at, line in zip(times, lines, strict=True))

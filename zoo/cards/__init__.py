@@ -1,1 +1,1 @@
-"""The model cards beside the exported weights: `python -m zoo.cards`."""
+"""Write the model cards next to the exported weights: `python -m zoo.cards`."""

@@ -1,6 +1,6 @@
-"""The model cards beside the exported weights, with curves, samples and figures.
+"""Write the model cards next to the exported weights, with curves, samples and figures.
 
-pentimento zoo cards    # paints the grids of samples and writes every card again, with the figures there are now
+pentimento zoo cards    # generates the sample grids and writes every card again, with the present figures
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main() -> None:
         prog="pentimento zoo cards", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="where the logs are that the curves show [%(default)s]")
-    parser.add_argument("--no-samples", action="store_true", help="keep the grids of samples as they are")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the curves' logs [%(default)s]")
+    parser.add_argument("--no-samples", action="store_true", help="keep the sample grids unchanged")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

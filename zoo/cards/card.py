@@ -1,4 +1,4 @@
-"""A model card: its text is in `texts/`, what that leaves open is filled in here."""
+"""Fill a model card: its text is in `texts/`, its numbers and lists come from here."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DATA = (
     "that have one unless they say otherwise. No picture or text is from anywhere else."
 )
 LICENCE_TEXT = f"{LICENCE}, as the rest of this repository."
-# Parts whose training a card tells of, where that is more than the model's own.
+# further parts described in a card
 TRAINED = {
     "tiny-heavy": ("heavy", "autoencoder"),
     "tiny-flow": ("flow", "flow-distilled", "flow-refined"),
     "tiny-clip": ("dual-encoder", "image-tower"),
 }
-# Parts of the bar whose figures a card shows, where they are more or others than the model's own.
+# parts of the bar in a card, if more or other than the model's own
 MEASURED = {
     "tiny-heavy": ("heavy", "heavy-steps", "autoencoder"),
     "tiny-light": ("light", "light-speed"),
@@ -61,7 +61,7 @@ TOLD = {
 FORMATS = (
     " The same LoRA lies here in kohya's format (`kohya/`) and in PEFT's (`peft/`) too; loaders are tested on them."
 )
-# What is known to go wrong, a line each; looked at by people, on the samples and in the figures.
+# known weaknesses, a line each, found by people in the samples and the figures
 NEARLY_SAYS = "Captions say most of what a picture shows, so little is left to tell it: see what heavy reaches without."
 KNOWN_FAILURES: dict[str, tuple[str, ...]] = {
     "tiny-heavy": (
@@ -88,7 +88,7 @@ KNOWN_FAILURES: dict[str, tuple[str, ...]] = {
         "tell those that are as good as heavy's from the others.",
     ),
 }
-# True of every model of a kind, whatever its figures are.
+# true of every model of a kind, at any figures
 LIMITS = {
     "pipeline": (
         "Other objects, numbers, other words: it paints one of its scenes regardless.",
@@ -106,10 +106,10 @@ LIMITS = {
 def write_cards(
     weights: Path, work: Path = WORK, *, samples: bool = False, results: Path | None = RESULTS
 ) -> list[str]:
-    """One README.md in each exported directory with curves beside it; the names of the models that are there.
+    """Write README.md and curves in each exported directory; return the models' names.
 
-    Curves come from the logs of the work folder and stay as they are without them. With `samples` the grids are
-    painted anew; without `results` nothing counts as measured.
+    Curves come from the logs of the work folder and stay unchanged without them. With `samples` the grids are generated
+    again; without `results` nothing counts as measured.
     """
     figures = {} if results is None else read_figures(results, weights / "EVALUATION.json")
     names = [name for name in MODELS if (weights / name).is_dir()]
@@ -154,7 +154,7 @@ def data_in_words(model: ZooModel) -> str:
 
 
 def particulars(model: ZooModel, folder: Path) -> dict[str, object]:
-    """What only some kinds of card tell."""
+    """Return the facts that only some kinds of card have."""
     told: dict[str, object] = {"told": TOLD.get(model.name, ""), "what": WHAT.get(model.name, "")}
     if model.kind == "pipeline" and model.family == "sd":
         unet = json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8"))
@@ -186,7 +186,7 @@ def samples_in_words(model: ZooModel, folder: Path) -> str:
 
 
 def training_lines(part: str, work: Path) -> str:
-    """How a part was trained, as its checkpoint tells it; without one, as it would be."""
+    """Return a part's training, from its checkpoint or else from its plan."""
     _, plan = part_and_plan(part)
     batch = import_module(PARTS[part][0]).BATCH
     steps, seed, took = plan.steps, plan.seed, ""
@@ -203,7 +203,7 @@ def training_lines(part: str, work: Path) -> str:
 
 
 def weights_in_words(folder: Path) -> str:
-    """Parameters and size of a directory's safetensors files, by component where it has several."""
+    """Return parameters and size of a directory's safetensors files, by component if it has several."""
     counts: dict[str, int] = {}
     size_bytes = 0
     for path in sorted(folder.rglob("*.safetensors")):

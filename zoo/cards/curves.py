@@ -1,4 +1,4 @@
-"""How a training went, as a small PNG: its loss, and what else its log tells, against the step."""
+"""Draw a training's loss and the log's other values against the step, as a small PNG."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 WIDTH_PX, HEIGHT_PX, DPI = 640, 240, 100
-COLOURS = 32  # of the palette, which is what makes the files small
+COLOURS = 32  # palette's colours; few make the files small
 SMOOTHED_OVER = 4  # lines of the log
 LINES = ("#3b6fb6", "#d1495b")
-# What stands beside the loss: the names in the log, and what they are together.
+# values drawn with the loss: their names in the log, and their common label
 SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "autoencoder": (("psnr", "foreground_psnr"), "dB of a batch"),
     "dual-encoder": (("first",), "own picture first of its batch"),
@@ -25,7 +25,7 @@ BY_NOISE = (("clean_third", "noisy_third"), "loss by amount of noise")
 
 
 def draw_curve(part: str, log: Sequence[dict[str, float]], path: Path) -> None:
-    """Write the curve of a part from the lines of its log, of which there is at least one."""
+    """Write the curve of a part from the lines of its log, at least one."""
     names, title = SHOWN.get(part, BY_NOISE)
     names = tuple(name for name in names if name in log[0])
     figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
@@ -55,7 +55,8 @@ def _plot(axis: Axes, steps: Sequence[float], series: dict[str, list[float]]) ->
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The mean of each value and its neighbours, SMOOTHED_OVER on either side; fewer, but as many, near the ends."""
+    """Return the mean of each value and its neighbours, SMOOTHED_OVER on either side, or symmetrically fewer near the
+    ends."""
     found = []
     for middle in range(len(values)):
         reach = min(SMOOTHED_OVER, middle, len(values) - 1 - middle)

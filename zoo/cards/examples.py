@@ -1,4 +1,4 @@
-"""The grids of pictures on the model cards: what each model paints, beside what it would be without it."""
+"""Make the model cards' sample grids: each model's images, next to those without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LORA_WEIGHTS = (0.0, 0.5, 1.0)
 
 
 def example_grid(model: ZooModel, weights: Path) -> Image.Image | None:
-    """Of a model as it is exported; none for those that paint and judge nothing."""
+    """Return an exported model's grid; None for models without images."""
     if model.kind not in GRIDS:
         return None
     make, columns = GRIDS[model.kind]
@@ -30,7 +30,7 @@ def example_grid(model: ZooModel, weights: Path) -> Image.Image | None:
 
 
 def save_within(image: Image.Image, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """A PNG of as many colours as fit into so many bytes."""
+    """Save a PNG with the most colours that fit the limit."""
     for colours in PALETTES:
         image.quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
         if path.stat().st_size <= limit_bytes:
@@ -43,7 +43,7 @@ def _pipeline(model: ZooModel, weights: Path) -> list[Tile]:
 
 
 def _controlnet(model: ZooModel, weights: Path) -> list[Tile]:
-    """Drawn, told, painted under it, painted without it."""
+    """Return the drawing, its condition, and images with and without the ControlNet."""
     scenes = example_scenes(SCENES)
     captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
     told, base = conditions_of(model.name, scenes), Manner(str(model.base))
@@ -54,7 +54,7 @@ def _controlnet(model: ZooModel, weights: Path) -> list[Tile]:
 
 
 def _lora(model: ZooModel, weights: Path) -> list[Tile]:
-    """From the same noise at growing weights."""
+    """Return images from the same noise at growing weights."""
     captions, seeds = PROMPTS[:SCENES], range(SCENES)
     columns = []
     for weight in LORA_WEIGHTS:
@@ -64,7 +64,7 @@ def _lora(model: ZooModel, weights: Path) -> list[Tile]:
 
 
 def _discriminator(model: ZooModel, weights: Path) -> list[Tile]:
-    """The same captions drawn, and painted by both models of the cascade, each with its confidence."""
+    """Return the same captions drawn, and by both models of the cascade, each with its confidence."""
     from transformers import AutoModelForImageClassification
 
     from zoo.evaluate.calibration import confidence

@@ -1,6 +1,6 @@
-"""The figures on model cards: read from results, and put into words.
+"""Read the model cards' figures from results, and format them.
 
-Those of `benchmarks/results/zoo_quality.json`; of parts that it has not measured, those of EVALUATION.json.
+`benchmarks/results/zoo_quality.json` comes first; parts that it does not have come from EVALUATION.json.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from pentimento.domain.errors import FailedPrecondition
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "zoo_quality.json"
-SECOND_SET = "second prompts"  # how the names of figures on those end
+SECOND_SET = "second prompts"  # suffix of the figures' names
 COLUMNS = ("figure", "value", "interval", "goal", "")
 Cells = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True)
 class PartFigures:
-    """A part's rows (name, value, interval, goal, verdict) and in a sentence what they were measured on."""
+    """Hold a part's rows (name, value, interval, goal, verdict), and a sentence about their prompts."""
 
     how: str
     rows: Sequence[Cells]
 
 
 def read_figures(results: Path, evaluation: Path) -> dict[str, PartFigures]:
-    """The figures there are by part of the bar; those of the benchmark before those of a quick evaluation."""
+    """Return the figures by part of the bar; the benchmark's take precedence over a quick evaluation's."""
     found = _evaluated(_read_json(evaluation))
     return found | _benchmarked(_read_json(results))
 
@@ -46,7 +46,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _benchmarked(result: dict[str, Any]) -> dict[str, PartFigures]:
-    """Of `benchmarks.zoo_quality`: figures named `PART: NAME`, how they were measured under `notes`."""
+    """Read `benchmarks.zoo_quality`: figures named `PART: NAME`, with their setting under `notes`."""
     rows: dict[str, list[Cells]] = {}
     for figure in result.get("figures", []):
         part, _, name = figure["name"].partition(": ")
@@ -60,7 +60,7 @@ def _benchmarked(result: dict[str, Any]) -> dict[str, PartFigures]:
 
 
 def _evaluated(report: dict[str, Any]) -> dict[str, PartFigures]:
-    """Of `zoo.evaluate`."""
+    """Read `zoo.evaluate`."""
     found = {}
     for part, measured in report.get("parts", {}).items():
         figures = measured.get("figures", [])
@@ -88,7 +88,7 @@ def _row(name: str, value: float, bounds: tuple[float, float] | None, unit: str,
 
 
 def figures_in_words(part: str, figures: dict[str, PartFigures]) -> str:
-    """A table, or that there is none."""
+    """Return a table, or the statement that there is none."""
     if part not in figures:
         return f"`{part}`: not measured yet; `python -m benchmarks.zoo_quality --only {part}` does."
     rows = [COLUMNS, ("---",) * len(COLUMNS), *figures[part].rows]

@@ -1,1 +1,1 @@
-"""What the models learn to paint: scenes drawn by code, their captions, and what else can be told of them."""
+"""Draw the models' training scenes by code, with captions, labels and conditions."""

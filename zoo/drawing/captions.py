@@ -1,4 +1,4 @@
-"""Captions of scenes: several forms of sentence, synonyms, and attributes left out now and then."""
+"""Caption scenes: several forms of sentence, synonyms, and randomly omitted attributes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PLACE_PHRASES: dict[str, tuple[str, ...]] = {
 }
 OPENINGS = ("", "", "", "a picture of ", "a drawing of ", "an image of ", "a painting showing ")
 
-# What a caption may say, in the order of label vectors: every attribute with its values.
+# a caption's attributes in the order of label vectors, each with its values
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "count": ("one", "two", "three"),
     "background": BACKGROUNDS,
@@ -93,7 +93,7 @@ class Caption:
 
 
 def attributes(scene: Scene) -> dict[str, str]:
-    """The attributes a scene has, by name."""
+    """Return a scene's attributes by name."""
     found = {"count": ATTRIBUTES["count"][len(scene.things) - 1], "background": scene.background, "style": scene.style}
     if scene.place is not None:
         found["place"] = scene.place
@@ -107,7 +107,7 @@ def attributes(scene: Scene) -> dict[str, str]:
 
 
 def labels(scene: Scene, said: frozenset[str] | None = None) -> list[int]:
-    """One class index per attribute; UNSAID where the scene has none or the caption does not say."""
+    """Return a class index per attribute; UNSAID if the scene has none or the caption omits it."""
     found = attributes(scene)
     return [
         values.index(found[name]) if name in found and (said is None or name in said) else UNSAID
@@ -120,7 +120,7 @@ def _article(phrase: str) -> str:
 
 
 def canonical_caption(scene: Scene) -> str:
-    """Every attribute said, in its own word, in one form of sentence."""
+    """Return a caption with every attribute in its canonical word, in one form of sentence."""
     behind = BACKGROUND_PHRASES[scene.background][0]
     if len(scene.things) == 3:
         row = [_article(f"{scene.style} {t.colour} {t.shape}") for t in scene.things]
@@ -132,13 +132,13 @@ def canonical_caption(scene: Scene) -> str:
 
 
 class _Speaker:
-    """Picks words for one caption and remembers what it has said."""
+    """Choose words for one caption and record its attributes."""
 
     def __init__(self, rng: np.random.Generator, keep: float) -> None:
         self.rng, self.keep, self.said = rng, keep, {"count"}
 
     def pick(self, options: tuple[str, ...]) -> str:
-        # The first option, the plain word, half of the time.
+        # the first option, the plain word, half of the time
         return options[0] if self.rng.random() < 0.5 else options[int(self.rng.integers(len(options)))]
 
     def maybe(self, name: str, options: tuple[str, ...]) -> str:
@@ -159,7 +159,7 @@ class _Speaker:
 
 
 def natural_caption(scene: Scene, rng: np.random.Generator, keep: float = 0.88) -> Caption:
-    """One of many ways of describing the scene; each attribute is left out with probability 1 - keep."""
+    """Return a random description of the scene; each attribute is omitted with probability 1 - keep."""
     speaker = _Speaker(rng, keep)
     apart = len(scene.things) > 1 or rng.random() < 0.25  # the style said once, at the end
     behind = speaker.maybe("background", BACKGROUND_PHRASES[scene.background])

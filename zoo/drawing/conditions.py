@@ -1,7 +1,7 @@
-"""What ControlNets are told, made from a picture or from a scene, and how well a picture obeys it.
+"""Make ControlNets' conditions from an image or from a scene, and measure how well an image follows them.
 
-Edges are the thin binary outline of everything in a picture. A layout is a coarse depth map of its things, a ball
-each: where they are and how large, not which shape or colour.
+Edges are the thin binary outline of everything in an image. A layout is a coarse depth map of its objects, a ball each:
+their places and sizes, not their shapes or colours.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MOST_THINGS = 3
 
 
 def edges(pictures: Tensor) -> Tensor:
-    """Edges (n, 1, h, w), 0 or 1, of pictures (n, 3, h, w) in 0..1.
+    """Return edges (n, 1, h, w), 0 or 1, of images (n, 3, h, w) in 0..1.
 
-    An edge is where the colour changes by more than the threshold a pixel (Sobel over all channels) and more than
-    at both neighbours across the edge.
+    An edge is a place where the colour changes by more than the threshold a pixel (Sobel over all channels) and more
+    than at both neighbours across the edge.
     """
     padded = functional.pad(pictures, (1, 1, 1, 1), mode="replicate")
     down_smooth = padded[:, :, :-2] + 2.0 * padded[:, :, 1:-1] + padded[:, :, 2:]
@@ -39,7 +39,8 @@ def edges(pictures: Tensor) -> Tensor:
 
 
 def ball_table(scenes: Sequence[Scene]) -> Tensor:
-    """Middle (x rightwards, y upwards) and radius of each scene's things (n, MOST_THINGS, 3); a radius of 0 is none."""
+    """Return middle (x rightwards, y upwards) and radius of each scene's objects (n, MOST_THINGS, 3); a radius of 0 is
+    none."""
     table = torch.zeros(len(scenes), MOST_THINGS, 3)
     for row, scene in zip(table, scenes, strict=True):
         for ball, thing in zip(row, scene.things, strict=False):
@@ -48,7 +49,7 @@ def ball_table(scenes: Sequence[Scene]) -> Tensor:
 
 
 def layout_of_balls(table: Tensor, size: int = IMAGE_SIZE) -> Tensor:
-    """A depth map (n, 1, size, size) in 0..1 of balls on a wall; the largest size of thing reaches 1, the wall is 0."""
+    """Return a depth map (n, 1, size, size) in 0..1 of balls on a wall; the largest object reaches 1, the wall is 0."""
     axis = (torch.arange(size, device=table.device) + 0.5) / size * 2.0 - 1.0
     x, y, radius = table[..., None, None].unbind(dim=2)
     distance_squared = (axis - x).square() + (-axis[:, None] - y).square()
@@ -57,20 +58,20 @@ def layout_of_balls(table: Tensor, size: int = IMAGE_SIZE) -> Tensor:
 
 
 def layout(scenes: Sequence[Scene], size: int = IMAGE_SIZE) -> Tensor:
-    """Layouts (n, 1, size, size) in 0..1 of drawn scenes."""
+    """Return layouts (n, 1, size, size) in 0..1 of drawn scenes."""
     return layout_of_balls(ball_table(scenes), size)
 
 
 def as_picture(condition: Tensor) -> Tensor:
-    """A condition (n, 1, h, w) in the three channels that a ControlNet takes."""
+    """Return a condition (n, 1, h, w) in a ControlNet's three channels."""
     return condition.expand(-1, 3, -1, -1)
 
 
 def edge_f1(found: Tensor, wanted: Tensor, tolerance_px: int = 1, within: Tensor | None = None) -> Tensor:
-    """F1 of each picture's edges (n,), from maps (n, 1, h, w) of 0 and 1; two empty maps agree.
+    """Return F1 of each image's edges (n,), from maps (n, 1, h, w) of 0 and 1; two empty maps agree.
 
-    An edge is right where the other map has one at most `tolerance_px` away, diagonals included. With `within`, a
-    map of the same shape, only edges inside it count: backgrounds that captions name have edges of their own.
+    An edge is right if the other map has one at most `tolerance_px` away, diagonals included. With `within`, a map of
+    the same shape, only edges inside it count: backgrounds that captions name have their own edges.
     """
     side = 2 * tolerance_px + 1
     near_wanted, near_found = (functional.max_pool2d(m, side, 1, tolerance_px) for m in (wanted, found))
@@ -85,7 +86,7 @@ def edge_f1(found: Tensor, wanted: Tensor, tolerance_px: int = 1, within: Tensor
 
 
 def place_iou(found: Tensor, wanted: Tensor) -> Tensor:
-    """Intersection over union (n,) of where things are (n, h, w), in 0..1 and cut at a half; two empty maps agree."""
+    """Return intersection over union (n,) of coverage (n, h, w), in 0..1 and cut at a half; two empty maps agree."""
     first, second = found > 0.5, wanted > 0.5
     union = (first | second).sum(dim=(1, 2))
     return torch.where(union == 0, 1.0, (first & second).sum(dim=(1, 2)) / union.clamp(min=1))

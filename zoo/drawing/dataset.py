@@ -1,4 +1,6 @@
-"""Drawn scenes with captions and labels as arrays: a data set is its seed and its count, cached in the work folder."""
+"""Hold drawn scenes with captions and labels as arrays: a data set is its seed and its count, cached in the work
+folder.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ TREATED_SEED, TREATED_COUNT = 4, 3_000
 @dataclass(frozen=True)
 class Drawings:
     images: Tensor  # uint8 (n, 3, size, size)
-    coverage: Tensor  # uint8 (n, size, size): where the things are
+    coverage: Tensor  # uint8 (n, size, size): the objects' coverage
     tokens: Tensor  # int64 (n, max tokens)
     image_labels: Tensor  # int64 (n, attributes)
-    text_labels: Tensor  # the same, UNSAID where the caption does not say
+    text_labels: Tensor  # the same, UNSAID if the caption omits it
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
-    """Token ids padded to the tokenizer's length, as a diffusers pipeline makes them."""
+    """Return token ids padded to the tokenizer's length, as in a diffusers pipeline."""
     batch = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
     return batch["input_ids"]
 
@@ -68,7 +70,7 @@ def cached_drawings(
     held_out: bool | None = False,
     treatment: str | None = None,
 ) -> Drawings:
-    """The drawings of a seed without held-out combinations, unless `held_out` says otherwise (see `scene_at`)."""
+    """Return a seed's drawings; `held_out` selects combinations as in `scene_at`, by default without held-out ones."""
     name = "-".join(["drawings", str(seed), str(count), *([treatment] if treatment else [])])
     path = work / f"{name}.safetensors"
     what = f"{count} drawings of {IMAGE_SIZE} px"
@@ -80,5 +82,5 @@ def cached_drawings(
 
 
 def as_pixels(images: Tensor) -> Tensor:
-    """uint8 pictures as the autoencoder takes them: floats in -1..1."""
+    """Convert uint8 images to the autoencoder's floats in -1..1."""
     return images.float() / 127.5 - 1.0

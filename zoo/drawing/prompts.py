@@ -1,4 +1,4 @@
-"""Scenes to be painted from their captions, with what a picture of each ought to show."""
+"""Hold scenes to generate from their captions, with the content that each image should show."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ SEED_STRIDE = 1_000_003
 
 @dataclass(frozen=True)
 class Prompts:
-    """Scenes with one natural caption each; `asked` is what the caption says, `shown` what the drawing shows."""
+    """Hold scenes with one natural caption each; `asked` is the caption's content, `shown` the drawing's."""
 
     scenes: tuple[Scene, ...]
     captions: tuple[str, ...]
     drawn: Tensor  # uint8 (n, 3, size, size)
-    coverage: Tensor  # float (n, size, size) in 0..1: where the things are
-    asked: Tensor  # int64 (n, attributes), UNSAID where the caption does not say
-    shown: Tensor  # the same, UNSAID where the scene has no such attribute
-    first: int = 0  # the number of the first among all scenes of its kind
+    coverage: Tensor  # float (n, size, size) in 0..1: the objects' coverage
+    asked: Tensor  # int64 (n, attributes), UNSAID if the caption omits it
+    shown: Tensor  # the same, UNSAID if the scene has no such attribute
+    first: int = 0  # the first one's number among all scenes of its kind
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def seeds(self, count: int) -> list[list[int]]:
-        """Of the noise, (prompts, count): the same for every model, which is what pairs their pictures.
-
-        Prompts of other numbers get other noise.
-        """
+        """Return noise seeds (prompts, count), the same for every model, which pairs their images. Prompts of other
+        numbers get other noise."""
         rows = range(self.first, self.first + len(self))
         return [[number * SEED_STRIDE + index for number in range(count)] for index in rows]
 
 
 def examination_prompts(count: int, first: int = 0, held_out: bool = True, seed: int = HELD_OUT_SEED) -> Prompts:
-    """Scenes with a combination that no training has seen; with `held_out` False, new scenes without one."""
+    """Return scenes with a combination unseen in training; with `held_out` False, new scenes without one."""
     scenes, captions, drawn, coverage, asked, shown = [], [], [], [], [], []
     for index in range(first, first + count):
         scene, rng = scene_at(seed, index, held_out)

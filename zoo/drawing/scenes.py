@@ -1,9 +1,9 @@
-"""Scenes drawn by signed-distance functions: what the tiny models learn to paint.
+"""Draw scenes by signed-distance functions: the tiny models' training data.
 
-A scene is one thing at one of nine places, two in a relation, or three in a line, in one style on one background.
-Everything is a function of a seed, so that a data set is a number and not a download. One pair of shape and colour
-in ten is held out: training never sees it, evaluation sees nothing else.
-Coordinates: x to the right and y upwards, both from -1 to 1 over the picture.
+A scene is one object at one of nine places, two in a relation, or three in a line, in one style on one background.
+Everything is a function of a seed, so that a data set is a number and not a download. One pair of shape and colour in
+ten is held out: training never sees it, evaluation sees nothing else. Coordinates: x to the right and y upwards, both
+from -1 to 1 over the image.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLACES: dict[str, tuple[int, int]] = {
 RELATIONS = ("left of", "above", "in a row", "in a column")
 BACKGROUNDS = ("white", "black", "grey", "sky", "sunset", "meadow", "stripes", "checkerboard", "bricks", "night")
 STYLES = ("flat", "outlined", "striped", "dotted", "shaded", "crosshatched")
-TREATMENTS = ("neon", "blueprint", "mosaic")  # whole-picture styles that no caption names: what adapters learn
+TREATMENTS = ("neon", "blueprint", "mosaic")  # whole-image styles that no caption names, for adapters
 UNREADABLE = {
     ("black", "black"),
     ("black", "night"),
@@ -60,7 +60,7 @@ UNREADABLE = {
 PLACE_OFFSET = 0.44
 LINE_OFFSET = 0.64
 JITTER = 0.03
-COUNTS = (0.5, 0.85)  # a draw below the first is one thing, below the second two, else three
+COUNTS = (0.5, 0.85)  # a draw below the first gives one object, below the second two, else three
 STRIPE_PERIOD = 0.20
 HATCH_PERIOD = 0.22
 DOT_PERIOD = 0.19
@@ -78,7 +78,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """One thing at `place`, or two or three things standing in `relation`; `detail` seeds stars, blades and bricks."""
+    """Hold one object at `place`, or two or three objects in `relation`; `detail` seeds stars, blades and bricks."""
 
     things: tuple[Thing, ...]
     background: str
@@ -93,7 +93,7 @@ def held_out_pair(shape: str, colour: str) -> bool:
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Whether any of its things has a shape and colour that training never put together."""
+    """Return whether one of its objects has a shape and colour that training never combined."""
     return any(held_out_pair(thing.shape, thing.colour) for thing in scene.things)
 
 
@@ -139,7 +139,7 @@ def _several_things(rng: np.random.Generator, background: str, style: str, detai
 
 
 def scene_at(seed: int, index: int, held_out: bool | None = None) -> tuple[Scene, np.random.Generator]:
-    """The index-th scene of a seed, and the generator left to draw its caption from.
+    """Return the index-th scene of a seed, and the generator for its caption.
 
     With `held_out`, the first of its draws that is (True) or is not (False) a held-out combination.
     """
@@ -150,7 +150,7 @@ def scene_at(seed: int, index: int, held_out: bool | None = None) -> tuple[Scene
             return scene, rng
 
 
-# Signed distances, in units of the radius: negative inside.
+# signed distances, in units of the radius: negative inside
 
 
 def _circle(x: Array, y: Array) -> Array:
@@ -252,7 +252,7 @@ def _paint_background(name: str, x: Array, y: Array, detail: int) -> Array:
 
 
 def _meadow(x: Array, y: Array, rng: np.random.Generator) -> Array:
-    """Blades of grass of random height and green under a pale sky."""
+    """Draw blades of grass of random height and green under a pale sky."""
     blades = 20
     column = np.clip(((x + 1.0) / 2.0 * blades).astype(int), 0, blades - 1)
     across = ((x + 1.0) / 2.0 * blades) % 1.0 - 0.5
@@ -265,7 +265,7 @@ def _meadow(x: Array, y: Array, rng: np.random.Generator) -> Array:
 
 
 def _bricks(x: Array, y: Array, rng: np.random.Generator) -> Array:
-    """Courses of bricks, each brick of its own shade."""
+    """Draw courses of bricks, each brick in another shade."""
     rows, columns = 8, 4
     down = (y + 1.0) / 2.0 * rows
     row = np.clip(down.astype(int), 0, rows - 1)
@@ -278,7 +278,7 @@ def _bricks(x: Array, y: Array, rng: np.random.Generator) -> Array:
 
 
 def _night(x: Array, y: Array, rng: np.random.Generator) -> Array:
-    """Stars of random place and brightness on a dark sky."""
+    """Draw stars of random place and brightness on a dark sky."""
     picture = _blend((0.10, 0.10, 0.26), (0.03, 0.03, 0.12), (y + 1.0) / 2.0)
     for star_x, star_y, bright in rng.uniform((-1.0, -1.0, 0.5), (1.0, 1.0, 1.0), (18, 3)):
         glow = bright * np.clip(1.6 - np.hypot(x - star_x, y - star_y) * len(x) / 2.0, 0.0, 1.0)
@@ -294,7 +294,7 @@ def _tone(colour: tuple[float, float, float], scale: float, offset: float) -> tu
 def _paint_fill(
     style: str, colour: tuple[float, float, float], x: Array, y: Array, depth_px: Array, radius: float
 ) -> Array:
-    """The inside of a thing; x and y are relative to its middle, depth_px is how far inside a pixel lies."""
+    """Return the inside of an object; x and y are relative to its middle, depth_px is a pixel's depth inside."""
     pale, dark, lighter = _tone(colour, 0.35, 0.65), _tone(colour, 0.40, 0.0), _tone(colour, 0.40, 0.60)
     if style == "outlined":
         return _blend(colour, pale, depth_px - BORDER_PX + 0.5)
@@ -316,7 +316,7 @@ def _paint_fill(
 
 
 def draw(scene: Scene, size: int = IMAGE_SIZE, treatment: str | None = None) -> tuple[Array, Array]:
-    """The picture (size, size, 3) in 0..1 and the coverage of its things (size, size) in 0..1."""
+    """Return the image (size, size, 3) in 0..1 and the objects' coverage (size, size) in 0..1."""
     x, y = _grid(size)
     picture = _paint_background(scene.background, x, y, scene.detail)
     covered = np.zeros_like(x)
@@ -336,8 +336,8 @@ def draw(scene: Scene, size: int = IMAGE_SIZE, treatment: str | None = None) -> 
 
 
 def _treat(treatment: str, picture: Array, covered: Array, rim_px: Array, x: Array, y: Array) -> Array:
-    """The whole picture in another manner; rim_px is the distance to the nearest thing's edge."""
-    if treatment == "neon":  # tubes of the thing's own colour that glow in the dark
+    """Return the whole image in another manner; rim_px is the distance to the nearest object's edge."""
+    if treatment == "neon":  # tubes of the object's own colour that glow in the dark
         glow = np.exp(-rim_px / 3.0)[..., None]
         tube = np.clip(1.8 - rim_px, 0.0, 1.0)[..., None]
         hue = picture / np.maximum(picture.max(axis=-1, keepdims=True), 0.2)

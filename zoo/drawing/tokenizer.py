@@ -1,4 +1,4 @@
-"""A byte-level BPE vocabulary learnt from captions, in the files that transformers' CLIPTokenizer reads."""
+"""Learn a byte-level BPE vocabulary from captions, in the files of transformers' CLIPTokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _learn_merges(captions: Iterable[str], merges: int) -> list[tuple[str, str]]
         [pre_tokenizers.Split(WORDS, behavior="removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    # The trainer keeps the final letters of words as symbols of their own, hence the room for a second alphabet.
+    # The trainer stores words' final letters as separate symbols, which needs room for a second alphabet.
     trainer = BpeTrainer(
         vocab_size=2 * len(alphabet) + merges,
         initial_alphabet=alphabet,
@@ -47,7 +47,7 @@ def _learn_merges(captions: Iterable[str], merges: int) -> list[tuple[str, str]]
 def build_tokenizer(
     folder: Path, seed: int = CAPTION_SEED, count: int = CAPTION_COUNT, merges: int = MERGES
 ) -> CLIPTokenizer:
-    """Learn the vocabulary and write it; every byte is in it, so that no word is unknown."""
+    """Learn the vocabulary and write it; it has every byte, so that no word is unknown."""
     captions = (natural_caption(*scene_at(seed, index)).text for index in range(count))
     pairs = _learn_merges(captions, merges)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -71,10 +71,7 @@ def build_tokenizer(
 
 
 def load_tokenizer(folder: Path) -> CLIPTokenizer:
-    """The tokenizer in a folder, which is learnt first where there is none.
-
-    FailedPrecondition for files that are no tokenizer's.
-    """
+    """Return the tokenizer of a folder, learning it first if needed. Raises FailedPrecondition for other files."""
     if not (folder / "vocab.json").exists():
         try:
             with replacing(folder) as partial:
@@ -84,6 +81,6 @@ def load_tokenizer(folder: Path) -> CLIPTokenizer:
                 raise
     try:
         return CLIPTokenizer.from_pretrained(folder)
-    except Exception as error:  # the libraries raise whatever their parsers do
+    except Exception as error:  # the libraries raise their parsers' errors
         reason = str(error).strip().partition("\n")[0]
         raise bad_file(folder, "the files of a CLIPTokenizer", f"they cannot be read: {reason}") from None

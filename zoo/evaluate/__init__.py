@@ -1,1 +1,1 @@
-"""What the exported models are worth on held-out scenes: `python -m zoo.evaluate`."""
+"""Measure the exported models on held-out scenes: `python -m zoo.evaluate`."""

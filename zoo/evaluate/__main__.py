@@ -1,9 +1,9 @@
-"""Measures the exported models on held-out scenes, and writes EVALUATION.json beside the weights and their cards.
+"""Measure the exported models on held-out scenes, and write EVALUATION.json next to the weights and their cards.
 
-The figures are those of the bar (`bar.py`), of fewer prompts than `benchmarks.zoo_quality` takes unless it is told
-otherwise. What it measures of one part leaves the others as they were.
+    pentimento zoo eval --only heavy light
 
-pentimento zoo eval --only heavy light
+The figures are the bar's (`bar.py`), by default on fewer prompts than `benchmarks.zoo_quality`. Parts that are not
+measured stay unchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")
+    parser.add_argument("--work", type=Path, default=WORK, help="work folder of the scorers and of generated images")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts")
-    parser.add_argument("--seeds", type=int, default=1, help="pictures a prompt")
+    parser.add_argument("--seeds", type=int, default=1, help="images per prompt")
     parser.add_argument("--threads", type=positive, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -1,9 +1,8 @@
-"""The bar that the zoo is held to: each part's figures, with their goals and 95 % intervals, on held-out prompts.
+"""Measure the zoo's bar: each part's figures, with goals and 95 % intervals, on held-out prompts.
 
     rows = measure(Studio(weights, work, count=256, seeds=3), ["heavy", "light"])
 
-Every figure is of exported weights. What cannot be measured, because something it needs is not there, is a row that
-says so.
+Every figure is of exported weights. A figure that lacks a prerequisite becomes a row with that reason.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from zoo.evaluate.studio import Studio
 
 @dataclass(frozen=True)
 class Goal:
-    """Where a figure is to lie; with `surely` its whole interval, which is what beyond the noise means."""
+    """Bound a figure; with `surely` its whole interval, that is beyond noise."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -38,9 +37,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of the bar; without a goal it is shown beside the others and decides nothing.
+    """Hold a figure of the bar; without a goal it decides nothing.
 
-    `figure` is None where it could not be measured, and `missing` says why. `samples` are JSON values, one a prompt.
+    `figure` is None if it could not be measured, and `missing` is the reason. `samples` are JSON values, one a prompt.
     """
 
     part: str
@@ -58,7 +57,7 @@ class Row:
 
 Measurement = Callable[[Studio], Iterable[Row]]
 
-# Every part of the bar and what measures it, imported when it is asked for.
+# the bar's parts and their measuring functions, imported on use
 PARTS = {
     "dual-encoder": ("zoo.evaluate.bar_models", "dual_encoder_rows"),
     "autoencoder": ("zoo.evaluate.bar_models", "autoencoder_rows"),
@@ -77,7 +76,7 @@ PARTS = {
 
 
 def measure(studio: Studio, parts: Iterable[str], told: Callable[[str], None] = print) -> list[Row]:
-    """The rows of these parts, in order; `told` hears what is being done and how long it took."""
+    """Return the parts' rows, in order; `told` receives the progress with durations."""
     rows: list[Row] = []
     for part in parts:
         started = time.monotonic()
@@ -97,14 +96,14 @@ def _rows_of(studio: Studio, part: str) -> Iterator[Row]:
     yield from rows
 
 
-# Rows that several parts have.
+# rows of several parts
 
-# Of a figure that missed the goal which it had before it was measured: what is goal now stands in another row.
+# marks the original goal of a figure that missed it; its present goal is in another row
 OLD_GOAL = ", goal set before measuring"
 
 
 def attribute_rows(part: str, marks: Marks, goal: Goal | None, suffix: str = "") -> Iterator[Row]:
-    """One an attribute: the share that the judge sees of what was asked for. A sample is `asked:seen by seed`."""
+    """Yield a row per attribute: the scorer's share of requested values. A sample is `asked:seen by seed`."""
     for name in attribute_names():
         right, asked = marks.attribute(name)
         if asked.any():
@@ -115,35 +114,35 @@ def attribute_rows(part: str, marks: Marks, goal: Goal | None, suffix: str = "")
 
 
 def clip_score_rows(part: str, marks: Marks, suffix: str = "") -> Iterator[Row]:
-    """One an encoder: the mean of its scores."""
+    """Yield a row per encoder: the mean of its scores."""
     for name, scores in marks.clip_scores.items():
         yield mean_row(part, f"{name}{suffix}", scores)
 
 
 def clip_ratio_rows(part: str, of: str, marks: Marks, others: Marks, goal: Goal | None = None) -> Iterator[Row]:
-    """One an encoder: its mean score as a share of that of others, paired; the goal is held by each of them."""
+    """Yield a row per encoder: its mean score as a share of the others', paired; the goal applies to each."""
     for name, scores in marks.clip_scores.items():
         yield ratio_row(part, f"{name}, share of {of}", scores, others.clip_scores[name], goal)
 
 
 def mean_row(part: str, name: str, values: Array, goal: Goal | None = None, unit: str = "") -> Row:
-    """The mean of values (prompts, seeds), which are its samples."""
+    """Return the mean of values (prompts, seeds), which are its samples."""
     return Row(part, name, estimate(mean, values), goal, unit, rounded(values))
 
 
 def ratio_row(part: str, name: str, values: Array, others: Array, goal: Goal | None = None) -> Row:
-    """The ratio of two means, paired, 0 to nothing at all; a sample is the values and then the others of a prompt."""
+    """Return the ratio of two means, paired, with 0 for nothing; a sample is a prompt's values and then the others."""
     figure = estimate(ratio, values, others) if others.any() else Estimate(0.0, 0.0, 0.0)
     return Row(part, name, figure, goal, samples=pairs(values, others))
 
 
 def difference_row(part: str, name: str, values: Array, others: Array, goal: Goal | None = None) -> Row:
-    """The mean difference of pairs; a sample is the values and then the others of a prompt."""
+    """Return the mean difference of pairs; a sample is a prompt's values and then the others."""
     return Row(part, name, estimate(mean, values - others), goal, samples=pairs(values, others))
 
 
 def rounded(values: Array) -> tuple[Any, ...]:
-    """Samples (prompts, seeds) as JSON takes them; with one seed, plain numbers."""
+    """Return samples (prompts, seeds) as JSON values; with one seed, plain numbers."""
     return tuple(row[0] if len(row) == 1 else row for row in np.round(values.astype(float), 4).tolist())
 
 

@@ -1,4 +1,4 @@
-"""The bar's figures of what stands beside the models: ControlNets, LoRA styles and the discriminator."""
+"""Measure the bar's figures of ControlNets, LoRA styles and the discriminator."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ from zoo.train.loop import load_trained
 from zoo.train.parts import check_trained
 from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
-# Of what is painted with an adapter and without it: what heavy paints changes little with more.
+# with and without an adapter; more steps change heavy's images little
 STEPS = 20
 OF_THE_CEILING = Goal(at_least=0.7)
 BEYOND_NOISE = Goal(at_least=0.0, surely=True)
-WELL_ABOVE = Goal(at_least=1.5)  # what was asked of edges first, times the run without the ControlNet
+WELL_ABOVE = Goal(at_least=1.5)  # the original goal for edges: times the run without the ControlNet
 CALIBRATED = Goal(at_most=0.1)
-Agreement = Callable[
-    [Tensor], Array
-]  # of uint8 pictures (prompts, seeds, ...) with what they were told: (prompts, seeds)
+Agreement = Callable[[Tensor], Array]  # uint8 images (prompts, seeds, ...) with their conditions to (prompts, seeds)
 
 
 def as_unit(pictures: Tensor) -> Tensor:
-    """uint8 pictures as floats in 0..1."""
+    """Return uint8 images as floats in 0..1."""
     return pictures.float() / 255.0
 
 
 def by_picture(studio: Studio, measure: Callable[[Tensor, Tensor], Tensor], wanted: Tensor) -> Agreement:
-    """`measure(pictures in 0..1 (n, ...), wanted (n, ...))` for each picture; `wanted` is one a prompt."""
+    """Apply `measure(images in 0..1 (n, ...), wanted (n, ...))` to each image; `wanted` has one per prompt."""
 
     def agreement(pictures: Tensor) -> Array:
         prompts, seeds = pictures.shape[:2]
@@ -51,7 +49,7 @@ def by_picture(studio: Studio, measure: Callable[[Tensor, Tensor], Tensor], want
 
 
 def edges_rows(studio: Studio) -> Iterator[Row]:
-    """Told the drawings' edges: those of the whole picture, and those on the things alone."""
+    """Yield rows with the drawings' edges as condition: over the whole image, and over the objects only."""
     part = "controlnet-edges"
     wanted = edges(as_unit(studio.prompts.drawn))
     painted = studio.paint_controlled("tiny-controlnet-edges", wanted, STEPS)
@@ -69,7 +67,8 @@ def edges_rows(studio: Studio) -> Iterator[Row]:
 
 
 def layout_rows(studio: Studio) -> Iterator[Row]:
-    """Told where things are and how large; a finder that has seen drawings alone says where they are painted."""
+    """Yield rows with the objects' places and sizes as condition; a finder trained on drawings only locates the
+    generated ones."""
     part = "controlnet-layout"
     check_trained(studio.work, "finder", f"--work {studio.work}")
     finder = load_trained(Finder(), studio.work / "finder")
@@ -94,7 +93,7 @@ def _obedience_rows(studio: Studio, part: str, name: str, painted: Tensor, agree
 
 
 def share_of_the_gap(values: Array, low: Array, high: Array) -> float:
-    """How far the mean lies from the mean of `low`, 0, to that of `high`, 1."""
+    """Return the mean's position between the mean of `low`, 0, and that of `high`, 1."""
     return float((values.mean() - low.mean()) / (high.mean() - low.mean()))
 
 
@@ -111,7 +110,7 @@ def mosaic_rows(studio: Studio) -> Iterator[Row]:
 
 
 def style_rows(studio: Studio, style: str) -> Iterator[Row]:
-    """In how many pictures a classifier, trained on drawings alone, sees the style."""
+    """Yield the share of images with the style, by a classifier trained on drawings only."""
     part = f"lora-{style}"
     check_trained(studio.work, "style-judge", f"--work {studio.work}")
     judge = load_trained(StyleJudge(), studio.work / "style-judge")
@@ -123,14 +122,15 @@ def style_rows(studio: Studio, style: str) -> Iterator[Row]:
 
 
 def sees_style(judge: StyleJudge, pictures: Tensor, style: str) -> Array:
-    """1.0 where the style is the likeliest of all, for uint8 pictures (prompts, seeds, ...): (prompts, seeds)."""
+    """Return 1.0 if the style is the likeliest, for uint8 images (prompts, seeds, ...): (prompts, seeds)."""
     likeliest = style_scores(judge, as_pixels(pictures.flatten(0, 1))).argmax(dim=1)
     seen: Array = (likeliest == CLASSES.index(style)).view(pictures.shape[:2]).double().numpy()
     return seen
 
 
 def discriminator_rows(studio: Studio) -> Iterator[Row]:
-    """Real are drawings, and drawings after the autoencoder; a sample is a prompt's confidences, (real, light)."""
+    """Yield rows with drawings, and drawings after the autoencoder, as real; a sample is a prompt's confidences, (real,
+    light)."""
     part = "discriminator"
     model = AutoModelForImageClassification.from_pretrained(needed(studio.weights / "tiny-discriminator")).eval()
     calibration = read_calibration(model)
@@ -161,14 +161,15 @@ def ranks_above(higher: Array, lower: Array) -> float:
 
 
 def ranks_where(scores: Array, positive: Array) -> float:
-    """AUROC of scores that are positive against those that are not; a half where there is only one kind."""
+    """Return the AUROC of positive scores against the others; a half if there is only one kind."""
     if positive.all() or not positive.any():
         return 0.5
     return ranks_above(scores[positive], scores[~positive])
 
 
 def error_at_even_odds(drawn: Array, rebuilt: Array, light: Array) -> float:
-    """Expected calibration error with light at as much weight as both kinds of real together, these as in training."""
+    """Return the expected calibration error with light at the same weight as both kinds of real together, which are
+    weighted as in training."""
     kinds, shares = (drawn, rebuilt, light), (MIX[0], MIX[1], MIX[0] + MIX[1])
     weights = [torch.full((kind.size,), share / kind.size) for kind, share in zip(kinds, shares, strict=True)]
     real = [torch.full((kind.size,), kind is not light) for kind in kinds]

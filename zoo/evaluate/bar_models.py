@@ -1,4 +1,4 @@
-"""The bar's figures of the models: dual encoder, autoencoder, heavy, light and the flow transformer."""
+"""Measure the bar's figures of the models: dual encoder, autoencoder, heavy, light and the flow transformer."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from zoo.painting.pipeline import paint
 
 POOL = 256
 FEW_STEPS = 10
-PEAK_SQUARED = 4.0  # of pixels in -1..1
+PEAK_SQUARED = 4.0  # for pixels in -1..1
 ROUNDS = 8
 TIMED_BATCH = 8
 
 
 def dual_encoder_rows(studio: Studio) -> Iterator[Row]:
-    """Retrieval within pools of captions and drawings; a sample is whether a caption, or a drawing, found its own."""
+    """Yield retrieval within pools of captions and drawings; a sample is whether a caption, or a drawing, found its
+    own."""
     pool = min(POOL, len(studio.prompts))
     pools = studio.seed_count if pool == POOL else 1
     for held_out, which in ((True, "held-out combinations"), (False, "combinations of the training")):
@@ -50,7 +51,8 @@ def dual_encoder_rows(studio: Studio) -> Iterator[Row]:
 
 
 def retrieval_hits(studio: Studio, count: int, first: int, held_out: bool) -> tuple[Array, Array]:
-    """For each of `count` scenes: whether its caption finds its drawing first, and whether its drawing its caption."""
+    """Return, for each of `count` scenes, whether its caption finds its drawing first, and whether its drawing its
+    caption."""
     prompts = examination_prompts(count, first, held_out)
     texts = studio.examiner.embed_texts(list(prompts.captions))
     similarity = texts @ studio.examiner.embed_images(prompts.drawn).T
@@ -83,7 +85,7 @@ def _summed(maps: Tensor) -> Array:
 
 
 def psnr(error: Array, pixels: Array) -> float:
-    """dB, from summed squared errors and counts of pixels."""
+    """Return dB, from summed squared errors and counts of pixels."""
     return float(10.0 * np.log10(PEAK_SQUARED * pixels.sum() / error.sum()))
 
 
@@ -102,9 +104,9 @@ def heavy_rows(studio: Studio) -> Iterator[Row]:
 
 
 def heavy_steps_rows(studio: Studio) -> Iterator[Row]:
-    """Same prompts, same noise, the default number of steps against few.
+    """Yield the default number of steps against few, with the same prompts and noise.
 
-    The goal was first that scores rise beyond the noise. They did not, and patches became the goal.
+    The first goal was that scores rise beyond the noise. They did not, and patches became the goal.
     """
     steps, _ = studio.defaults(BASE)
     many, few = studio.marks(BASE), studio.marks(BASE, steps=FEW_STEPS)
@@ -118,7 +120,8 @@ def heavy_steps_rows(studio: Studio) -> Iterator[Row]:
 
 
 def _detail_rows(studio: Studio, steps: int) -> Iterator[Row]:
-    """What is painted is settled within few steps, and the judge sees no more than that; how finely is not."""
+    """Yield details: the content is fixed within few steps, after which the attribute scorer sees no change; fine
+    detail still improves."""
     many, few = studio.paint(BASE), studio.paint(BASE, FEW_STEPS)
     for level_px in LEVELS_PX:
         what = f"distance of patches from reconstructions', {level_px} px"
@@ -137,8 +140,8 @@ def light_rows(studio: Studio) -> Iterator[Row]:
 
 
 def as_good_rows(light: Marks, heavy: Marks) -> Iterator[Row]:
-    """By the judge. The goal was first one of means over seeds; it became one of pictures, since a cascade meets one
-    picture a prompt. Both are held to it."""
+    """Yield how often light is as good, by the attribute scorer. The first goal was for means over seeds; it became one
+    for images, since a cascade sees one image a prompt. Both have the goal."""
     goal, scores = Goal(at_least=0.2, at_most=0.4), pairs(light.score, heavy.score)
     each = (light.score >= heavy.score).astype(float)
     name = "prompts on which it is as good as heavy or better, seed by seed"
@@ -149,20 +152,20 @@ def as_good_rows(light: Marks, heavy: Marks) -> Iterator[Row]:
 
 
 def as_good_by_prompt(score: Array, other: Array) -> Array:
-    """1.0 where the mean share of attributes over a prompt's seeds is not below the other's: (prompts, 1)."""
+    """Return 1.0 if the mean share of attributes over a prompt's seeds is not below the other's: (prompts, 1)."""
     means = score.mean(axis=1, keepdims=True), other.mean(axis=1, keepdims=True)
     as_good: Array = (means[0] >= means[1] - 1e-9).astype(float)
     return as_good
 
 
 def light_speed_rows(studio: Studio) -> Iterator[Row]:
-    """Both at their default steps and the same batch, in turns, on as many threads as torch was given."""
+    """Yield the speed of both at their default steps and the same batch, alternating, on torch's threads."""
     names = (LIGHT, BASE)
     timed: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1 + ROUNDS):
         for name in names if number % 2 == 0 else names[::-1]:
             timed[name].append(seconds_for_a_batch(studio, name, number))
-    # The first round warms up and is not counted.
+    # the first round warms up and is dropped
     seconds = {name: np.array(values[1:])[:, None] for name, values in timed.items()}
     counted = {name: np.full_like(values, TIMED_BATCH) for name, values in seconds.items()}
     name = f"images per second, times heavy's, batch {TIMED_BATCH}, {torch.get_num_threads()} thread"
@@ -173,7 +176,7 @@ def light_speed_rows(studio: Studio) -> Iterator[Row]:
 
 
 def seconds_for_a_batch(studio: Studio, model: str, number: int) -> float:
-    """Text encoder and decoder included."""
+    """Return the seconds of a batch, text encoder and decoder included."""
     steps, scale = studio.defaults(model)
     pipeline = studio.pipeline(model)
     captions = [studio.prompts.captions[(number + row) % len(studio.prompts)] for row in range(TIMED_BATCH)]

@@ -1,6 +1,6 @@
-"""What a confidence is worth: how well it ranks, how far it may be taken at its word, and how to make it true.
+"""Measure and calibrate a confidence: its ranking, its error, and the line that corrects it.
 
-A margin is a classifier's logit of 'real' less that of 'generated'; the sigmoid of it is the softmax of 'real'.
+A margin is a classifier's logit of 'real' less that of 'generated'; its sigmoid is the softmax of 'real'.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from transformers import PreTrainedModel
 
 from pentimento.domain.errors import FailedPrecondition
 
-CALIBRATION = "pentimento_calibration"  # of a model's configuration
+CALIBRATION = "pentimento_calibration"  # key of a model's configuration
 BATCH = 256
 BINS = 10
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Platt's line (1999): the confidence is sigmoid(slope * margin + intercept). As it is, the plain softmax."""
+    """Hold Platt's line (1999): the confidence is sigmoid(slope * margin + intercept). The default is the plain
+    softmax."""
 
     slope: float = 1.0
     intercept: float = 0.0
@@ -32,9 +33,9 @@ class Calibration:
 
 
 def fit_calibration(margins: Tensor, real: Tensor, weights: Tensor) -> Calibration:
-    """The line of least log loss over margins (n,), which are `real` (n,) or not and count by `weights` (n,).
+    """Return the line of least log loss over margins (n,), which are `real` (n,) or not, with `weights` (n,).
 
-    Targets are drawn in a little from 0 and 1, by Platt's rule, so that classes apart from each other have a line too.
+    Targets are moved slightly away from 0 and 1, by Platt's rule, so that separable classes have a line too.
     """
     positives, negatives = int(real.sum()), int((~real).sum())
     if positives == 0 or negatives == 0:
@@ -58,7 +59,7 @@ def fit_calibration(margins: Tensor, real: Tensor, weights: Tensor) -> Calibrati
 
 
 def read_calibration(model: PreTrainedModel) -> Calibration:
-    """As the configuration says it; the plain softmax where it says nothing. FailedPrecondition for nonsense."""
+    """Return the configuration's line, or the plain softmax. Raises FailedPrecondition for invalid values."""
     record = getattr(model.config, CALIBRATION, None) or {}
     values = {}
     for name, default in asdict(Calibration()).items():
@@ -73,10 +74,8 @@ def read_calibration(model: PreTrainedModel) -> Calibration:
 
 @torch.no_grad()
 def margins(model: PreTrainedModel, pixels: Tensor) -> Tensor:
-    """Log odds (n,) of 'real', by the classifier alone, of pixels (n, 3, height, width) in -1..1.
-
-    FailedPrecondition for a classifier none of whose labels is 'real'.
-    """
+    """Return log odds (n,) of 'real', by the uncalibrated classifier, of pixels (n, 3, height, width) in -1..1. Raises
+    FailedPrecondition for a classifier without the label 'real'."""
     numbers = [number for label, number in model.config.label2id.items() if label.lower() == "real"]
     if len(numbers) != 1:
         labels = ", ".join(sorted(model.config.label2id))
@@ -88,12 +87,12 @@ def margins(model: PreTrainedModel, pixels: Tensor) -> Tensor:
 
 
 def confidence(model: PreTrainedModel, pixels: Tensor) -> Tensor:
-    """The calibrated probability (n,) that a picture is real, of pixels (n, 3, height, width) in -1..1."""
+    """Return the calibrated probability (n,) that an image is real, of pixels (n, 3, height, width) in -1..1."""
     return read_calibration(model).confidence(margins(model, pixels))
 
 
 def calibration_error(confidence: Tensor, real: Tensor, weights: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error over equally wide bins: the mean gap of confidence and the share that is real."""
+    """Return the expected calibration error over equal bins: the mean gap of confidence and the share of real."""
     where = (confidence * bins).long().clamp(max=bins - 1)
     gaps = torch.zeros(bins, dtype=torch.float64)
     gaps.index_add_(0, where, weights.double() * (confidence.double() - real.double()))
@@ -101,7 +100,8 @@ def calibration_error(confidence: Tensor, real: Tensor, weights: Tensor, bins: i
 
 
 def auroc(higher: Tensor, lower: Tensor) -> float:
-    """The share of pairs in which one of `higher` (n,) has a larger score than one of `lower` (m,); ties count half."""
+    """Return the share of pairs where one of `higher` (n,) has a larger score than one of `lower` (m,); ties count
+    half."""
     ordered = lower.double().sort().values
     below = torch.searchsorted(ordered, higher.double(), right=False)
     up_to = torch.searchsorted(ordered, higher.double(), right=True)

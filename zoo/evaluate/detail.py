@@ -1,8 +1,8 @@
-"""How finely pictures are painted: the distance of a picture's patches from those of a reference picture.
+"""Measure images' fine detail: the distance of an image's patches from those of a reference image.
 
-The sliced Wasserstein distance of Karras et al. 2018 (Progressive Growing of GANs, section 5), one picture at a time so
-that what is compared stays paired: patches of 7 by 7 pixels from a level of a Laplacian pyramid, compared along random
-directions. It sees what a judge of attributes does not: a shape may be right and its outline soft.
+The sliced Wasserstein distance of Karras et al. 2018 (Progressive Growing of GANs, section 5), one image at a time so
+that comparisons stay paired: patches of 7 by 7 pixels from a level of a Laplacian pyramid, compared along random
+directions. It sees differences that an attribute scorer does not: a shape may be right and its outline soft.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ SEED = 7
 
 
 def patch_distance(pictures: Tensor, reference: Tensor, level_px: int) -> Array:
-    """Of uint8 pictures (prompts, seeds, 3, height, width) from the reference's, which may be one for all seeds.
+    """Return the distances of uint8 images (prompts, seeds, 3, height, width) from the reference's, which may have one
+    for all seeds.
 
-    (prompts, seeds), in units of pixels in -1..1; `level_px` is the side of the pyramid's level.
+    The result is (prompts, seeds), in units of pixels in -1..1; `level_px` is the side of the pyramid's level.
     """
     whole = reference.expand(-1, pictures.shape[1], -1, -1, -1)
     batches = zip(pictures.flatten(0, 1).split(BATCH), whole.flatten(0, 1).split(BATCH), strict=True)
@@ -36,7 +37,7 @@ def patch_distance(pictures: Tensor, reference: Tensor, level_px: int) -> Array:
 
 
 def fine_detail(pictures: Tensor, reference: Tensor) -> Array:
-    """`patch_distance`, the mean over the two finest levels."""
+    """Return the mean of `patch_distance` over the two finest levels."""
     distances: Array = np.mean([patch_distance(pictures, reference, level) for level in LEVELS_PX[:2]], axis=0)
     return distances
 
@@ -46,7 +47,7 @@ def _distance(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _sorted_patches(pictures: Tensor, level_px: int) -> Tensor:
-    """Every patch along each direction, in ascending order: (n, patches, DIRECTIONS)."""
+    """Return every patch along each direction, in ascending order: (n, patches, DIRECTIONS)."""
     pixels = as_pixels(pictures)
     while pixels.shape[-1] > level_px:
         pixels = functional.avg_pool2d(pixels, 2)

@@ -1,7 +1,7 @@
-"""A dual encoder that no model shares a weight with: built as `tiny-clip` is, from the same drawings, of another seed.
+"""Load a dual encoder that no model shares a weight with: `tiny-clip`'s architecture and drawings, another seed.
 
-It lies in a work folder of its own, since nothing is served with it. What both kinds of encoder fail to see, both fail
-to see.
+It stays in a separate work folder, since no service loads it. Differences that neither kind of encoder can see stay
+invisible.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BATCH = 256
 
 
 def check_encoder_apart(work: Path) -> None:
-    """Raise NotFound where the work folder has no dual encoder; it says how to train one."""
+    """Raise NotFound, naming the training command, if the work folder has no dual encoder."""
     check_trained(work, "dual-encoder", f"--seed 5 --work {work}")
 
 
 class EncoderApart:
-    """The dual encoder of a work folder. Raises NotFound that says how to train it where it is not there."""
+    """Hold the dual encoder of a work folder. Raises NotFound, naming the training command, if it is missing."""
 
     def __init__(self, work: Path) -> None:
         check_encoder_apart(work)
@@ -38,7 +38,7 @@ class EncoderApart:
         self._towers = load_trained(TowersAndHeads(self._tokenizer), work / "dual-encoder")
 
     def check_unshared(self, clip: CLIPModel) -> None:
-        """Raise FailedPrecondition where the text weights are those of `clip`, which the models are conditioned on."""
+        """Raise FailedPrecondition if the text weights are those of `clip`, which condition the models."""
         ours, theirs = (one.text_model.embeddings.token_embedding.weight for one in (self._towers.clip, clip))
         if ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4):
             how = "train one from another seed: pentimento zoo train dual-encoder --seed 5 --work DIR"
@@ -48,7 +48,7 @@ class EncoderApart:
 
     @torch.no_grad()
     def scores(self, pictures: Tensor, captions: list[str]) -> Tensor:
-        """Return the cosines (n,) of uint8 pictures (n, 3, height, width) and their captions."""
+        """Return the cosines (n,) of uint8 images (n, 3, height, width) and their captions."""
         texts = self._towers.text(tokenise(self._tokenizer, captions))
         images = torch.cat([self._towers.image(as_pixels(part)) for part in pictures.split(BATCH)])
         return functional.cosine_similarity(texts, images)

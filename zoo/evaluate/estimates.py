@@ -1,7 +1,7 @@
-"""Figures with their confidence intervals: a bootstrap that draws prompts anew, and within each of them its seeds.
+"""Estimate figures with confidence intervals by a bootstrap that resamples prompts, and seeds within each prompt.
 
-Samples are arrays (prompts, seeds, ...). What belongs together is passed together: one draw picks the same prompts and
-seeds out of every array, so that a comparison stays paired in each resample.
+Samples are arrays (prompts, seeds, ...). Related arrays are passed together: one draw picks the same prompts and seeds
+out of every array, so that a comparison stays paired in each resample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and the bounds of its interval."""
+    """Hold a figure and the bounds of its interval."""
 
     value: float
     low: float
@@ -36,11 +36,12 @@ def estimate(
     seed: int = 0,
     within: bool = True,
 ) -> Estimate:
-    """Percentile bootstrap (Efron 1979) of `statistic(*samples)`, in two stages (Davison and Hinkley 1997, 3.8).
+    """Return the percentile bootstrap (Efron 1979) of `statistic(*samples)`, in two stages (Davison and Hinkley 1997,
+    3.8).
 
-    An array with one seed beside others with several (a drawing has none) counts the same for each of them. Drawing the
-    seeds anew as well makes the interval a little too wide rather than too narrow; without `within` a prompt that is
-    drawn comes with every column as it is, which is for columns that differ in more than chance.
+    An array with one seed counts the same for each of the other arrays' seeds (a drawing has none). Resampling seeds as
+    well makes the interval slightly too wide rather than too narrow; without `within` a drawn prompt keeps all columns,
+    for columns that differ in more than chance.
     """
     prompts, seeds = len(samples[0]), max(array.shape[1] for array in samples)
     whole = [np.broadcast_to(array, (prompts, seeds, *array.shape[2:])) for array in samples]
@@ -51,7 +52,7 @@ def estimate(
         columns = rng.integers(seeds, size=(prompts, seeds)) if within else np.arange(seeds)[None]
         drawn[number] = statistic(*(array[rows, columns] for array in whole))
     tail = (1.0 - confidence) / 2.0
-    low, high = np.nanquantile(drawn, (tail, 1.0 - tail))  # a draw may have nothing to take a ratio of
+    low, high = np.nanquantile(drawn, (tail, 1.0 - tail))  # a draw may have nothing for a ratio
     return Estimate(float(statistic(*whole)), float(low), float(high))
 
 
@@ -64,6 +65,6 @@ def mean_difference(values: Array, others: Array) -> float:
 
 
 def ratio(values: Array, others: Array) -> float:
-    """Of the means, hence of the sums: a share when `others` counts the trials. NaN where there were none."""
+    """Return the ratio of the means, equal to that of the sums; a share if `others` counts trials. NaN without any."""
     whole = float(others.sum())
     return float(values.sum()) / whole if whole else float("nan")

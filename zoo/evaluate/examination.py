@@ -1,7 +1,7 @@
-"""The examination of painted pictures: held-out prompts, the dual encoders' scores and the judge's reading of each.
+"""Examine images of held-out prompts: the dual encoders' scores and the attribute scorer's reading of each.
 
-The judge has been trained on drawings alone and shares no weight with what it examines.
-Pictures are (prompts, seeds, 3, height, width); a drawing or a reconstruction has one seed.
+The attribute scorer is trained on drawings only and shares no weight with the examined models. Images are (prompts,
+seeds, 3, height, width); a drawing or a reconstruction has one seed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from zoo.train.loop import load_trained
 from zoo.train.parts import check_trained
 
 BATCH = 256
-# Who reads a CLIPScore: tiny-clip, whose text weights the models share, and an encoder of which they have none.
+# encoders of CLIPScores: tiny-clip, with text weights that the models share, and one without shared weights
 SHARED, APART = "CLIPScore", "CLIPScore by an encoder apart"
 
 
 def needed(path: Path) -> Path:
-    """A path that a figure stands on; NotFound names it when it is not there."""
+    """Return a figure's required path. Raises NotFound, naming it, if it is missing."""
     if not path.exists():
         raise NotFound("FILE_MISSING", f"{path}: not there")
     return path
 
 
 def attribute_names() -> tuple[str, ...]:
-    """The attributes by their own names: the second and third things' shapes are shapes."""
+    """Return the attributes' names: the second and third objects' shapes are shapes."""
     return tuple(dict.fromkeys(_own_name(name) for name in ATTRIBUTES))
 
 
@@ -52,35 +52,35 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Marks:
-    """What dual encoders and the judge make of pictures."""
+    """Hold the dual encoders' and the scorer's results for images."""
 
-    clip_score: Array  # (prompts, seeds): cosine of the picture and its caption, by tiny-clip
-    right: Array  # bool (prompts, seeds, attributes): asked for, and seen by the judge
+    clip_score: Array  # (prompts, seeds): cosine of the image and its caption, by tiny-clip
+    right: Array  # bool (prompts, seeds, attributes): requested, and seen by the scorer
     asked: Array  # bool (prompts, 1, attributes)
-    log_likelihood: Array  # (prompts, seeds): the judge's, in nats, mean over the attributes asked for
+    log_likelihood: Array  # (prompts, seeds): the scorer's, in nats, mean over the requested attributes
     score_apart: Array | None = None  # (prompts, seeds): the cosine by an encoder that no model shares
 
     @property
     def clip_scores(self) -> dict[str, Array]:
-        """CLIPScores (prompts, seeds) by what they are called: one by each encoder that has read the pictures."""
+        """Return CLIPScores (prompts, seeds) by name, one per encoder."""
         return {SHARED: self.clip_score} | ({} if self.score_apart is None else {APART: self.score_apart})
 
     @cached_property
     def score(self) -> Array:
-        """The share of the attributes asked for that the judge sees: (prompts, seeds)."""
+        """Return the share of requested attributes that the scorer sees: (prompts, seeds)."""
         scores: Array = self.right.sum(axis=2) / self.asked.sum(axis=2)
         return scores
 
     def attribute(self, name: str) -> tuple[Array, Array]:
-        """How many of a kind the judge sees, (prompts, seeds), and how many were asked for, (prompts, 1)."""
+        """Return how many of a kind the scorer sees, (prompts, seeds), and how many were requested, (prompts, 1)."""
         columns = COLUMNS[name]
         return self.right[:, :, columns].sum(axis=2), self.asked[:, :, columns].sum(axis=2)
 
 
 @torch.no_grad()
 def read_attributes(found: dict[str, Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """From the judge's logits and the values wanted (n, attributes): which are right, and their log-probabilities;
-    False and 0 where nothing is wanted."""
+    """Return which wanted values (n, attributes) the scorer's logits give, and their log-probabilities; False and 0
+    where none is wanted."""
     right, likelihood = [], []
     for column, logits in enumerate(found.values()):
         target = wanted[:, column]
@@ -92,9 +92,10 @@ def read_attributes(found: dict[str, Tensor], wanted: Tensor) -> tuple[Tensor, T
 
 
 class Examiner:
-    """The exported dual encoder, the judge from the work folder, and the encoder of another work folder, if any.
+    """Hold the exported dual encoder, the attribute scorer of the work folder, and the encoder of another work folder,
+    if any.
 
-    Raises NotFound for what is not there, and FailedPrecondition for an encoder with the exported one's weights.
+    Raises NotFound for a missing one, and FailedPrecondition for an encoder with the exported one's weights.
     """
 
     def __init__(self, weights: Path, work: Path, encoder: Path | None = None) -> None:
@@ -113,29 +114,30 @@ class Examiner:
 
     @torch.no_grad()
     def embed_texts(self, captions: list[str]) -> Tensor:
-        """Unit vectors (n, dimensions)."""
+        """Return unit vectors (n, dimensions)."""
         pooled = self.clip.text_model(input_ids=tokenise(self.tokenizer, captions)).pooler_output
         return functional.normalize(self.clip.text_projection(pooled), dim=-1)
 
     @torch.no_grad()
     def embed_images(self, pictures: Tensor) -> Tensor:
-        """uint8 pictures (n, 3, height, width) to unit vectors (n, dimensions)."""
+        """Return unit vectors (n, dimensions) of uint8 images (n, 3, height, width)."""
         parts = [self.clip.vision_model(pixel_values=as_pixels(part)).pooler_output for part in pictures.split(BATCH)]
         return functional.normalize(self.clip.visual_projection(torch.cat(parts)), dim=-1)
 
     def clip_scores(self, pictures: Tensor, captions: list[str]) -> Tensor:
-        """Cosines (n,) of uint8 pictures (n, 3, height, width) and their captions."""
+        """Return cosines (n,) of uint8 images (n, 3, height, width) and their captions."""
         return (self.embed_images(pictures) * self.embed_texts(captions)).sum(dim=-1)
 
     @torch.no_grad()
     def read(self, pictures: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """`read_attributes` of uint8 pictures (n, 3, height, width)."""
+        """Return `read_attributes` of uint8 images (n, 3, height, width)."""
         parts = zip(pictures.split(BATCH), wanted.split(BATCH), strict=True)
         read = [read_attributes(self.judge(as_pixels(part)), target) for part, target in parts]
         return torch.cat([right for right, _ in read]), torch.cat([likelihood for _, likelihood in read])
 
     def mark(self, pictures: Tensor, captions: tuple[str, ...], wanted: Tensor) -> Marks:
-        """Of uint8 pictures (prompts, seeds, 3, height, width); `wanted` (prompts, attributes) as in `Prompts`."""
+        """Return the marks of uint8 images (prompts, seeds, 3, height, width); `wanted` (prompts, attributes) as in
+        `Prompts`."""
         prompts, seeds = pictures.shape[:2]
         flat = pictures.flatten(0, 1)
         texts = self.embed_texts(list(captions)).repeat_interleave(seeds, dim=0)

@@ -1,4 +1,4 @@
-"""EVALUATION.json beside the weights: what was measured of each part, and how it is told in a line."""
+"""Write EVALUATION.json next to the weights: each part's figures, and a line about each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EVALUATION = "EVALUATION.json"
 
 
 def evaluate(weights: Path, work: Path, parts: Iterable[str], count: int, seeds: int) -> list[Row]:
-    """Measure these parts and put them into EVALUATION.json; other parts stay as they are.
+    """Measure these parts and put them into EVALUATION.json; other parts stay unchanged.
 
-    EVALUATION.json: part → prompts, seeds, what is missing if something is, and its figures with intervals and goals.
+    EVALUATION.json: part → prompts, seeds, missing prerequisites, and its figures with intervals and goals.
     """
     rows = measure(Studio(weights, work, count, seeds), parts)
     path = weights / EVALUATION

@@ -1,4 +1,4 @@
-"""Where the pictures of an examination are painted: by every exported model, for the same prompts and seeds, once."""
+"""Generate an examination's images once: by every exported model, for the same prompts and seeds."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BASE, LIGHT, FLOW = "tiny-heavy", "tiny-light", "tiny-flow"
 
 
 class Studio:
-    """`count` held-out prompts and their `seeds`; painted pictures are uint8 (prompts, seeds, 3, height, width).
+    """Generate for `count` held-out prompts and their `seeds`; images are uint8 (prompts, seeds, 3, height, width).
 
-    `first` is the number of the first prompt, `encoder` the work folder of a dual encoder that no model shares.
-    Raises NotFound for weights that are not there.
+    `first` is the number of the first prompt, `encoder` the work folder of a dual encoder without shared weights.
+    Raises NotFound for missing weights.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Studio:
         return Examiner(self.weights, self.work, self.encoder)
 
     def pipeline(self, model: str) -> Any:
-        """Stock diffusers', loaded once."""
+        """Return stock diffusers' pipeline, loaded once."""
         if model not in self._pipelines:
             load = load_flow_pipeline if model == FLOW else load_pipeline
             self._pipelines[model] = load(needed(self.weights / model))
         return self._pipelines[model]
 
     def defaults(self, model: str) -> tuple[int, float]:
-        """The registry's steps and guidance scale."""
+        """Return the registry's steps and guidance scale."""
         needed(self.weights / model)
         entry = entry_of(model, self.weights)
         return int(entry["default_steps"]), float(entry["default_guidance_scale"])
@@ -71,7 +71,7 @@ class Studio:
     def paint_these(
         self, model: str, captions: list[str], seeds: list[int], steps: int | None = None, scale: float | None = None
     ) -> Tensor:
-        """Of any captions and seeds: uint8 (n, 3, height, width)."""
+        """Return images of any captions and seeds: uint8 (n, 3, height, width)."""
         steps, scale = self._manner(model, steps, scale)
         manner: dict[str, object] = {"model": self.digest(model), "steps": steps, "scale": scale}
 
@@ -83,7 +83,7 @@ class Studio:
         return PaintedPictures(self.work, manner).get(captions, seeds, rows_of)
 
     def paint_controlled(self, controlnet: str, conditions: Tensor, steps: int | None = None) -> Tensor:
-        """By heavy under a ControlNet told `conditions` (prompts, 1, height, width) in 0..1."""
+        """Return heavy's images under a ControlNet with `conditions` (prompts, 1, height, width) in 0..1."""
         steps, scale = self._manner(BASE, steps, None)
         told = conditions.repeat_interleave(self.seed_count, dim=0)
         names = [hashlib.sha256(one.numpy().tobytes()).hexdigest() for one in told]
@@ -96,13 +96,13 @@ class Studio:
         return self._stored(manner, rows_of, names)
 
     def paint_styled(self, lora: str, weight: float = 1.0, steps: int | None = None) -> Tensor:
-        """By heavy with a LoRA at a weight."""
+        """Return heavy's images with a LoRA at a weight."""
         steps, scale = self._manner(BASE, steps, None)
         manner = {"model": self.digest(BASE), "lora": self.digest(lora), "weight": weight}
 
         @lru_cache
         def pipeline() -> Any:
-            # One of its own, with the LoRA in its weights: peft's layers would cost a quarter more.
+            # Load a separate pipeline with the LoRA in its weights: peft's layers would cost a quarter more.
             styled = load_pipeline(self.weights / BASE)
             add_style(styled, self.weights / lora, lora)
             styled.fuse_lora(lora_scale=weight)
@@ -115,7 +115,7 @@ class Studio:
         return self._stored({**manner, "steps": steps, "scale": scale}, rows_of)
 
     def marks(self, model: str, steps: int | None = None, scale: float | None = None) -> Marks:
-        """Of what a model paints, against what the captions ask for."""
+        """Return the marks of a model's images against their captions."""
         steps, scale = self._manner(model, steps, scale)
         key = (model, steps, scale)
         if key not in self._marks:
@@ -128,7 +128,7 @@ class Studio:
     @cached_property
     @torch.no_grad()
     def rebuilt(self) -> Tensor:
-        """The drawings after the autoencoder: uint8 (prompts, 1, 3, height, width)."""
+        """Return the drawings after the autoencoder: uint8 (prompts, 1, 3, height, width)."""
         autoencoder = self.pipeline(BASE).vae
         parts = [as_pixels(part).to(device()) for part in self.prompts.drawn.split(BATCH)]
         pixels = torch.cat([autoencoder.decode(autoencoder.encode(part).latents).sample.cpu() for part in parts])

@@ -1,1 +1,1 @@
-"""From checkpoints to directories that stock libraries load: `python -m zoo.export`."""
+"""Export checkpoints to directories that stock libraries load: `python -m zoo.export`."""

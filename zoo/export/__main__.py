@@ -3,8 +3,8 @@
     pentimento zoo export                   # everything that is trained
     pentimento zoo export --only tiny-clip  # or some of it
 
-Every tensor is stored as fp16 safetensors. What the models share is byte-identical, so that git stores it once. All
-directories are written beside the weights and take the old ones' places when the last of them is whole.
+Every tensor is stored as fp16 safetensors. The models' shared parts are byte-identical, so that git stores them once.
+All directories are written next to the weights and replace the old ones when the last is complete.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=MODELS, default=[], metavar="NAME", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of checkpoints and logs [%(default)s]")
-    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the directories go [zoo/weights]")
-    parser.add_argument("--untrained", action="store_true", help="stand in for parts that have no checkpoint yet")
+    parser.add_argument(
+        "--weights", type=Path, default=WEIGHTS, help="folder of the exported directories [zoo/weights]"
+    )
+    parser.add_argument("--untrained", action="store_true", help="replace parts without a checkpoint by untrained ones")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -11,5 +11,5 @@ from zoo.train.loop import load_trained
 
 
 def export_controlnet(work: Path, part: str, folder: Path) -> None:
-    """Write `part` (controlnet-edges or controlnet-layout) as it was last checkpointed in the work folder."""
+    """Write `part` (controlnet-edges or controlnet-layout) from its last checkpoint in the work folder."""
     save_diffusers_model(load_trained(make_controlnet(make_heavy()), work / part), folder)

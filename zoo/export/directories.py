@@ -1,4 +1,4 @@
-"""Directories that stock diffusers and transformers load with `from_pretrained`, in fp16 safetensors.
+"""Write directories that stock diffusers and transformers load with `from_pretrained`, in fp16 safetensors.
 
 Models that share a part share its file byte for byte, so that git stores it once.
 """
@@ -24,7 +24,7 @@ def save_half(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def save_shards(shards: list[dict[str, Tensor]], folder: Path) -> None:
-    """A transformers model in several files, and the index that tells which file holds which tensor."""
+    """Write a transformers model in several files, with the index of tensors by file."""
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, tensors in zip(names, shards, strict=True):
         save_half(tensors, folder / name)
@@ -53,18 +53,18 @@ def save_diffusers_model(model: ModelMixin, folder: Path) -> None:
     path = folder / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(model, AutoencoderTiny):
-        content.pop("block_out_channels", None)  # AutoencoderTiny derives it, and warns when it is given
+        content.pop("block_out_channels", None)  # AutoencoderTiny derives it, and warns if it is given
     write_json(path, content)
     save_half(model.state_dict(), folder / "diffusion_pytorch_model.safetensors")
 
 
 def text_tensors(clip: CLIPModel) -> dict[str, Tensor]:
-    """The text tower alone, by the names that it has in every model that holds it."""
+    """Return the text tower's tensors, under their names in every model that holds it."""
     return {n: t for n, t in clip.state_dict().items() if n.startswith(TEXT_TOWER) and "position_ids" not in n}
 
 
 def save_tokenizer(tokenizer: CLIPTokenizer, folder: Path) -> None:
-    """The vocabulary twice, as transformers 5 reads it (tokenizer.json) and as everything older does."""
+    """Write the vocabulary twice, for transformers 5 (tokenizer.json) and for older readers."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     source = Path(tokenizer.init_kwargs.get("name_or_path") or tokenizer.name_or_path)

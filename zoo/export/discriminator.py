@@ -1,9 +1,9 @@
-"""Write the discriminator as a stock image classifier, with the calibration that makes its confidence true.
+"""Write the discriminator as a stock image classifier, with the calibration of its confidence.
 
-The directory loads with `AutoModelForImageClassification`, as any classifier does that has a label called real. Its
-configuration says under `pentimento_calibration` how a margin becomes a confidence; without that it is the softmax.
+    python -m zoo.export.discriminator    # its figures on images that neither trained nor calibrated it
 
-    python -m zoo.export.discriminator    # its figures on pictures that it was neither trained nor calibrated on
+The directory loads with `AutoModelForImageClassification`, as any classifier with a label called real. Its
+configuration has under `pentimento_calibration` the line from a margin to a confidence; without that it is the softmax.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CASCADE = {"light": "tiny-light", "heavy": "tiny-heavy", "light_steps": LIGHT_ST
 
 
 def export_discriminator(work: Path, folder: Path, count: int = COUNT) -> None:
-    """Calibrate the trained discriminator on the fold kept for that, and write it."""
+    """Calibrate the trained discriminator on its reserved fold, and write it."""
     model, pictures = load_discriminator(work), paint_pictures(work, count)
     calibrating = pictures.fold(CALIBRATING)
     calibration = calibrate(model, calibrating)
@@ -77,12 +77,12 @@ def write_discriminator(
 
 
 def calibrate(model: PreTrainedModel, pictures: TrainingPictures) -> Calibration:
-    """For what a cascade shows it: real pictures against the light model's, at even odds."""
+    """Calibrate for a cascade: real images against the light model's, at even odds."""
     return fit_calibration(*_even_odds(model, pictures))
 
 
 def _even_odds(model: PreTrainedModel, pictures: TrainingPictures) -> tuple[Tensor, Tensor, Tensor]:
-    """Margins, which are real, and weights: the kinds of real pictures as in a batch, together as much as light's."""
+    """Return margins, which are real, and weights: kinds of real images as in a batch, together equal to light's."""
     kinds = [margins(model, as_pixels(images)) for images in (pictures.drawn, pictures.rendered, pictures.light)]
     shares = (MIX[0], MIX[1], MIX[0] + MIX[1])
     weights = [torch.full((len(kind),), share / len(kind)) for kind, share in zip(kinds, shares, strict=True)]
@@ -91,7 +91,7 @@ def _even_odds(model: PreTrainedModel, pictures: TrainingPictures) -> tuple[Tens
 
 
 def measure(model: PreTrainedModel, calibration: Calibration, pictures: TrainingPictures) -> dict[str, float]:
-    """How the confidence ranks and whether it is true, on pictures that it has not seen."""
+    """Measure the confidence's ranking and error on unseen images."""
     found, real, weights = _even_odds(model, pictures)
     of = {kind: margins(model, as_pixels(getattr(pictures, kind))) for kind in ("drawn", "rendered", "light", "heavy")}
     plain = Calibration().confidence(found)
@@ -110,7 +110,8 @@ def measure(model: PreTrainedModel, calibration: Calibration, pictures: Training
 
 @torch.no_grad()
 def measure_routing(model: PreTrainedModel, judge: Judge, pictures: TrainingPictures) -> dict[str, float]:
-    """Whether light's pictures that are as good as heavy's of the same prompt, by the judge, rank above the others."""
+    """Measure whether light's images that are as good as heavy's of the same prompt, by the attribute scorer, rank
+    above the others."""
     rows = pictures.heavy_rows
     right = [
         read_attributes(judge(as_pixels(images)), pictures.asked[rows])[0].sum(dim=1)
@@ -127,7 +128,7 @@ def measure_routing(model: PreTrainedModel, judge: Judge, pictures: TrainingPict
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo.export.discriminator", description=__doc__)
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--count", type=int, default=COUNT, help="scenes that it was trained on")
+    parser.add_argument("--count", type=int, default=COUNT, help="number of training scenes")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

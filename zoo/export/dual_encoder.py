@@ -1,6 +1,6 @@
 """Write the dual encoder as a CLIPModel directory that stock transformers loads.
 
-Two shards: the text tower, the very file the pipelines hold, and everything else.
+Two shards: the text tower, the pipelines' file, and the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREPROCESSING = {
 
 
 def export_dual_encoder(work: Path, folder: Path) -> None:
-    """Write both towers as they were last checkpointed in the work folder, without the heads they were trained with."""
+    """Write both towers from their last checkpoints in the work folder, without the training heads."""
     clip = load_dual_encoder(work).clip
     save_transformers_config(clip.config, "CLIPModel", folder)
     text = text_tensors(clip)

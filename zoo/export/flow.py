@@ -1,11 +1,11 @@
-"""Write the flow-matching transformer as a directory for stock diffusers, without T5 as Stable Diffusion 3 may be:
+"""Write the flow-matching transformer as a directory for stock diffusers, without T5, which Stable Diffusion 3 allows.
 
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     pipeline("a red circle", max_sequence_length=0)
 
-A longer sequence, such as the default of 256, adds zero tokens in T5's place: the transformer is trained to stand
-them, but they take most of the time. Both text encoders are the text tower, the very file that the other pipelines
-hold, and the projection beside it.
+A longer sequence, such as the default of 256, adds zero tokens in T5's place: the transformer is trained to tolerate
+them, but they take most of the time. Both text encoders are the text tower, the other pipelines' file, with the
+projection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODEL_INDEX = {
 
 
 def export_flow(work: Path, folder: Path) -> None:
-    """Write the `flow-refined` part as it was last checkpointed in the work folder, and what it stands on."""
+    """Write the `flow-refined` part from its last checkpoint in the work folder, with its foundations."""
     tokenizer = load_tokenizer(work / "tokenizer")
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder")
     save_diffusers_model(load_trained(make_flow(), work / "flow-refined"), folder / "transformer")

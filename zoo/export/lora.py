@@ -26,7 +26,7 @@ METADATA = {"format": "pt"}
 
 
 def export_lora(work: Path, part: str, folder: Path) -> None:
-    """Write `part` (lora-neon, lora-blueprint or lora-mosaic) as it was last checkpointed in the work folder."""
+    """Write `part` (lora-neon, lora-blueprint or lora-mosaic) from its last checkpoint in the work folder."""
     styled = load_trained(StyledUNet(make_heavy()), work / part)
     write_lora(styled, folder)
     if part == IN_EVERY_FORMAT:
@@ -38,13 +38,14 @@ def write_lora(styled: StyledUNet, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"unet.{name}": value for name, value in _halves(styled).items()}
     fields = {f"unet.{name}": value for name, value in _fields(styled.config).items()}
-    # This key alone: safetensors writes several in any order, and an export must be the same bytes every time.
+    # Only this key: safetensors writes several in any order, and an export must have the same bytes every time.
     metadata = {LORA_ADAPTER_METADATA_KEY: json.dumps(fields, sort_keys=True)}
     (folder / "pytorch_lora_weights.safetensors").write_bytes(save(tensors, metadata))
 
 
 def write_kohya(styled: StyledUNet, path: Path) -> None:
-    """`lora_unet_<module>.lora_down.weight`, `.lora_up.weight` and `.alpha`, dots of the module's name underlined."""
+    """Write `lora_unet_<module>.lora_down.weight`, `.lora_up.weight` and `.alpha`, with underscores for the module's
+    dots."""
     tensors: dict[str, Tensor] = {}
     for name, value in _halves(styled).items():
         module, matrix, _ = name.rsplit(".", 2)
@@ -68,5 +69,5 @@ def _halves(styled: StyledUNet) -> dict[str, Tensor]:
 
 
 def _fields(config: LoraConfig) -> dict[str, object]:
-    """The configuration as JSON takes it, sets in one order everywhere."""
+    """Return the configuration as JSON values, with sets in one order."""
     return {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}

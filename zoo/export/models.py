@@ -1,4 +1,4 @@
-"""The directories of the exported models: who writes each, from which parts, and all of them or none."""
+"""Export the models' directories from their parts, all or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun
 from zoo.train.parts import NEEDS, notes_on, part_and_plan
 
 Export = Callable[[Path, Path], None]
-# Who writes a directory from the work folder, by the kind of model; the part goes to those that write several.
+# functions that write a directory from the work folder, by the kind of model; those for several models also get the
+# part
 EXPORTS = {
     ("pipeline", "sd"): ("zoo.export.pipeline", "export_pipeline", True),
     ("pipeline", "sd3"): ("zoo.export.flow", "export_flow", False),
@@ -28,16 +29,17 @@ EXPORTS = {
     ("lora", "sd"): ("zoo.export.lora", "export_lora", True),
     ("discriminator", "efficientnet"): ("zoo.export.discriminator", "export_discriminator", False),
 }
-TRIAL = {"count": 24, "batch": 4}  # of parts that stand in for those not trained yet
+TRIAL = {"count": 24, "batch": 4}  # stand-ins' settings for untrained parts
 
 
 def export_all(
     work: Path, weights: Path, only: Sequence[str] = (), *, untrained: bool = False, told: Callable[[str], None] = print
 ) -> list[str]:
-    """Write the models named, or all whose parts have checkpoints; with `untrained`, every one. The names written.
+    """Write the named models, or all that have checkpoints of their parts; with `untrained`, every one. Return the
+    written names.
 
-    FailedPrecondition naming the part to train where a model that was asked for, or every one, lacks a checkpoint.
-    On any failure the weights stay as they were.
+    Raises FailedPrecondition naming the part to train if a requested model, or with `untrained` any, lacks a
+    checkpoint. On any failure the weights stay unchanged.
     """
     names = list(only or MODELS)
     if not untrained:
@@ -53,7 +55,7 @@ def export_all(
         for name in names:
             exporter_of(MODELS[name], TRIAL["count"] if untrained else None)(parts, stage / name)
             told(f"{name}: {sum(file.stat().st_size for file in (stage / name).rglob('*.safetensors')) / 1e6:.2f} MB")
-        write_cards(stage, work, results=None)  # figures are of what was measured, which these weights were not
+        write_cards(stage, work, results=None)  # without figures: they were measured on other weights
         flush_tree(stage)
         for name in names:
             swap(stage / name, weights / name)
@@ -72,7 +74,7 @@ def _check(missing: dict[str, list[str]], work: Path, *, asked: bool) -> None:
 
 
 def parts_of(model: ZooModel) -> list[str]:
-    """Every part that must be trained to export a model, in the order of training."""
+    """Return every part that must be trained to export a model, in the order of training."""
 
     def down(part: str) -> Iterator[str]:
         for needed in NEEDS.get(part, ()):
@@ -87,7 +89,8 @@ def missing_parts(model: ZooModel, work: Path) -> list[str]:
 
 
 def exporter_of(model: ZooModel, count: int | None = None) -> Export:
-    """What writes a model's directory; `count` is how many drawings its parts were trained on, if not the usual."""
+    """Return the function that writes a model's directory; `count` is its parts' number of training drawings, if not
+    the default."""
     module, function, several = EXPORTS[model.kind, model.family]
     export = getattr(import_module(module), function)
     if several:
@@ -97,7 +100,7 @@ def exporter_of(model: ZooModel, count: int | None = None) -> Export:
 
 @contextmanager
 def stand_ins(work: Path, names: Sequence[str]) -> Iterator[Path]:
-    """A work folder in which every part of these models has a checkpoint, real or of a single step."""
+    """Yield a work folder where every part of the models has a checkpoint, real or of a single step."""
     with tempfile.TemporaryDirectory(prefix="zoo-untrained-") as made:
         folder = Path(made)
         load_tokenizer(work / "tokenizer")

@@ -1,11 +1,11 @@
-r"""Fit a discriminator to a cascade of your own, from two folders of pictures: `pentimento zoo discriminator`.
+"""Fit a discriminator to a user's cascade, from two folders of images: `pentimento zoo discriminator`.
 
     pentimento zoo discriminator --real REAL --generated LIGHT --out DIR --cascade my-light,my-heavy
 
-REAL has pictures that are good enough (real ones, or the heavy model's), LIGHT the light model's, both as PNG, JPEG or
-WebP and of the same size: else it learns to tell formats apart. OUT is what `pentimento up --discriminator` serves.
-With --cascade the file OUT-cascade.json is what `pentimento models add-cascade` takes: the digest, and f(t) of pictures
-that were neither trained nor calibrated on. A run that was stopped goes on when it is started again.
+REAL has images that are good enough (real ones, or the heavy model's), LIGHT the light model's, both as PNG, JPEG or
+WebP and of the same size: otherwise it learns to distinguish formats. OUT is the argument of `pentimento up
+--discriminator`. With --cascade the file OUT-cascade.json is the input of `pentimento models add-cascade`: the digest,
+and f(t) of images that neither trained nor calibrated it. A stopped run continues when started again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZE_PX, POINTS = 224, 51
 
 @dataclass(frozen=True)
 class Examined:
-    """How a discriminator does on the fold that is kept for that, and its confidences (n,) of the light pictures."""
+    """Hold a discriminator's figures on its reserved fold, and its confidences (n,) in the light images."""
 
     figures: dict[str, float]
     light: Tensor
@@ -64,8 +64,8 @@ def fit(
 
 
 def _even_odds(model: PreTrainedModel, real: Tensor, generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Margins, which are real, and weights: both kinds count alike."""
-    # A few at a time: as floats all of them would not fit.
+    """Return margins, which are real, and weights: both kinds count equally."""
+    # A few at a time: all would not fit as floats.
     kinds = [
         torch.cat([margins(model, as_pixels(part)) for part in images.split(PASS)]) for images in (real, generated)
     ]
@@ -74,8 +74,8 @@ def _even_odds(model: PreTrainedModel, real: Tensor, generated: Tensor) -> tuple
 
 
 def cascade_of(models: Sequence[str], folder: Path, light: Tensor) -> dict[str, object]:
-    """Return the cascade as it is registered: with the digest of the discriminator in `folder`, and f(t) by its
-    confidences (n,) of light pictures."""
+    """Return the cascade's registration: the digest of the discriminator in `folder`, and f(t) by its confidences (n,)
+    in light images."""
     thresholds = [index / (POINTS - 1) for index in range(POINTS)]
     handover = {
         "discriminator": ">".join(models),
@@ -106,18 +106,18 @@ def main(given: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pentimento zoo discriminator", description=__doc__)
-    parser.add_argument("--real", type=Path, required=True, metavar="DIR", help="pictures that are good enough")
-    parser.add_argument("--generated", type=Path, required=True, metavar="DIR", help="the light model's pictures")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--cascade", type=_pair, metavar="LIGHT,HEAVY", help="write what registers it, too")
-    parser.add_argument("--start", type=Path, metavar="DIR", help="EfficientNet of transformers to begin with [none]")
-    parser.add_argument("--size", type=_side, default=SIZE_PX, help="pixels that it looks at, squared [%(default)s]")
-    parser.add_argument("--steps", type=positive, default=PLAN.steps, help="[%(default)s]")
-    parser.add_argument("--batch", type=_batch, default=BATCH, help="pictures a step [%(default)s]")
-    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--real", type=Path, required=True, metavar="DIR", help="folder of images that are good enough")
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="where it computes [a GPU where there is one]"
+        "--generated", type=Path, required=True, metavar="DIR", help="folder of the light model's images"
     )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cascade", type=_pair, metavar="LIGHT,HEAVY", help="also write the cascade's registration")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="EfficientNet of transformers to start from [none]")
+    parser.add_argument("--size", type=_side, default=SIZE_PX, help="side of its input in pixels [%(default)s]")
+    parser.add_argument("--steps", type=positive, default=PLAN.steps, help="[%(default)s]")
+    parser.add_argument("--batch", type=_batch, default=BATCH, help="images per step [%(default)s]")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device [a GPU if there is one]")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Write a denoiser as a StableDiffusionPipeline directory that stock diffusers loads, with the parts it stands on."""
+"""Write a denoiser as a StableDiffusionPipeline directory that stock diffusers loads, with its foundations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo.train.dual_encoder import TowersAndHeads
 from zoo.train.loop import load_trained
 
 MAKERS = {"heavy": make_heavy, "light": make_light}
-# Without safety checker and feature extractor.
+# without safety checker and feature extractor
 MODEL_INDEX = {
     "_class_name": "StableDiffusionPipeline",
     "_diffusers_version": diffusers.__version__,
@@ -39,7 +39,7 @@ MODEL_INDEX = {
 
 
 def export_pipeline(work: Path, part: str, folder: Path) -> None:
-    """Write `part` (heavy or light) as it was last checkpointed in the work folder."""
+    """Write `part` (heavy or light) from its last checkpoint in the work folder."""
     tokenizer = load_tokenizer(work / "tokenizer")
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder")
     unet = load_trained(MAKERS[part](), work / part)

@@ -1,12 +1,12 @@
-r"""Fit a prompt head to a discriminator, for the pair of models that it stands between: `pentimento zoo prompt-head`.
+r"""Fit a prompt head to a discriminator, for its pair of models: `pentimento zoo prompt-head`.
 
     pentimento zoo prompt-head --work WORK --scorer SCORERS --out zoo/weights/tiny-router
     pentimento zoo prompt-head --cascade LIGHT,HEAVY --scales S S --discriminator DIR --encoder DIR --work WORK \
         --scorer SCORERS --out DIR
 
-The scenes are new ones, without a held-out combination, and their seeds are no examination's. Both models paint each;
-the judge says whether light's picture shows as much of what was asked for as heavy's. What is painted stays in WORK.
-OUT is the discriminator's directory with a head beside it.
+The scenes are new, without a held-out combination, and their seeds are no examination's. Both models generate each; the
+attribute scorer says whether light's image shows as many requested attributes as heavy's. Images are cached in WORK.
+OUT is the discriminator's directory with a head added.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from zoo.train.prompt_head import HIDDEN_WIDTH, HeadData, train_head
 
 SCENES_SEED, COUNT = 8, 1_600
 FIRST_NOISE = 1 << 40  # far above the seeds of any examination
-HEAVY_STEPS = 10  # fewer than it is served with: the judge sees no difference beyond these
-SURE = 0.05  # of being wrong, where a prompt is taken to be hard or easy by itself
+HEAVY_STEPS = 10  # fewer than served: the attribute scorer sees no difference beyond these
+SURE = 0.05  # allowed error for prompts that are hard or easy without an image
 POINTS = 51
 
 
 @dataclass(frozen=True)
 class CascadePair:
-    """Both models, and the discriminator between them that a head is fitted to."""
+    """Hold both models, and their discriminator, which gets the head."""
 
     light: Painter
     heavy: Painter
@@ -53,7 +53,7 @@ class CascadePair:
 
 
 def shipped_pair(light: str, heavy: str, discriminator: Path, weights: Path = WEIGHTS) -> CascadePair:
-    """Return two of the registry's models, light as it is served. Raises NotFound."""
+    """Return two of the registry's models, light as served. Raises NotFound."""
     entries = [entry_of(name, weights) for name in (light, heavy)]
     scales = [float(entry["default_guidance_scale"]) for entry in entries]
     return CascadePair(
@@ -65,24 +65,24 @@ def shipped_pair(light: str, heavy: str, discriminator: Path, weights: Path = WE
 
 @torch.no_grad()
 def share_right(judge: Judge, pictures: Tensor, asked: Tensor) -> Tensor:
-    """Return how many of the attributes asked for the judge sees in uint8 pictures (n, 3, height, width): (n,)."""
+    """Return how many requested attributes the scorer sees in uint8 images (n, 3, height, width): (n,)."""
     parts = zip(pictures.split(BATCH), asked.split(BATCH), strict=True)
     return torch.cat([read_attributes(judge(as_pixels(part)), wanted)[0].sum(dim=1) for part, wanted in parts])
 
 
 @torch.no_grad()
 def features_of(discriminator: PictureDiscriminator, pictures: Tensor) -> Tensor:
-    """Return the pooled features (n, width) of uint8 pictures, which a network of this zoo takes from -1 to 1."""
+    """Return the pooled features (n, width) of uint8 images, for networks of this zoo, which take -1 to 1."""
     return torch.cat([discriminator.network.features(as_pixels(part)) for part in pictures.split(BATCH)])
 
 
 def training_prompts(count: int) -> tuple[Prompts, list[int]]:
-    """Return the scenes to learn from and the seeds of their noise."""
+    """Return the training scenes and the seeds of their noise."""
     return examination_prompts(count, held_out=False, seed=SCENES_SEED), [FIRST_NOISE + row for row in range(count)]
 
 
 def head_data(pair: CascadePair, encoder: Path, judges: Path, work: Path, count: int = COUNT) -> HeadData:
-    """Return what a head is fitted to; paints what is not in the work folder yet."""
+    """Return the head's data, generating images that are missing from the work folder."""
     prompts, seeds = training_prompts(count)
     captions = list(prompts.captions)
     light, heavy = (painter.paint(work, captions, seeds) for painter in (pair.light, pair.heavy))
@@ -94,7 +94,7 @@ def head_data(pair: CascadePair, encoder: Path, judges: Path, work: Path, count:
 
 @torch.no_grad()
 def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
-    """Return the record with Platt's lines of both answers, the bounds of what is sure, and f(t)."""
+    """Return the record with Platt's lines of both answers, the bounds for sure prompts, and f(t)."""
     found = network(data.features, data.prompts), network.foresee(data.prompts)
     lines = [fit_calibration(logits, data.as_good, torch.ones(len(logits))) for logits in found]
     confidences = lines[0].confidence(found[0])
@@ -112,11 +112,11 @@ def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> Head
 
 
 def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, folder: Path) -> None:
-    """Write a discriminator's directory anew, with a head beside what it has."""
+    """Write a discriminator's directory again, with a head added."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors", "preprocessor_config.json"):
         shutil.copyfile(discriminator / name, folder / name)
-    # The record has the weights' own precision: what is calibrated is what is stored.
+    # The record has the weights' stored precision: the stored head is calibrated.
     save_half(network.state_dict(), folder / HEAD_WEIGHTS)
     write_json(folder / HEAD_FILE, record.as_json())
 
@@ -124,7 +124,7 @@ def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, fo
 def fit(
     pair: CascadePair, encoder: Path, judges: Path, work: Path, folder: Path, count: int = COUNT
 ) -> dict[str, float]:
-    """Train, calibrate and write a head; return how it does on the prompts that it was calibrated on."""
+    """Train, calibrate and write a head; return its figures on its calibration prompts."""
     data = head_data(pair, encoder, judges, work, count)
     learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
     network = train_head(learnt)
@@ -147,9 +147,9 @@ def main(given: Sequence[str] | None = None) -> None:
         "--encoder", type=Path, default=WEIGHTS / "tiny-clip", metavar="DIR", help="the suite's encoder"
     )
     parser.add_argument("--scorer", type=Path, default=WORK, metavar="DIR", help="work folder of the attribute scorer")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of painted pictures [%(default)s]")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--count", type=positive, default=COUNT, help="scenes to paint [%(default)s]")
+    parser.add_argument("--count", type=positive, default=COUNT, help="number of scenes [%(default)s]")
     parser.add_argument("--steps", type=positive, nargs=2, metavar=("LIGHT", "HEAVY"), help="[as light is served; 10]")
     parser.add_argument("--scales", type=finite, nargs=2, metavar=("LIGHT", "HEAVY"), help="of guidance, of folders")
     parser.add_argument("--threads", type=positive, default=1)

@@ -1,4 +1,4 @@
-"""New directories take the old ones' places whole, or not at all."""
+"""Replace old directories with complete new ones, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.registry import MODELS
 
 @contextmanager
 def staged(weights: Path) -> Iterator[Path]:
-    """A folder beside the directories, gone after the block; what an earlier export left half done is put right."""
+    """Yield a folder next to the directories, removed after the block; repair a half-done earlier export."""
     for model in MODELS:
         if not (weights / model).exists() and old_of(weights / model).exists():
             old_of(weights / model).rename(weights / model)
@@ -32,7 +32,7 @@ def staged(weights: Path) -> Iterator[Path]:
 
 
 def swap(new: Path, place: Path) -> None:
-    """Put a whole directory in the place of another."""
+    """Put a complete directory in the place of another."""
     if place.exists():
         place.rename(old_of(place))
     new.rename(place)

@@ -1,1 +1,1 @@
-"""Pictures from captions by the exported models, through diffusers' own pipelines."""
+"""Generate images from captions by the exported models, through diffusers' pipelines."""

@@ -1,4 +1,4 @@
-"""Pictures painted under a ControlNet, by diffusers' own pipeline, and what the ControlNet adds at each step."""
+"""Generate images under a ControlNet by diffusers' pipeline, and record the ControlNet's residuals at each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.drawing.conditions import as_picture
 
 
 def add_control(pipeline: StableDiffusionPipeline, folder: Path) -> StableDiffusionControlNetPipeline:
-    """The pipeline's very parts with an exported ControlNet beside them."""
+    """Return a pipeline of the same parts with an exported ControlNet."""
     controlnet = ControlNetModel.from_pretrained(folder).to(pipeline.device)
     controlled = StableDiffusionControlNetPipeline(
         **pipeline.components, controlnet=controlnet, requires_safety_checker=False
@@ -34,7 +34,7 @@ def paint_controlled(
     control_scale: float = 1.0,
     batch: int = 64,
 ) -> Tensor:
-    """Pixels in 0..1 (n, 3, height, width), each told its condition (1 or 3, height, width) in 0..1."""
+    """Return pixels in 0..1 (n, 3, height, width), each with its condition (1 or 3, height, width) in 0..1."""
     pictures = []
     for start in range(0, len(prompts), batch):
         part = slice(start, start + batch)
@@ -53,7 +53,7 @@ def paint_controlled(
 
 @contextmanager
 def recorded_residuals(controlnet: ControlNetModel) -> Iterator[list[Tensor]]:
-    """While the block lasts, what each call of the ControlNet adds to the denoiser: (n, numbers) a call.
+    """Record, inside the block, each call's residuals of the ControlNet: (n, numbers) a call.
 
     Under classifier-free guidance n counts the unconditional half, which comes first.
     """
@@ -71,6 +71,6 @@ def recorded_residuals(controlnet: ControlNetModel) -> Iterator[list[Tensor]]:
 
 
 def adjacent_cosines(residuals: list[Tensor]) -> Tensor:
-    """Cosine of each step's residuals with the step's before: (steps - 1, n)."""
+    """Return the cosine of each step's residuals with the step before's: (steps - 1, n)."""
     steps = torch.stack(residuals)
     return functional.cosine_similarity(steps[1:], steps[:-1], dim=2)

@@ -1,4 +1,4 @@
-"""Pictures from captions by the exported flow-matching pipeline: diffusers' own, with one seed per picture."""
+"""Generate images from captions by the exported flow-matching pipeline: diffusers', with one seed per image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.painting.pipeline import load_quietly, paint
 
-NO_PADDING = 0  # tokens in the place of the T5 encoder that the pipeline has not
+NO_PADDING = 0  # tokens in the place of the missing T5 encoder
 
 
 def load_flow_pipeline(folder: Path) -> StableDiffusion3Pipeline:
@@ -26,5 +26,5 @@ def paint_flow(
     batch: int = 64,
     padding: int = NO_PADDING,
 ) -> Tensor:
-    """Pixels in 0..1 (n, 3, height, width)."""
+    """Return pixels in 0..1 (n, 3, height, width)."""
     return paint(partial(pipeline, max_sequence_length=padding), prompts, seeds, steps, scale, batch)

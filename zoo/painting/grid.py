@@ -1,4 +1,4 @@
-"""Pictures with their captions, in rows on one sheet."""
+"""Arrange images with their captions in rows on one sheet."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Tile:
 
 
 def enlarge(picture: Tensor, zoom: int) -> Image.Image:
-    """Each pixel of a (1 or 3, height, width) picture of floats in 0..1 becomes a square."""
+    """Enlarge a (1 or 3, height, width) image of floats in 0..1, each pixel to a square."""
     pixels = picture.expand(3, -1, -1).clamp(0.0, 1.0).permute(1, 2, 0).numpy() * 255.0 + 0.5
     image = Image.fromarray(pixels.astype(np.uint8))
     return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
 
 
 def grid(tiles: Sequence[Tile], columns: int = 4, zoom: int = 2) -> Image.Image:
-    """Pictures with their captions below them, in rows."""
+    """Return images with their captions below them, in rows."""
     pictures = [enlarge(tile.picture, zoom) for tile in tiles]
     side = pictures[0].width
     texts = [textwrap.wrap(tile.caption, int(side / LETTER_PX))[:LINES] for tile in tiles]

@@ -1,7 +1,7 @@
-"""Pictures in a LoRA's style: at any weight, and with the LoRA switched on while a picture is being painted.
+"""Generate images in a LoRA's style: at any weight, and with the LoRA switched on during the run.
 
-Katz (section 6, bounded asynchronous loading) starts a picture without its LoRA and patches it in after at most K
-steps, K being how long the latents with and without it stay alike. What is here paints either side of that question.
+Katz (section 6, bounded asynchronous loading) starts an image without its LoRA and patches it in after at most K steps,
+with K from the similarity of the latents with and without it. The functions here generate both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StyledPictures:
 
 
 def add_style(pipeline: StableDiffusionPipeline, folder: Path, style: str) -> None:
-    """Load an exported LoRA under the name `style`; it takes effect at the weights that pictures are painted with."""
+    """Load an exported LoRA under the name `style`; it takes effect at the weights of later images."""
     pipeline.load_lora_weights(folder, adapter_name=style, weight_name="pytorch_lora_weights.safetensors")
 
 
@@ -39,9 +39,9 @@ def paint_styled(
     weight: float = 1.0,
     steps_without: int = 0,
 ) -> StyledPictures:
-    """Paint with a style that was added, switched on at `weight` after the first `steps_without` steps.
+    """Generate with an added style, switched on at `weight` after the first `steps_without` steps.
 
-    Never where `steps_without` equals `steps`. The pipeline keeps the weight it was last painted with.
+    It is never on if `steps_without` equals `steps`. The pipeline keeps the last weight.
     """
     batches: list[Tensor] = []
 
@@ -64,5 +64,5 @@ def paint_styled(
 
 
 def latent_cosines(first: Tensor, second: Tensor) -> Tensor:
-    """Cosine of two runs' latents (steps, n, ...) after each step, for each picture: (steps, n)."""
+    """Return the cosine of two runs' latents (steps, n, ...) after each step, for each image: (steps, n)."""
     return functional.cosine_similarity(first.flatten(2), second.flatten(2), dim=2)

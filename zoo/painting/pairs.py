@@ -1,4 +1,4 @@
-"""Pictures of the same prompts and seeds by both models of a pair, kept in a work folder."""
+"""Generate images of the same prompts and seeds by both models of a pair, cached in a work folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from zoo.painting.store import PaintedPictures, weights_digest
 
 @dataclass(frozen=True)
 class Painter:
-    """A pipeline's directory, and how it is asked."""
+    """Name a pipeline's directory and its settings."""
 
     folder: Path
     steps: int
     scale: float
 
     def paint(self, work: Path, prompts: Sequence[str], seeds: Sequence[int], batch: int = 16) -> Tensor:
-        """Pictures as uint8 (n, 3, height, width), painted or found in the folder from an earlier run."""
-        pipeline = cache(lambda: load_pipeline(self.folder))  # needed where something is not painted yet
+        """Return images as uint8 (n, 3, height, width), generated or cached in the folder by an earlier run."""
+        pipeline = cache(lambda: load_pipeline(self.folder))  # needed if something is not cached yet
         manner: dict[str, object] = {
             "model": weights_digest(self.folder),
             "steps": self.steps,

@@ -1,4 +1,4 @@
-"""Pictures from captions by an exported pipeline: diffusers' own, with one seed per picture."""
+"""Generate images from captions by an exported pipeline: diffusers', with one seed per image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_pipeline(folder: Path) -> StableDiffusionPipeline:
 
 
 def load_quietly(kind: type[Pipeline], folder: Path, **parts: object) -> Pipeline:
-    """A directory as a pipeline of that kind, without what diffusers says while it loads and paints."""
+    """Return a directory as a pipeline of that kind, without diffusers' output while it loads and runs."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
@@ -37,7 +37,7 @@ def load_quietly(kind: type[Pipeline], folder: Path, **parts: object) -> Pipelin
 def paint(
     pipeline: Callable[..., Any], prompts: list[str], seeds: list[int], steps: int, scale: float, batch: int = 64
 ) -> Tensor:
-    """Pixels in 0..1 (n, 3, height, width), by a pipeline or by what is called as one."""
+    """Return pixels in 0..1 (n, 3, height, width), by a pipeline or an equivalent function."""
     pictures = []
     for start in range(0, len(prompts), batch):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds[start : start + batch]]

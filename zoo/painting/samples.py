@@ -1,4 +1,4 @@
-"""Samples of any exported model: captions, with an adapter or what a ControlNet is told, painted into tiles."""
+"""Generate samples of any exported model as tiles: captions, with an adapter or a ControlNet's condition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Paint = Callable[[Sequence[str], Sequence[int]], Tensor]
 
 @dataclass(frozen=True)
 class Manner:
-    """How to paint: steps and guidance scale by the registry where None; an adapter on top, if any."""
+    """Set steps and guidance scale, by the registry if None, and an adapter, if any."""
 
     model: str = "tiny-heavy"
     steps: int | None = None
@@ -55,7 +55,8 @@ class Manner:
 
 
 def painter(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None = None) -> Paint:
-    """What paints captions with seeds into pixels (n, 3, height, width) in 0..1; `conditions` are for a ControlNet."""
+    """Return a function from captions with seeds to pixels (n, 3, height, width) in 0..1; `conditions` are for a
+    ControlNet."""
     entry = kind_of(manner.model, "pipeline", weights)
     steps = int(entry["default_steps"]) if manner.steps is None else manner.steps
     scale = float(entry["default_guidance_scale"]) if manner.scale is None else manner.scale
@@ -78,7 +79,7 @@ def painter(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None =
 
 
 def kind_of(name: str, kind: str, weights: Path) -> dict[str, Any]:
-    """The registry's entry. InvalidArgument for a model of another kind."""
+    """Return the registry's entry. Raises InvalidArgument for a model of another kind."""
     entry = entry_of(name, weights)
     if entry["kind"] != kind:
         raise InvalidArgument.of(kind, f"{name} is no {kind} but a {entry['kind']}")
@@ -86,7 +87,7 @@ def kind_of(name: str, kind: str, weights: Path) -> dict[str, Any]:
 
 
 def example_scenes(count: int) -> list[Scene]:
-    """Held-out scenes, which no training has seen."""
+    """Return held-out scenes, unseen in training."""
     return [scene_at(HELD_OUT_SEED, index, held_out=True)[0] for index in range(count)]
 
 
@@ -95,12 +96,12 @@ def drawn(scenes: Sequence[Scene]) -> Tensor:
 
 
 def conditions_of(controlnet: str, scenes: Sequence[Scene]) -> Tensor:
-    """What a ControlNet is told of scenes: (n, 1, size, size) in 0..1."""
+    """Return a ControlNet's conditions of scenes: (n, 1, size, size) in 0..1."""
     return layout(scenes) if controlnet.endswith("layout") else edges(drawn(scenes))
 
 
 def read_condition(path: Path) -> Tensor:
-    """A picture file as a condition (1, size, size) in 0..1."""
+    """Return an image file as a condition (1, size, size) in 0..1."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("L").resize((IMAGE_SIZE, IMAGE_SIZE)), np.float32)
@@ -112,7 +113,7 @@ def read_condition(path: Path) -> Tensor:
 def paint_tiles(
     manner: Manner, prompts: Sequence[str], seed: int, weights: Path = WEIGHTS, condition: Path | None = None
 ) -> list[Tile]:
-    """One tile a prompt; under a ControlNet each follows a tile of what it was told."""
+    """Return one tile a prompt; under a ControlNet each follows a tile of its condition."""
     if manner.controlnet is None:
         asked = prompts or PROMPTS
         painted = painter(manner, weights)(asked, range(seed, seed + len(asked)))

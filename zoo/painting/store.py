@@ -1,8 +1,7 @@
-"""A store of painted pictures in the work folder, so that a figure measured again, or beside another, paints nothing.
+"""Cache generated images in the work folder, so that repeated or further figures generate none again.
 
-A manner is everything that a picture depends on besides its prompt, its seed and what it is conditioned on: weights,
-steps, guidance. Each manner has one safetensors file, replaced at once after every batch, so that a run that was
-stopped goes on where it was.
+A manner is everything that an image depends on except its prompt, seed and condition: weights, steps, guidance. Each
+manner has one safetensors file, replaced after every batch, so that a stopped run continues.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Paint = Callable[[list[int]], Tensor]
 
 
 def weights_digest(*folders: Path) -> str:
-    """sha256 of what makes the pictures: the folders' models, of which cards, their pictures and logs are no part."""
+    """Return the sha256 of the folders' models, which excludes cards, their images and logs."""
     lines = (f"{folder.name}\0{digest_directory(folder)}\n" for folder in folders)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def as_bytes(pictures: Tensor) -> Tensor:
-    """Floats in 0..1 as uint8, rounded as an encoder of PNG does."""
+    """Return floats in 0..1 as uint8, rounded as a PNG encoder does."""
     return (pictures.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
 
 
@@ -39,7 +38,7 @@ def _number(text: str) -> int:
 
 
 class PaintedPictures:
-    """The pictures of one manner, by prompt, seed and condition."""
+    """Cache the images of one manner, by prompt, seed and condition."""
 
     def __init__(self, work: Path, manner: dict[str, object]) -> None:
         name = hashlib.sha256(json.dumps(manner, sort_keys=True).encode()).hexdigest()[:24]
@@ -53,9 +52,9 @@ class PaintedPictures:
     def get(
         self, prompts: Sequence[str], seeds: Sequence[int], paint: Paint, conditions: Sequence[str] | None = None
     ) -> Tensor:
-        """uint8 (n, 3, height, width) in the order asked for.
+        """Return uint8 (n, 3, height, width) in the requested order.
 
-        `paint(rows)` paints some of them, floats in 0..1; `conditions` names what else each depends on, if anything.
+        `paint(rows)` generates missing ones, floats in 0..1; `conditions` names each one's further inputs, if any.
         """
         names = conditions if conditions is not None else [""] * len(prompts)
         asked = zip(prompts, seeds, names, strict=True)

@@ -1,2 +1,3 @@
-"""Recordings of the zoo's models for what stands in for them: emulated devices, which sleep for the time that a step
-took and hand out pictures that were painted, and the simulator, which needs the times and the qualities alone."""
+"""Record the zoo's models for emulated devices, which sleep for the recorded step times and return the recorded images,
+and for the simulator, which only needs times and qualities.
+"""

@@ -1,6 +1,6 @@
 """Record light and heavy for emulated devices and the simulator: `python -m zoo.replay [--prompts N --pictures N]`.
 
-On an otherwise idle machine: the times are what sixteen emulated devices will live by.
+Run it on an otherwise idle machine: sixteen emulated devices will use the times.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ RECORDED = Path(__file__).parent / "recorded"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo.replay", description=__doc__)
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="where the judge's checkpoint is")
+    parser.add_argument("--work", type=Path, default=WORK, help="work folder of the attribute scorer")
     parser.add_argument("--out", type=Path, default=RECORDED)
     parser.add_argument("--prompts", type=int, default=128, help="held-out prompts whose qualities are recorded")
-    parser.add_argument("--pictures", type=int, default=20, help="how many of them keep their pictures")
+    parser.add_argument("--pictures", type=int, default=20, help="number of prompts with stored images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

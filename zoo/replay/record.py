@@ -1,4 +1,4 @@
-"""Painting and profiling for a recording, by the very engine that a worker runs."""
+"""Generate and profile for a recording, by a worker's engine."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ PAIR = ("tiny-light", "tiny-heavy")
 DISCRIMINATOR = "tiny-discriminator"
 BATCHES = (1, 2, 4, 8)
 LOADS = 3
-REPEATS = 5  # pictures of each batch size that are timed
-SCORES = 40  # of the discriminator, of each batch size
+REPEATS = 5  # images of each batch size that are timed
+SCORES = 40  # scores of the discriminator of each batch size
 
 
 @dataclass(frozen=True)
 class RecordedPictures:
-    """What a model made of the prompts: uint8 pictures (n, 3, height, width), their PNGs, and what it cost."""
+    """Hold a model's results for the prompts: uint8 images (n, 3, height, width), their PNGs, and costs."""
 
     model: DiffusionModel
     images: Tensor
@@ -61,9 +61,10 @@ class RecordedPictures:
 
 
 def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Recording, dict[str, bytes]]:
-    """Of light and heavy, and of the discriminator and the judge where they are there; and the files by name.
+    """Record light and heavy, and the discriminator and the attribute scorer if they exist; also return the files by
+    name.
 
-    Pictures are kept of the first `kept` prompts, their qualities of all. Times are on torch's number of threads.
+    Images are stored for the first `kept` prompts, qualities for all. Times are on torch's number of threads.
     """
     prompts = examination_prompts(prompt_count)
     quality = Quality(weights, work, prompts)
@@ -107,9 +108,9 @@ def _model(name: str, painted: RecordedPictures, pictures: tuple[RecordedPicture
 
 
 def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedPictures:
-    """Every prompt alone, as a worker does, and what the model costs by batch size."""
+    """Generate every prompt alone, as a worker does, and profile the model by batch size."""
     load = Stopwatch()
-    for _ in range(LOADS + 1):  # the first one imports what is needed as well
+    for _ in range(LOADS + 1):  # the first one also imports libraries
         model = load.time(lambda: load_model(folder, device(), torch.float32))
     spec = _spec(model, int(entry["default_steps"]), float(entry["default_guidance_scale"]))
     pngs = [
@@ -127,7 +128,7 @@ def _spec(model: DiffusionModel, steps: int, scale: float) -> GenerationSpec:
 
 @torch.inference_mode()
 def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
-    """The PNG of a request that the model has to itself."""
+    """Return the PNG of a request that has the model to itself."""
     painting = prepare(model, PromptMemo(model, 2), PaintingRequest(spec, NoiseStart()))
     while not painting.done:
         denoise_step(model, painting)
@@ -135,7 +136,7 @@ def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
 
 
 def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelProfile:
-    """As `pentimento bench profile` measures it."""
+    """Profile as `pentimento bench profile` does."""
     denoiser = EagerDenoiser(model)
     return ModelProfile(
         model=folder.name,
@@ -158,7 +159,7 @@ def _images(pngs: Sequence[bytes], model: DiffusionModel) -> Tensor:
 
 
 class Stopwatch:
-    """Wall-clock seconds of one stage, called again and again."""
+    """Measure wall-clock seconds of repeated calls of one stage."""
 
     def __init__(self) -> None:
         self.samples_s: list[float] = []
@@ -172,12 +173,12 @@ class Stopwatch:
         return done
 
     def cost(self, skipped: int) -> Cost:
-        """Without the first few, which warmed up."""
+        """Return the cost without the first few calls, which warmed up."""
         return Cost.of(self.samples_s[skipped:])
 
 
 class Quality:
-    """The dual encoder, and the judge and the discriminator where they are there."""
+    """Hold the dual encoder, and the attribute scorer and the discriminator if they exist."""
 
     def __init__(self, weights: Path, work: Path, prompts: Prompts) -> None:
         self._examiner, self._prompts = Examiner(weights, work), prompts
@@ -188,7 +189,7 @@ class Quality:
             self._digest = str(entry_of(DISCRIMINATOR, weights)["digest"])
 
     def of(self, images: Tensor, names: Sequence[str], pngs: Sequence[bytes]) -> tuple[RecordedPicture, ...]:
-        """The first pictures have names, under which their PNGs are kept."""
+        """Return the qualities; the first images have names, under which their PNGs are stored."""
         count = len(images)
         scores = self._examiner.clip_scores(images, list(self._prompts.captions)).tolist()
         seen: list[float | None] = [None] * count

@@ -1,1 +1,3 @@
-"""The trainings: `python -m zoo.train PART`. The loop, the parts and what each stands on, and a module a part."""
+"""Train the parts: `python -m zoo.train PART`. Here are the loop, the parts with their foundations, and a module a
+part.
+"""

@@ -1,6 +1,6 @@
 """Train one part of the zoo: `python -m zoo.train PART [--steps N --work DIR]`. Run again to resume.
 
-Exit status 2, and one line that says what to do, where a part that it stands on is not trained yet or a file is wrong.
+Exit status 2, with a line of advice, if a foundation is not trained yet or a file is wrong.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from zoo.train.parts import PARTS, WORK, changed_foundations, check_needs, found
 def main() -> None:
     parser = argparse.ArgumentParser(prog="pentimento zoo train", description=__doc__)
     parser.add_argument("part", choices=PARTS, metavar="PART", help=f"one of {', '.join(PARTS)}")
-    parser.add_argument("--steps", type=positive, help="length of the whole schedule, steps already done included")
+    parser.add_argument("--steps", type=positive, help="length of the whole schedule, including steps already done")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of checkpoints and logs [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="where it computes [a GPU where there is one]"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device [a GPU if there is one]")
     trial = parser.add_argument_group("for a trial of a few steps")
-    trial.add_argument("--count", type=positive, help="drawings to learn from")
-    trial.add_argument("--batch", type=positive, help="pictures a step")
+    trial.add_argument("--count", type=positive, help="number of training drawings")
+    trial.add_argument("--batch", type=positive, help="images per step")
     trial.add_argument("--checkpoint-every", type=positive, metavar="STEPS")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

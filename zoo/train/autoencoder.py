@@ -1,7 +1,6 @@
-"""The autoencoder: 64 px pictures to 16x16 latents of 8 channels of about unit variance, and back.
+"""Train the autoencoder: 64 px images to 16x16 latents of 8 channels of about unit variance, and back.
 
-Half of its batches are crops around the things, where the detail is; one picture in eight is in a treatment that
-adapters will paint.
+Half of its batches are crops around the objects, for detail; one image in eight is in an adapter's treatment.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PLAN = TrainingPlan(steps=3800, peak_rate=1.5e-3, cooldown=0.6, ema_decay=0.998,
 LATENT_CHANNELS = 8
 DOWNSCALE = 4
 BATCH = 16
-CROP, GRID = 32, 8  # pixels a side, and what crops begin at multiples of
+CROP, GRID = 32, 8  # pixels a side, and the grid of crops
 TREATED = 0.125
 FOREGROUND_WEIGHT = 4.0
 LATENT_NOISE = 0.05
@@ -56,7 +55,7 @@ class AutoencoderPart:
         self.coverage = torch.cat([plain.coverage, *(d.coverage for d in treated)])
 
     def _pictures(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Whole pictures, or as many pixels in crops that fall where the things are."""
+        """Return whole images, or the same number of pixels in crops around the objects."""
         crops = bool(torch.rand((), generator=generator) < 0.5)
         count = self.batch * (IMAGE_SIZE // CROP) ** 2 if crops else self.batch
         rows = torch.randint(self.plain_count, (count,), generator=generator)
@@ -89,7 +88,7 @@ class AutoencoderPart:
         error = rebuilt - pixels
         squared = (weight * error.square()).mean()
         absolute = (weight * error.abs()).mean()
-        # Whitens each channel, so that the stock pipeline's scaling factor is 1.
+        # whitens each channel, so that the stock pipeline's scaling factor is 1
         spread = (latents.std(dim=(0, 2, 3)) - 1.0).square().mean() + latents.mean(dim=(0, 2, 3)).square().mean()
         figures = {
             "psnr": _decibels(error),
@@ -111,7 +110,7 @@ def encode_all(autoencoder: AutoencoderTiny, images: Tensor, batch: int = 256) -
 
 
 def psnr(first: Tensor, second: Tensor, weight: Tensor) -> float:
-    """Peak signal to noise over the pixels that count, for pictures in -1..1."""
+    """Return peak signal to noise over the weighted pixels, for images in -1..1."""
     squared = (first - second).square().mean(dim=1)
     mean = (squared * weight).sum() / weight.sum()
     return float(10.0 * torch.log10(4.0 / mean))

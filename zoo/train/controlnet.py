@@ -1,7 +1,7 @@
-"""Two ControlNets of the heavy denoiser: one obeys edges, one a coarse layout.
+"""Train two ControlNets of the heavy denoiser: one follows edges, one a coarse layout.
 
-Each begins as the heavy denoiser's encoder without its attention (a condition says where, the text what) behind
-convolutions of zeros, and learns on the heavy denoiser's own loss while that stays as it is.
+Each begins as the heavy denoiser's encoder without its attention (a condition gives the places, the text the content)
+after convolutions of zeros, and trains on the heavy denoiser's loss, with heavy frozen.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from zoo.train.loop import TrainingPlan, load_trained
 
 PLAN = TrainingPlan(steps=1800, peak_rate=1.5e-3, warmup=50, ema_decay=0.995)
 BATCH = 32
-CAPTION_DROPOUT = 0.25  # what the caption does not say, the condition has to
-EMBEDDING_CHANNELS = (8, 32, 64)  # from picture size down, one stride of 2 between neighbours
+CAPTION_DROPOUT = 0.25  # the condition must replace the caption's omissions
+EMBEDDING_CHANNELS = (8, 32, 64)  # from image size down, one stride of 2 between neighbours
 
 
 def make_controlnet(unet: UNet2DConditionModel) -> ControlNetModel:
-    """An untrained ControlNet of conditions at picture size, whose residuals fit `unet`."""
+    """Return an untrained ControlNet of conditions at image size, with residuals that fit `unet`."""
     return ControlNetModel(
         in_channels=unet.config.in_channels,
         block_out_channels=unet.config.block_out_channels,
@@ -40,7 +40,7 @@ def make_controlnet(unet: UNet2DConditionModel) -> ControlNetModel:
 
 
 def copy_encoder(unet: UNet2DConditionModel, controlnet: ControlNetModel) -> None:
-    """Give a ControlNet every weight that it has in common with the UNet's encoder and middle."""
+    """Copy every weight that a ControlNet shares with the UNet's encoder and middle."""
     own, theirs = controlnet.state_dict(), unet.state_dict()
     own.update({name: theirs[name] for name in own if name in theirs and own[name].shape == theirs[name].shape})
     controlnet.load_state_dict(own)
@@ -57,7 +57,7 @@ class ControlNetPart(DenoiserPart):
         super().__init__(controlnet, encode_drawings(work, count), batch)
 
     def conditions(self, rows: Tensor) -> Tensor:
-        """What the ControlNet is told of these drawings: (n, 1, size, size) in 0..1."""
+        """Return the ControlNet's conditions of the drawings: (n, 1, size, size) in 0..1."""
         raise NotImplementedError
 
     def _predict(self, noisy: Tensor, timesteps: Tensor, states: Tensor, rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The denoisers, heavy and light: two sizes of one UNet over the same latents and the same text states.
+"""Train the denoisers, heavy and light: two sizes of one UNet over the same latents and the same text states.
 
-v-prediction on a squared-cosine schedule, the caption dropped one time in ten so that guidance has an
-unconditional half. Latents and text states are computed once and cached in the work folder.
+v-prediction on a squared-cosine schedule, with the caption dropped one time in ten for guidance's unconditional half.
+Latents and text states are computed once and cached in the work folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from zoo.train.loop import CHECKPOINT, TrainingPlan, load_trained
 
 HEAVY_PLAN = TrainingPlan(steps=6000, peak_rate=1.5e-3, warmup=150, cooldown=0.39, ema_decay=0.998)
 LIGHT_PLAN = TrainingPlan(steps=5000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
-# How much more often light sees a drawing of one thing, of two, of three. It is too small to learn all of them well,
-# and a cascade has no use for a light model that is a little worse at everything: it needs queries that are easy.
+# How much more often light sees a drawing of one object, of two, of three. It is too small to learn all well,
+# and a cascade cannot use a light model that is a little worse at everything: it needs easy queries.
 LIGHT_ODDS = (6.0, 2.0, 1.0)
 LATENT_SIZE = 16
 BATCH = 64
@@ -59,12 +59,12 @@ def _make_unet(channels: tuple[int, int, int]) -> UNet2DConditionModel:
 
 
 def make_scheduler() -> DDIMScheduler:
-    """The schedule both denoisers are trained on and sampled with; its last step is noise but for 1e-9."""
+    """Return the schedule of both denoisers' training and sampling; its last step is noise within 1e-9."""
     return DDIMScheduler(
         beta_schedule="squaredcos_cap_v2",
         prediction_type="v_prediction",
         timestep_spacing="trailing",
-        steps_offset=1,  # unused by trailing spacing; what a StableDiffusionPipeline asks for
+        steps_offset=1,  # unused by trailing spacing; a StableDiffusionPipeline requires it
         clip_sample=False,
         set_alpha_to_one=True,
     )
@@ -72,7 +72,7 @@ def make_scheduler() -> DDIMScheduler:
 
 @dataclass(frozen=True)
 class EncodedDrawings:
-    """What a denoiser trains on: `states[i]` describes `latents[i]`; `empty` is the state of no caption."""
+    """Hold a denoiser's training data: `states[i]` describes `latents[i]`; `empty` is the state of no caption."""
 
     latents: Tensor
     weights: Tensor
@@ -88,10 +88,10 @@ def _encode_texts(towers: TowersAndHeads, tokens: Tensor, batch: int = 512) -> T
 
 
 def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: str | None = None) -> EncodedDrawings:
-    """A set of drawings as the trained autoencoder and text tower see it."""
+    """Return a set of drawings encoded by the trained autoencoder and text tower."""
     name = "-".join(["encoded", str(seed), str(count), *([treatment] if treatment else [])])
     path = work / f"{name}.safetensors"
-    # Another autoencoder or text tower makes another data set.
+    # another autoencoder or text tower makes another data set
     parents = "".join(file_digest(work / part / CHECKPOINT) for part in ("autoencoder", "dual-encoder"))
     names = [field.name for field in fields(EncodedDrawings)]
     what = f"{count} encoded drawings"
@@ -120,7 +120,7 @@ class DenoiserPart:
     def __init__(
         self, unet: UNet2DConditionModel, encoded: EncodedDrawings, batch: int = BATCH, odds: Tensor | None = None
     ) -> None:
-        """`odds` (drawings,): how often each is seen, in proportion; all the same without."""
+        """Train on the drawings; `odds` (drawings,) are their relative frequencies, equal without."""
         self.module = unet.to(device())
         self.encoded, self.batch, self.odds = encoded, batch, odds
         self.alphas = make_scheduler().alphas_cumprod
@@ -131,7 +131,7 @@ class DenoiserPart:
         clean = data.latents[rows]
         dropped = torch.rand((size, 1, 1), generator=generator) < self.caption_dropout
         states = torch.where(dropped, data.empty, data.states[rows]).float()
-        # One timestep from each of `size` equal stretches: less noise in the loss than independent ones.
+        # one timestep from each of `size` equal stretches: less noise in the loss than independent ones
         stretches = torch.arange(size) + torch.rand(size, generator=generator)
         timesteps = (stretches / size * len(self.alphas)).long().clamp(max=len(self.alphas) - 1)
         signal = self.alphas[timesteps].sqrt()[:, None, None, None]
@@ -148,13 +148,13 @@ class DenoiserPart:
         return squared.mean(), {name: float(value) for name, value in figures.items()}
 
     def _rows(self, generator: torch.Generator) -> Tensor:
-        """The drawings of a batch."""
+        """Return the drawings of a batch."""
         if self.odds is None:
             return torch.randint(len(self.encoded.latents), (self.batch,), generator=generator)
         return torch.multinomial(self.odds, self.batch, replacement=True, generator=generator)
 
     def _predict(self, noisy: Tensor, timesteps: Tensor, states: Tensor, rows: Tensor) -> Tensor:
-        """The velocity found; `rows` are the drawings the batch was made from."""
+        """Return the predicted velocity; `rows` are the batch's drawings."""
         return self.module(noisy, timesteps, states, return_dict=False)[0]
 
 

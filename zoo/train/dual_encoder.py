@@ -1,7 +1,7 @@
-"""The dual encoder: a stock CLIPModel that puts a caption next to its picture.
+"""Train the dual encoder: a stock CLIPModel that embeds a caption near its image.
 
-Contrastive loss, and the attributes read off both towers by one set of linear heads, which is what makes it
-learn shapes and styles within minutes. The heads stay in the work folder.
+Contrastive loss, and attributes read from both towers by one set of linear heads, so that it learns shapes and styles
+within minutes. The heads stay in the work folder.
 """
 
 from __future__ import annotations

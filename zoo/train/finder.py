@@ -1,6 +1,6 @@
-"""The finder: sees where the things of a picture are, trained on drawings only and sharing no weight with the models.
+"""Train the finder, which locates an image's objects; on drawings only, sharing no weight with the models.
 
-It stands beside the judge: what the judge names, the finder places.
+It complements the attribute scorer, which names objects without their places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DILATIONS = (1, 2, 4, 8, 4, 2, 1)
 
 
 class Finder(nn.Module):
-    """Pictures (n, 3, h, w) in -1..1 to logits of coverage (n, h, w); h and w are even."""
+    """Map images (n, 3, h, w) in -1..1 to logits of coverage (n, h, w); h and w are even."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FinderPart:
         self.drawings = cached_drawings(work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None)
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """Drawings blurred and noisy to random degrees, as pictures are that no drawing shows."""
+        """Train on drawings blurred and noisy to random degrees, as generated images are."""
         rows = torch.randint(len(self.drawings), (self.batch,), generator=generator)
         blur, noise = torch.rand((2, self.batch, 1, 1, 1), generator=generator)
         pixels = softened(as_pixels(self.drawings.images[rows]), blur)
@@ -66,6 +66,6 @@ class FinderPart:
 
 @torch.no_grad()
 def find_things(finder: Finder, pictures: Tensor, batch: int = 256) -> Tensor:
-    """How sure the finder is of a thing at each pixel, (n, h, w) in 0..1, of pictures (n, 3, h, w) in 0..1."""
+    """Return the finder's confidence in an object at each pixel, (n, h, w) in 0..1, of images (n, 3, h, w) in 0..1."""
     where = next(finder.parameters()).device
     return torch.cat([finder(part.to(where) * 2.0 - 1.0).sigmoid().cpu() for part in pictures.split(batch)])

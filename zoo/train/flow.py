@@ -1,7 +1,7 @@
-"""The second family: a small flow-matching transformer of Stable Diffusion 3's kind over the same latents.
+"""Train the second family: a small flow-matching transformer of Stable Diffusion 3's kind over the same latents.
 
-Rectified flow: x_t = (1 - t) x_0 + t noise, and the model finds the velocity noise - x_0. A caption is what stock
-StableDiffusion3Pipeline makes of it with one text tower as both of its CLIP encoders and no T5.
+Rectified flow: x_t = (1 - t) x_0 + t noise, and the model predicts the velocity noise - x_0. A caption is encoded as by
+stock StableDiffusion3Pipeline with one text tower as both of its CLIP encoders and no T5.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BATCH = 32
 PATCH = 2
 LAYERS, HEADS, HEAD_WIDTH = 4, 4, 24
 ENCODERS = 2  # the pipeline's, which hold the same weights here
-TIMESTEPS = 1000  # a moment t is told to the transformer as TIMESTEPS * t
-SPREAD = 1.25  # of the moments' logits: broad, as near to nothing but noise the grounds are settled
-WITHOUT_PADDING = 0.5  # share of a batch that sees no token in the place of T5's; the others see up to MAX_PADDING
+TIMESTEPS = 1000  # a moment t is TIMESTEPS * t for the transformer
+SPREAD = 1.25  # of the moments' logits: broad, since near pure noise the backgrounds are settled
+WITHOUT_PADDING = 0.5  # share of a batch without tokens in T5's place; the others have up to MAX_PADDING
 MAX_PADDING = 512
 
 
 def make_flow() -> SD3Transformer2DModel:
-    """A transformer whose blocks begin as the identity and whose velocity begins at nothing."""
+    """Return a transformer with blocks that begin as the identity and a velocity that begins at zero."""
     transformer = SD3Transformer2DModel(
         sample_size=LATENT_SIZE,
         patch_size=PATCH,
@@ -66,7 +66,7 @@ def make_flow_scheduler() -> FlowMatchEulerDiscreteScheduler:
 
 
 def make_text_encoder(clip: CLIPModel) -> CLIPTextModelWithProjection:
-    """The dual encoder's text half, as the pipeline takes it."""
+    """Return the dual encoder's text half in the pipeline's form."""
     encoder = CLIPTextModelWithProjection(clip.config.text_config)
     found = clip.state_dict()
     encoder.load_state_dict({name: found[name] for name in encoder.state_dict()})
@@ -75,7 +75,7 @@ def make_text_encoder(clip: CLIPModel) -> CLIPTextModelWithProjection:
 
 @dataclass(frozen=True)
 class Captions:
-    """What one encoder says of captions; the pipeline puts the two encoders' words side by side."""
+    """Hold one encoder's states of captions; the pipeline concatenates both encoders' features."""
 
     states: Tensor  # bf16 (n, tokens, WIDTH): the text tower's penultimate hidden states
     pooled: Tensor  # bf16 (n, PROJECTION)
@@ -83,7 +83,7 @@ class Captions:
     empty_pooled: Tensor
 
     def batch(self, rows: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (n, tokens, ENCODERS * WIDTH) and pooled vectors (n, ENCODERS * PROJECTION) of a batch."""
+        """Return a batch's hidden states (n, tokens, ENCODERS * WIDTH) and pooled ones (n, ENCODERS * PROJECTION)."""
         states = torch.where(dropped[:, None, None], self.empty_states, self.states[rows]).float()
         pooled = torch.where(dropped[:, None], self.empty_pooled, self.pooled[rows]).float()
         return states.repeat(1, 1, ENCODERS), pooled.repeat(1, ENCODERS)
@@ -109,7 +109,7 @@ def _encode_all(work: Path, count: int, seed: int) -> dict[str, Tensor]:
 
 
 def encode_captions(work: Path, count: int, seed: int = TRAIN_SEED) -> Captions:
-    """The captions of the drawings that `encode_drawings` encodes, in their order."""
+    """Return the captions of `encode_drawings`'s drawings, in their order."""
     path, what = work / f"captions-{seed}-{count}.safetensors", f"{count} encoded captions"
     names = [field.name for field in fields(Captions)]
     parent = file_digest(work / "dual-encoder" / CHECKPOINT)
@@ -117,9 +117,9 @@ def encode_captions(work: Path, count: int, seed: int = TRAIN_SEED) -> Captions:
 
 
 class LastTokenRepeated(TorchFunctionMode):
-    """Lets every attention within count its last key as often as told, which need not be a whole number.
+    """Let every attention within count its last key `counts` times, not necessarily a whole number.
 
-    Equal tokens stay equal through a joint transformer, so one of them weighs what all of them would.
+    Equal tokens stay equal through a joint transformer, so that a weighted one replaces all.
     """
 
     def __init__(self, counts: Tensor) -> None:
@@ -142,13 +142,13 @@ class LastTokenRepeated(TorchFunctionMode):
 
 
 def moments(size: int, generator: torch.Generator) -> Tensor:
-    """Moments of the flow (size,), logit-normal, rising: one from each of `size` stretches equally likely."""
+    """Draw moments of the flow (size,), logit-normal, rising: one from each of `size` equally likely stretches."""
     stretches = (torch.arange(size) + torch.rand(size, generator=generator)) / size
     return torch.sigmoid(SPREAD * torch.special.ndtri(stretches))
 
 
 def padding(size: int, generator: torch.Generator) -> Tensor:
-    """How many tokens stand in for T5's (size,): the pipeline appends as many zeros as its caller lets it."""
+    """Draw the number of tokens in T5's place (size,): the pipeline appends its caller's number of zeros."""
     without = torch.rand(size, generator=generator) < WITHOUT_PADDING
     return torch.where(without, 0.0, MAX_PADDING ** torch.rand(size, generator=generator))
 
@@ -176,7 +176,7 @@ class FlowPart:
     def squared_error(
         self, noisy: Tensor, when: Tensor, rows: Tensor, dropped: Tensor, wanted: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Of the velocity found at `noisy`, weighted by where the things are: as large as the latents."""
+        """Return the velocity's squared error at `noisy`, weighted by the objects' coverage, in the latents' shape."""
         states, pooled = self.captions.batch(rows, dropped)
         states = functional.pad(states, (0, 0, 0, 1))
         where = device()

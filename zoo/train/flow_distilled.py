@@ -1,8 +1,8 @@
-"""The flow transformer, trained further against what the heavy UNet finds (knowledge distillation, Hinton et al. 2015).
+"""Train the flow transformer further against the heavy UNet's predictions (knowledge distillation, Hinton et al. 2015).
 
-Data alone teach it shapes slowly: at most moments of the flow the drawing's velocity is mostly chance. The UNet's
-prediction at the same point is its mean, with nothing of the chance in it. Two stages: all of a picture first, then
-mostly the things in it, whose shapes and fills are few of the latents and are learnt last.
+From data alone it learns shapes slowly: at most moments of the flow the drawing's velocity is mostly chance. The UNet's
+prediction at the same point is its mean, without the chance. Two stages: the whole image first, then mostly its
+objects: their shapes and fills are few of the latents and are learnt last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FlowDistilledPart(FlowPart):
         self.states, self.empty = encoded.states, encoded.empty
         alphas = make_scheduler().alphas_cumprod
         self.signal, self.spread = alphas.sqrt(), (1.0 - alphas).sqrt()
-        # Where the UNet's timesteps lie on the flow: both mix the same two things, one so that the shares add up to 1.
+        # The UNet's timesteps on the flow: both mix the same two terms, one with shares that add up to 1.
         self.times = self.spread / (self.signal + self.spread)
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
@@ -48,18 +48,18 @@ class FlowDistilledPart(FlowPart):
 
     @torch.no_grad()
     def _velocity(self, noisy: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
-        """The flow's velocity (n, channels, height, width) that the UNet's v-prediction comes to."""
+        """Return the flow's velocity (n, channels, height, width) of the UNet's v-prediction."""
         signal, spread = (part[timesteps][:, None, None, None] for part in (self.signal, self.spread))
         point = (signal + spread) * noisy
         where = device()
         with half_precision():
             found = self.teacher(point.to(where), timesteps.to(where), states.float().to(where), return_dict=False)[0]
-        # Noise less drawing, each as the UNet sees it from here.
+        # noise less drawing, each as the UNet predicts it from here
         return (spread - signal) * point + (spread + signal) * found.float().cpu()
 
 
 class FlowRefinedPart(FlowDistilledPart):
-    """Goes on from `flow-distilled`, with what the things count squared."""
+    """Continue from `flow-distilled`, with the objects' weights squared."""
 
     name, start = "flow-refined", "flow-distilled"
 

@@ -1,7 +1,7 @@
-"""The image tower, tuned further against the text tower as it is (locked-text tuning).
+"""Tune the image tower further against the frozen text tower (locked-text tuning).
 
-The denoisers are conditioned on the text tower's states, so it stays as the dual encoder's training left it. With the
-captions' features computed once, a step costs the image tower alone and can afford many captions to tell apart.
+The text tower's states condition the denoisers, so that it stays unchanged after the dual encoder's training. With the
+captions' features computed once, a step only runs the image tower and can use many captions as negatives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_CAPTIONS = 416
 
 
 class ImageTower(nn.Module):
-    """Pictures (n, 3, 64, 64) in -1..1 to unit vectors, and the attributes read off them before they are scaled."""
+    """Map images (n, 3, 64, 64) in -1..1 to unit vectors, and to attributes read from the unscaled vectors."""
 
     def __init__(self, towers: TowersAndHeads) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _text_features(towers: TowersAndHeads, tokens: Tensor, batch: int = 512) -> 
 
 
 def load_dual_encoder(work: Path) -> TowersAndHeads:
-    """Both towers as they are exported: the text tower of `dual-encoder`, the image tower of `image-tower`."""
+    """Return both towers for the export: the text tower of `dual-encoder`, the image tower of `image-tower`."""
     towers = load_trained(TowersAndHeads(load_tokenizer(work / "tokenizer")), work / "dual-encoder")
     load_trained(ImageTower(towers), work / "image-tower")
     return towers

@@ -1,6 +1,7 @@
-"""The judge: reads the attributes off a picture, trained on drawings only and sharing no weight with the models.
+"""Train the attribute scorer, which reads attributes from an image; on drawings only, sharing no weight with the
+models.
 
-It has seen every combination, the held-out ones too: what it does not see was not painted.
+It has seen every combination, also the held-out ones: attributes that it does not see are missing from the image.
 """
 
 from __future__ import annotations

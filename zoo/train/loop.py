@@ -1,8 +1,8 @@
-"""The loop every part is trained by: deterministic by seed and step, resumable, logging as it goes.
+"""Train every part by one loop: deterministic by seed and step, resumable, with a log.
 
-Every random draw of a step comes from a generator seeded with (seed, step), so a run that stopped and resumed
-is bit-equal to one that did not stop. A checkpoint is one safetensors file, replaced at once; a run that is killed
-goes on from the last one, and its log forgets what came after it.
+Every random draw of a step comes from a generator seeded with (seed, step), so that a run that stopped and resumed is
+bit-equal to one that did not stop. A checkpoint is one safetensors file, replaced atomically; a killed run continues
+from the last one, and its log drops later lines.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from zoo.files import bad_file, cannot_write, check_names, opened, read_metadata
 LOG_EVERY = 25
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "log.jsonl"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
 Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How long and how fast; the learning rate is a function of the step alone."""
+    """Set duration and speed; the learning rate is a function of the step only."""
 
     steps: int
     peak_rate: float
@@ -50,7 +50,7 @@ class TrainingPlan:
 
 
 class Part(Protocol):
-    """What a training script provides: a module and its loss on the batch of one step."""
+    """Provide a module and its loss on the batch of one step."""
 
     name: str
     module: nn.Module
@@ -60,7 +60,7 @@ class Part(Protocol):
 
 @dataclass
 class Averaged:
-    """An exponential moving average of a module's floating-point state; faster to follow at the start."""
+    """Average a module's floating-point state exponentially, following faster at the start."""
 
     decay: float
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Averaged:
 
 
 class TrainingRun:
-    """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser.
+    """Run one part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser.
 
-    `stands_on` goes into the checkpoint: digests of the checkpoints of other parts that this one was trained on.
+    The checkpoint has `stands_on`: digests of other parts' checkpoints that this one was trained on.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class TrainingRun:
             self._resume()
 
     def train(self, until: int | None = None) -> None:
-        """Go on to the plan's end, or stop early at `until` with a checkpoint.
+        """Train to the plan's end, or stop early at `until` with a checkpoint.
 
-        ResourceExhausted on a full disk: the last checkpoint is still there, and a later run goes on from it.
+        Raises ResourceExhausted on a full disk: the last checkpoint remains, and a later run continues from it.
         """
         end = self.plan.steps if until is None else min(until, self.plan.steps)
         try:
@@ -191,9 +191,9 @@ class TrainingRun:
 
 @contextmanager
 def opened_log(folder: Path, step: int) -> Iterator[int]:
-    """A descriptor of a run's log, cut back to the lines up to `step`; held, so that one folder has one writer.
+    """Yield a descriptor of a run's log, truncated after `step` and locked, so that one folder has one writer.
 
-    FailedPrecondition where another process trains in the folder.
+    Raises FailedPrecondition if another process trains in the folder.
     """
     path = folder / LOG
     try:
@@ -217,7 +217,7 @@ def _lock(log: int, folder: Path) -> None:
 
 
 def _lines_until(content: bytes, last: int) -> Iterator[bytes]:
-    """The whole lines at the beginning, while their steps rise and are at most `last`."""
+    """Yield the complete lines at the beginning, while their steps rise and are at most `last`."""
     before = 0
     for line in content.splitlines(keepends=True):
         try:
@@ -231,14 +231,14 @@ def _lines_until(content: bytes, last: int) -> Iterator[bytes]:
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
-    """A run's figures in the order of its steps; none where it has written none."""
+    """Return a run's figures in the order of its steps; none without a log."""
     path = folder / LOG
     content = path.read_bytes() if path.is_file() else b""
     return [json.loads(line) for line in _lines_until(content, 2**63)]
 
 
 def read_state(folder: Path) -> dict[str, object]:
-    """Which part, how far and of how many steps a folder's checkpoint is."""
+    """Return a folder's checkpoint's part, step and total steps."""
     state = read_metadata(folder / CHECKPOINT, "a training's checkpoint", "state")
     if not isinstance(state.get("step"), int):
         raise bad_file(folder / CHECKPOINT, "a training's checkpoint", "its state names no step")
@@ -246,7 +246,7 @@ def read_state(folder: Path) -> dict[str, object]:
 
 
 def _read(folder: Path, prefix: str, what: str, wanted: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors under a prefix; with `wanted`, exactly those, each in its shape."""
+    """Return the tensors under a prefix; with `wanted`, exactly those, each in its shape."""
     path = folder / CHECKPOINT
     with opened(path, what) as checkpoint:
         names = [name for name in checkpoint.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -261,7 +261,7 @@ def _read(folder: Path, prefix: str, what: str, wanted: dict[str, Tensor] | None
 
 
 def load_trained(module: Module, folder: Path) -> Module:
-    """The averaged weights of a part's last checkpoint, ready to be used or exported."""
+    """Load the averaged weights of a part's last checkpoint, for use or export."""
     what = f"the weights of {folder.name}"
     module.load_state_dict(_read(folder, "average.", what, module.state_dict()))
     return module.eval().requires_grad_(False)

@@ -1,6 +1,6 @@
-"""The LoRA styles: low-rank updates by which the heavy denoiser paints in a treatment that no caption names.
+"""Train the LoRA styles: low-rank updates for the heavy denoiser, for a treatment that no caption names.
 
-Heavy stays as it was trained; the LoRA's tensors alone are trained, averaged and checkpointed, under peft's names.
+Heavy stays frozen; only the LoRA's tensors are trained, averaged and checkpointed, under peft's names.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from zoo.train.loop import TrainingPlan, load_trained
 PLAN = TrainingPlan(steps=480, peak_rate=2.0e-3, warmup=40, ema_decay=0.99, weight_decay=0.0)
 BATCH = 32
 RANK = 4
-ALPHA = 8  # not the rank, so that a loader that forgets to scale by alpha / rank is found out
+ALPHA = 8  # differs from the rank, to reveal a loader that does not scale by alpha / rank
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2")
 
 
 class StyledUNet(nn.Module):
-    """A denoiser with a LoRA on its attention projections and residual blocks; its state is the LoRA's alone."""
+    """Add a LoRA to a denoiser's attention projections and residual blocks; its state is only the LoRA's."""
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class StyledUNet(nn.Module):
         return self.unet(*arguments, **options)
 
     def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Tensor]:
-        """Tensors as a PEFT file names them, `down_blocks.0.resnets.0.conv1.lora_A.weight`."""
+        """Return tensors under a PEFT file's names, `down_blocks.0.resnets.0.conv1.lora_A.weight`."""
         state: dict[str, Tensor] = get_peft_model_state_dict(self.unet)
         return state
 
@@ -55,7 +55,7 @@ class StyledUNet(nn.Module):
 
 
 class LoraPart(DenoiserPart):
-    """Heavy's own loss on captioned drawings in one treatment."""
+    """Train on heavy's loss with captioned drawings in one treatment."""
 
     treatment: str
 

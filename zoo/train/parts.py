@@ -1,4 +1,4 @@
-"""The parts of the zoo, in the order of training: the module of each, its plan, and the parts that it stands on."""
+"""List the parts of the zoo in the order of training: each one's module, plan and foundations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTS = {
     "discriminator": ("zoo.train.discriminator", "DiscriminatorPart", "PLAN"),
 }
 
-# What each part stands on, in the order of training: it takes their averaged weights as they are.
+# each part's foundations, in the order of training: it uses their averaged weights unchanged
 LATENTS = ("autoencoder", "dual-encoder")
 NEEDS: dict[str, tuple[str, ...]] = {
     "image-tower": ("dual-encoder",),
@@ -54,7 +54,7 @@ def part_and_plan(name: str) -> tuple[Callable[..., Part], TrainingPlan]:
 
 
 def check_needs(name: str, work: Path) -> None:
-    """FailedPrecondition naming the parts to train first; a word on stderr about those that are not done."""
+    """Raise FailedPrecondition naming the parts to train first; warn on stderr about unfinished ones."""
     needed = NEEDS.get(name, ())
     missing = [part for part in needed if not (work / part / CHECKPOINT).exists()]
     if missing:
@@ -69,19 +69,19 @@ def check_needs(name: str, work: Path) -> None:
 
 
 def check_trained(work: Path, part: str, how: str) -> None:
-    """Raise NotFound where the work folder has no checkpoint of that part; it says how to train it."""
+    """Raise NotFound, naming the training command, if the work folder has no checkpoint of that part."""
     checkpoint = work / part / CHECKPOINT
     if not checkpoint.is_file():
         raise NotFound("FILE_MISSING", f"{checkpoint}: not there; train it: pentimento zoo train {part} {how}")
 
 
 def foundations(name: str, work: Path) -> dict[str, str]:
-    """Digests of the checkpoints that a part stands on."""
+    """Return digests of a part's foundations' checkpoints."""
     return {part: file_digest(work / part / CHECKPOINT) for part in NEEDS.get(name, ())}
 
 
 def changed_foundations(name: str, work: Path) -> list[str]:
-    """The parts that have been trained further, or anew, since the last checkpoint of the one that stands on them."""
+    """Return the foundations that were trained further, or again, since the part's last checkpoint."""
     recorded = read_state(work / name).get("stands_on")
     if not isinstance(recorded, dict):
         return []
@@ -89,7 +89,7 @@ def changed_foundations(name: str, work: Path) -> list[str]:
 
 
 def notes_on(name: str, work: Path) -> Iterator[str]:
-    """What whoever builds on a part's checkpoint should know: it is not done, or stands on what is no longer there."""
+    """Yield warnings for users of a part's checkpoint: it is not finished, or a foundation has changed."""
     state = read_state(work / name)
     if state["step"] != state.get("steps"):
         yield f"{name} stands at step {state['step']} of {state.get('steps')}"

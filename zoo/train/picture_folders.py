@@ -1,4 +1,4 @@
-"""A discriminator of anybody's cascade: learnt from two folders of pictures, real ones and the light model's."""
+"""Train a discriminator for a user's cascade from two folders of images, real ones and the light model's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zoo.devices import device
 from zoo.train.discriminator import CALIBRATING, FOLDS, LABELS, loss_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-LEAST = 2 * FOLDS  # pictures of a folder, so that every fold has some
+LEAST = 2 * FOLDS  # images of a folder, so that every fold has some
 
 
 @dataclass(frozen=True)
 class FolderPictures:
-    """uint8 (n, 3, size, size) of each kind, and which of the FOLDS each of them belongs to (n,)."""
+    """Hold uint8 (n, 3, size, size) images of each kind, and each one's fold (n,)."""
 
     real: Tensor
     generated: Tensor
@@ -30,7 +30,7 @@ class FolderPictures:
     generated_folds: Tensor
 
     def fold(self, *numbers: int) -> tuple[Tensor, Tensor]:
-        """Return the real and the generated pictures of some folds."""
+        """Return the real and the generated images of some folds."""
         wanted = torch.tensor(numbers)
         return (
             self.real[torch.isin(self.real_folds, wanted)],
@@ -39,9 +39,11 @@ class FolderPictures:
 
 
 def read_folders(real: Path, generated: Path, size_px: int) -> FolderPictures:
-    """Return the pictures of two folders, squeezed into squares as they are served. Pictures of the same name, such as
-    those of one prompt, are in the same fold. Raises InvalidArgument for a folder with too few, and for a file that is
-    no picture."""
+    """Return the images of two folders, squeezed into squares as served.
+
+    Images of the same name, such as those of one prompt, are in the same fold. Raises InvalidArgument for a folder with
+    too few, and for a file that is no image.
+    """
     files = [_files(option, folder) for option, folder in (("--real", real), ("--generated", generated))]
     names = sorted({file.stem for found in files for file in found})
     number = {name: index % FOLDS for index, name in enumerate(names)}
@@ -69,9 +71,11 @@ def _read(file: Path, size_px: int) -> Tensor:
 
 
 def begun_from(directory: Path, size_px: int) -> EfficientNetForImageClassification:
-    """Return a classifier of two labels that begins with the weights of another EfficientNet, as transformers writes
-    it, safetensors alone; what tells its labels apart is learnt anew where there are more. Raises InvalidArgument for a
-    directory that is none."""
+    """Return a classifier of two labels that begins with another EfficientNet's weights, in transformers' layout,
+    safetensors only.
+
+    Its head is learnt again if it has more labels. Raises InvalidArgument for another directory.
+    """
     try:
         return EfficientNetForImageClassification.from_pretrained(
             directory.resolve(strict=True),
@@ -98,7 +102,7 @@ class FolderDiscriminatorPart:
         self.real, self.generated = pictures.fold(*range(CALIBRATING))
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """Of half a batch of each kind."""
+        """Return the loss of a batch, half of each kind."""
         drawn = [
             images[torch.randint(len(images), (count,), generator=generator)]
             for images, count in ((self.real, self.batch - self.batch // 2), (self.generated, self.batch // 2))

@@ -1,6 +1,6 @@
-"""A prompt head: learns from what a judge says of both models' pictures of the same prompts and seeds.
+"""Train a prompt head from an attribute scorer's values of both models' images of the same prompts and seeds.
 
-The discriminator's network stays as it is, so its features are computed once and a training takes seconds. It is
+The discriminator's network is frozen, so that features are computed once and training takes seconds. It is
 deterministic by its seed.
 """
 
@@ -15,13 +15,13 @@ from torch.nn import functional
 from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadShape
 
 FOLDS = 8
-CALIBRATING = (6, 7)  # are not learnt from
+CALIBRATING = (6, 7)  # are excluded from training
 HIDDEN_WIDTH = 8
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """`weight_decay` is large: there are fewer pictures than weights."""
+    """Set the training; `weight_decay` is large, since there are fewer images than weights."""
 
     epochs: int = 24
     batch: int = 64
@@ -32,8 +32,8 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class HeadData:
-    """Of light pictures: pooled features (n, width), their prompts' unit embeddings (n, width), and whether the judge
-    takes them to be as good as heavy's, bool (n,)."""
+    """Hold light images' pooled features (n, width), their prompts' unit embeddings (n, width), and whether the scorer
+    rates them as good as heavy's, bool (n,)."""
 
     features: Tensor
     prompts: Tensor
@@ -43,13 +43,13 @@ class HeadData:
         return HeadData(self.features[chosen], self.prompts[chosen], self.as_good[chosen])
 
     def fold(self, *, calibrating: bool) -> HeadData:
-        """What the calibration is kept for, or the rest."""
+        """Return the calibration's fold, or the rest."""
         kept = torch.isin(torch.arange(len(self.as_good)) % FOLDS, torch.tensor(CALIBRATING))
         return self.rows(kept if calibrating else ~kept)
 
 
 def train_head(data: HeadData, plan: HeadPlan = HeadPlan(), hidden_width: int = HIDDEN_WIDTH) -> HeadNetwork:
-    """Return the head that tells as-good pictures from others, by picture and prompt and by the prompt alone."""
+    """Return the head that separates as-good images from others, by image and prompt and by the prompt only."""
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
         network = HeadNetwork(HeadShape(data.features.shape[1], data.prompts.shape[1], hidden_width))
@@ -66,7 +66,7 @@ def train_head(data: HeadData, plan: HeadPlan = HeadPlan(), hidden_width: int = 
 
 
 def loss(network: HeadNetwork, data: HeadData) -> Tensor:
-    """Of both answers, each by itself."""
+    """Return the loss of both answers, each separately."""
     wanted = data.as_good.float()
     together = functional.binary_cross_entropy_with_logits(network(data.features, data.prompts), wanted)
     return together + functional.binary_cross_entropy_with_logits(network.foresee(data.prompts), wanted)

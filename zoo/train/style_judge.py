@@ -1,6 +1,6 @@
-"""The style judge: tells a picture's treatment, or that it has none, trained on drawings only.
+"""Train the style scorer, which classifies an image's treatment, or none; on drawings only.
 
-Every scene is seen plain and in each treatment, so that nothing but the treatment tells them apart.
+It sees every scene plain and in each treatment, so that the classes differ only in the treatment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StyleJudgePart:
         classes, scenes = self.images.shape[:2]
         wanted = torch.randint(classes, (self.batch,), generator=generator)
         pixels = as_pixels(self.images[wanted, torch.randint(scenes, (self.batch,), generator=generator)])
-        # Painted pictures are noisier and softer than drawn ones: neither may pass for a treatment, or hide one.
+        # Generated images are noisier and softer than drawn ones: neither may count as a treatment, or hide one.
         soft = torch.rand((self.batch, 1, 1, 1), generator=generator)
         pixels = noisy(softened(pixels, soft), PIXEL_NOISE, generator).to(device())
         with half_precision():
@@ -63,5 +63,5 @@ class StyleJudgePart:
 
 @torch.no_grad()
 def style_scores(judge: StyleJudge, pixels: Tensor) -> Tensor:
-    """Probabilities (n, classes) in the order of CLASSES, of pictures (n, 3, size, size) in -1..1."""
+    """Return probabilities (n, classes) in the order of CLASSES, of images (n, 3, size, size) in -1..1."""
     return judge(pixels).softmax(dim=1)
