@@ -16,7 +16,7 @@ def choose_device(name: str) -> None:
     """Set `device()` from here on: "cpu", "cuda", or "auto" for a GPU if there is one."""
     global _chosen
     if name == "cuda" and not torch.cuda.is_available():
-        raise FailedPrecondition("NO_CUDA", "device: cuda was asked for, and torch sees no GPU here")
+        raise FailedPrecondition("NO_CUDA", "device: cuda was requested, but torch sees no GPU")
     _chosen = name
 
 

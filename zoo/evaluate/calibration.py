@@ -39,7 +39,7 @@ def fit_calibration(margins: Tensor, real: Tensor, weights: Tensor) -> Calibrati
     """
     positives, negatives = int(real.sum()), int((~real).sum())
     if positives == 0 or negatives == 0:
-        raise ValueError(f"calibration needs both classes: {positives} real, {negatives} generated pictures")
+        raise ValueError(f"calibration needs both classes: {positives} real, {negatives} generated images")
     wanted = torch.where(real, (positives + 1.0) / (positives + 2.0), 1.0 / (negatives + 2.0)).double()
     margins, weights = margins.double(), weights.double() / weights.sum()
     line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)

@@ -47,7 +47,7 @@ def main() -> None:
     folder, stands_on = arguments.work / arguments.part, foundations(arguments.part, arguments.work)
     if (folder / CHECKPOINT).exists() and (changed := changed_foundations(arguments.part, arguments.work)):
         print(
-            f"note: {', '.join(changed)} changed since {arguments.part} began; remove {folder} to begin anew",
+            f"note: {', '.join(changed)} changed since {arguments.part} began; remove {folder} to start again",
             file=sys.stderr,
         )
     training = TrainingRun(make_part(arguments.work, seed=arguments.seed, **size), plan, folder, stands_on)

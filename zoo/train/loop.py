@@ -160,7 +160,7 @@ class TrainingRun:
         if not self.checkpoint.exists():
             return "there is no checkpoint yet"
         return (
-            f"the checkpoint of step {read_state(self.folder)['step']} is whole, and the same command goes on from it"
+            f"the checkpoint of step {read_state(self.folder)['step']} is complete; the same command continues from it"
         )
 
     def _resume(self) -> None:

@@ -94,4 +94,4 @@ def notes_on(name: str, work: Path) -> Iterator[str]:
     if state["step"] != state.get("steps"):
         yield f"{name} stands at step {state['step']} of {state.get('steps')}"
     if changed := changed_foundations(name, work):
-        yield f"{name} was trained on another {', '.join(changed)}; remove {work / name} to train it anew"
+        yield f"{name} was trained on another {', '.join(changed)}; remove {work / name} to train it again"

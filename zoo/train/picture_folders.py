@@ -50,7 +50,7 @@ def read_folders(real: Path, generated: Path, size_px: int) -> FolderPictures:
     folds = [torch.tensor([number[file.stem] for file in found]) for found in files]
     for option, found in zip(("--real", "--generated"), folds, strict=True):
         if len(found.unique()) < FOLDS:
-            raise InvalidArgument.of(option, "must have pictures for each fold: name them alike in both folders")
+            raise InvalidArgument.of(option, "must have images for each fold: use the same names in both folders")
     pictures = [torch.stack([_read(file, size_px) for file in found]) for found in files]
     return FolderPictures(pictures[0], pictures[1], folds[0], folds[1])
 
@@ -58,7 +58,7 @@ def read_folders(real: Path, generated: Path, size_px: int) -> FolderPictures:
 def _files(option: str, folder: Path) -> list[Path]:
     found = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
     if len(found) < LEAST:
-        raise InvalidArgument.of(option, f"must be a folder of at least {LEAST} pictures, {folder} has {len(found)}")
+        raise InvalidArgument.of(option, f"must be a folder of at least {LEAST} images, {folder} has {len(found)}")
     return found
 
 

@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(whole: Path, disk: D
 
     assert (code, len(errors.splitlines())) == (1, 1)
     assert errors.startswith(f"pentimento: {disk.mount / PART / CHECKPOINT}: cannot be written: No space left")
-    assert "the checkpoint of step 4 is whole, and the same command goes on from it" in errors
+    assert "the checkpoint of step 4 is complete; the same command continues from it" in errors
     assert (step, left) == (4, [CHECKPOINT, LOG])
     assert again == (0, "")
     assert (disk.mount / PART / CHECKPOINT).read_bytes() == (whole / PART / CHECKPOINT).read_bytes()

@@ -52,7 +52,7 @@ def test_pictures_of_one_name_are_in_one_fold(folders: tuple[Path, Path]) -> Non
 def test_a_folder_with_too_few_pictures_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "few").mkdir()
 
-    with pytest.raises(InvalidArgument, match=r"--generated: must be a folder of at least 16 pictures, .*few has 0"):
+    with pytest.raises(InvalidArgument, match=r"--generated: must be a folder of at least 16 images, .*few has 0"):
         read_folders(folders[0], tmp_path / "few", SIZE_PX)
 
 
