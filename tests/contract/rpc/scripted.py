@@ -1,6 +1,5 @@
 """A real servicer of real contracts whose answers a test scripts, and servers and channels to reach it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -113,10 +112,3 @@ async def embed(channel: grpc.aio.Channel, *texts: str, **options: object) -> st
     """The scripted answer to EmbedText of these texts."""
     answer = await embedder_stub(channel).EmbedText(embedder.EmbedTextRequest(texts=texts), **options)
     return answer.embeddings[0].encoder_digest
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return once it holds. TimeoutError when it never does."""
-    async with asyncio.timeout(60.0):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -10,7 +10,8 @@ import pytest
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain import errors
 from pentimento.rpc import RpcServerSettings
-from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving, until
+from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving
+from tests.support.waiting import until
 
 CALLS = 20
 # gRPC's server leaves five of each itself; an exception that refers to itself would leave forty to fifty.

@@ -24,8 +24,9 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, ope
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_shaping import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
-from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving, until
+from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving
 from tests.support.silent_connections import silent_connections
+from tests.support.waiting import until
 
 STORM = 400
 MEBIBYTE = 1 << 20

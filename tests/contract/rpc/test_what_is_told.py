@@ -13,7 +13,8 @@ from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, new_token, token_entry
 from pentimento.telemetry import LogFormat, LogLevel, configure_logging
-from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, channel_to, embed, serving, until
+from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, channel_to, embed, serving
+from tests.support.waiting import until
 
 CANARY_PROMPT = "canary-prompt-5f1e"
 

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from pentimento.stores.vectors.generations import empty_index
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.rebuild import OnPhase
 from pentimento.stores.vectors.shard_process import ShardTiming
+from tests.support.waiting import wait_until
 
 DIMENSION_COUNT = 32
 TIMEOUT_S = 150.0
@@ -69,13 +68,6 @@ def id_of(number: int) -> str:
 
 def query(vector: Vectors, *tenants: str, limit: int = 4) -> VectorQuery:
     return VectorQuery(Space.TEXT, vector.astype(np.float32).tobytes(), tenants or ("t0",), ("k",), limit)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 def built(index: EdgeVectorIndex) -> int:

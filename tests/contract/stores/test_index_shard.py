@@ -8,9 +8,8 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from pentimento.stores.vectors.frames import Frame, send_frame
 from pentimento.stores.vectors.index_shard import IndexShard, _serve
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 from tests.support.processes import runs
+from tests.support.waiting import wait_until
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)
@@ -49,13 +49,6 @@ def child_of(index: EdgeVectorIndex) -> psutil.Process:
     assert index.process is not None
     assert index.process.pid is not None
     return psutil.Process(index.process.pid)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 def test_a_killed_child_is_replaced_and_nothing_acknowledged_is_lost(index: EdgeVectorIndex) -> None:

@@ -1,8 +1,7 @@
 """A disk that really is full while the index is built anew: the build is lost, the index is not."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.shard_process import ShardTiming
 from tests.support.small_disks import mounted_tmpfs
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -27,13 +27,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of half a gibibyte: an empty shard alone takes tens of megabytes for its log of writes."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
         yield mount
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def test_a_build_on_a_full_disk_costs_the_build_alone(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.supervisor import Supervisor
 from tests.support.processes import runs
+from tests.support.waiting import until
 
 DEVICES = ("4", "5")
 POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)
@@ -64,12 +65,6 @@ async def serving(supervisor: Supervisor) -> AsyncIterator["asyncio.Task[int]"]:
         supervisor.request_kill()
         await running
         supervisor.view.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - other processes change it
-            await asyncio.sleep(0.01)
 
 
 def named(supervisor: Supervisor, name: str) -> SupervisedProcess:

@@ -49,12 +49,6 @@ def execute(
     return worker.client.execute(ours, spec, painted, worker.held.worker_generation, **options)
 
 
-async def result_of(events: AsyncIterator[ExecuteEvent]) -> AttemptResult:
-    last = [event async for event in events][-1]
-    assert isinstance(last, AttemptResult)
-    return last
-
-
 def from_latent(result: AttemptResult, step: int) -> FromLatent:
     """The start that resumes what `result` captured before `step`."""
     captured = next(latent for latent in result.captured.latents if latent.resume_step == step)

@@ -31,7 +31,8 @@ from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
 from services.unet_worker.profile import main as profile_main
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import attempt, execute, result_of, route, spec_with
+from tests.integration.unet_worker.requests import attempt, execute, route, spec_with
+from tests.support.calls import result_of
 
 
 async def latents_of(worker: Served, spec: GenerationSpec, request_id: str) -> Tensor:

@@ -11,7 +11,8 @@ from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, result_of, spec_with
+from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, spec_with
+from tests.support.calls import result_of
 
 FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
     "stable_diffusion_xl": (write_xl_checkpoint, NoiseForm.VARIANCE_PRESERVING),

@@ -18,7 +18,8 @@ from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
 from pentimento.domain.execution import AttemptResult
 from services.unet_worker.settings import LatentFormatChoice
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import GRANT, attempt, execute, from_latent, result_of
+from tests.integration.unet_worker.requests import GRANT, attempt, execute, from_latent
+from tests.support.calls import result_of
 
 HEAD_BYTES = 12
 _attempts = count(10)

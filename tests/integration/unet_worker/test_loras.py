@@ -28,8 +28,9 @@ from pentimento.stores.objects import open_objects
 from services.unet_worker.adapters.lora_directory import LoraDirectory
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import attempt, result_of, route, spec_with
+from tests.integration.unet_worker.requests import attempt, route, spec_with
 from tests.integration.unet_worker.test_switching import credits_where
+from tests.support.calls import result_of
 
 
 @pytest.fixture(scope="module")

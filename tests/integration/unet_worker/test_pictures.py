@@ -16,17 +16,8 @@ from pentimento.domain.generation import FromImage, InitImage, NoiseForm, Object
 from pentimento.stores.objects import filesystem
 from services.unet_worker.attempts import order
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import (
-    DONOR,
-    GRANT,
-    attempt,
-    execute,
-    from_latent,
-    png,
-    result_of,
-    size_of,
-    spec_with,
-)
+from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, png, size_of, spec_with
+from tests.support.calls import result_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

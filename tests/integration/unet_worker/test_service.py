@@ -26,7 +26,8 @@ from pentimento.rpc import error_from_rpc
 from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, route, spec_with
+from tests.integration.unet_worker.requests import SPEC, attempt, execute, route, spec_with
+from tests.support.calls import result_of
 
 LONG = spec_with(num_inference_steps=900)
 

@@ -22,7 +22,8 @@ from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from services.unet_worker.models import model_switch
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, at_step, serve
-from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of
+from tests.integration.unet_worker.requests import SPEC, attempt, execute
+from tests.support.calls import result_of
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import pytest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromLatent, ObjectReference, Scheduler
 from tests.integration.unet_worker.conftest import Served, at_step
-from tests.integration.unet_worker.requests import DONOR, SPEC, attempt, execute, result_of, route
+from tests.integration.unet_worker.requests import DONOR, SPEC, attempt, execute, route
+from tests.support.calls import result_of
 
 LIMIT_S = 60.0
 

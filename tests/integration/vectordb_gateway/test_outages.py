@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from pentimento.stores.vectors.shard_process import ShardProcess
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.store_threads import StoreThreads
 from tests.support.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.waiting import until
 
 TIMEOUT_S = 120.0
 
@@ -41,13 +41,6 @@ async def until_back(gateway: RunningGateway) -> None:
     dead one alive."""
     await until(lambda: shard_of(gateway).start_count == 2)
     await asyncio.to_thread(shard_of(gateway).wait_ready, TIMEOUT_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        await asyncio.sleep(0.01)
 
 
 async def test_a_slow_index_is_given_up_on(tmp_path: Path) -> None:

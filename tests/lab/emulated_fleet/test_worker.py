@@ -33,6 +33,7 @@ from pentimento.domain.generation import (
     Start,
 )
 from tests.lab.emulated_fleet.conftest import Emulated, held_steps
+from tests.support.calls import result_of
 
 SPEC = GenerationSpec("a red circle", "", "heavy", 512, 512, 10, 3.0, Scheduler.DDIM, seed=7)
 DONOR = Donor("entry", "sha256:donor", 0.9)
@@ -46,12 +47,6 @@ def execute(
     attempt = Attempt(request_id, 1, 1, "frontdoor", 1, "tenant")
     route = Route("route", start or FromNoise(), held.model, held.model_digest)
     return worker.client.execute(attempt, spec, route, held.worker_generation, **options)
-
-
-async def result_of(events: AsyncIterator[ExecuteEvent]) -> AttemptResult:
-    last = [event async for event in events][-1]
-    assert isinstance(last, AttemptResult)
-    return last
 
 
 async def credits_of(worker: Emulated) -> WorkerCredits:

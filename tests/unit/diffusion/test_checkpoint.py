@@ -12,6 +12,7 @@ import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import load_model
+from tests.support.text_files import edit_json
 
 
 @pytest.fixture
@@ -21,10 +22,6 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
 
 def load(directory: Path) -> object:
     return load_model(directory, torch.device("cpu"), torch.float32)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 class Canary:
@@ -130,7 +127,7 @@ def test_weights_that_lack_a_tensor_are_refused(copy: Path) -> None:
     ],
 )
 def test_foreign_classes_are_refused_by_name(copy: Path, changes: dict[str, Any], named: str) -> None:
-    edit(copy / "model_index.json", **changes)
+    edit_json(copy / "model_index.json", **changes)
 
     with pytest.raises(BadCheckpoint, match=named):
         load(copy)
@@ -140,7 +137,7 @@ def test_code_beside_the_weights_is_not_run(copy: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     (copy / "pipeline.py").write_text(f"open({str(canary)!r}, 'w')")
     (copy / "unet" / "unet_2d_condition.py").write_text(f"open({str(canary)!r}, 'w')")
-    edit(copy / "unet/config.json", auto_map={"AutoModel": "unet_2d_condition.UNet2DConditionModel"})
+    edit_json(copy / "unet/config.json", auto_map={"AutoModel": "unet_2d_condition.UNet2DConditionModel"})
 
     load(copy)
 
@@ -164,7 +161,7 @@ def test_code_beside_the_weights_is_not_run(copy: Path, tmp_path: Path) -> None:
 def test_unsupported_configuration_is_refused_by_name(
     copy: Path, file: str, changes: dict[str, Any], named: str
 ) -> None:
-    edit(copy / file, **changes)
+    edit_json(copy / file, **changes)
 
     with pytest.raises(BadCheckpoint, match=named):
         load(copy)
@@ -191,7 +188,7 @@ def test_a_link_that_leads_out_of_the_directory_is_refused(copy: Path, tmp_path:
 
 
 def test_components_that_are_not_used_may_be_there(copy: Path) -> None:
-    edit(copy / "model_index.json", safety_checker=["stable_diffusion", "StableDiffusionSafetyChecker"])
+    edit_json(copy / "model_index.json", safety_checker=["stable_diffusion", "StableDiffusionSafetyChecker"])
 
     load(copy)
 
@@ -199,7 +196,7 @@ def test_components_that_are_not_used_may_be_there(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["CLIPImageProcessor", "CLIPFeatureExtractor", "CLIPImageProcessorPil"])
 def test_image_processors_are_let_be_by_whatever_name_their_release_gave_them(copy: Path, name: str) -> None:
     """Without torchvision transformers 5 writes the last one."""
-    edit(copy / "model_index.json", feature_extractor=["transformers", name])
+    edit_json(copy / "model_index.json", feature_extractor=["transformers", name])
 
     load(copy)
 
@@ -209,7 +206,7 @@ def test_the_digest_covers_weights_and_configuration_but_no_bystanders(copy: Pat
     (copy / "README.md").write_text("a card")
     (copy / "unet" / "pickle.bin").write_bytes(b"x")
     same = load_model(copy, torch.device("cpu"), torch.float32).info
-    edit(copy / "scheduler/scheduler_config.json", beta_end=0.013)
+    edit_json(copy / "scheduler/scheduler_config.json", beta_end=0.013)
     after = load_model(copy, torch.device("cpu"), torch.float32).info
 
     assert same == before
@@ -246,6 +243,6 @@ def test_weights_in_shards_are_found(copy: Path, variant: str | None) -> None:
 
 
 def test_a_tokenizer_of_the_fast_class_is_found(copy: Path) -> None:
-    edit(copy / "model_index.json", tokenizer=["transformers", "CLIPTokenizerFast"])
+    edit_json(copy / "model_index.json", tokenizer=["transformers", "CLIPTokenizerFast"])
 
     load(copy)

@@ -1,6 +1,5 @@
 """What each family conditions on, and what all of them keep: rows are independent, adapters stay in their rows."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +32,7 @@ from pentimento.diffusion.families import (
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
+from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
 PROMPT = "a red circle"
@@ -268,10 +268,6 @@ def test_pictures_of_one_size_and_guidance_regime_may_share_a_batch() -> None:
     assert batch_key(SPEC) != batch_key(spec_with(guidance_scale=1.0))
 
 
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def drop_tokenizer(directory: Path) -> None:
     shutil.rmtree(directory / "tokenizer_2")
 
@@ -279,15 +275,21 @@ def drop_tokenizer(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda path: edit(path / "unet/config.json", addition_embed_type=None), "addition_embed_type"),
-        (lambda path: edit(path / "unet/config.json", time_cond_proj_dim=8), "time_cond_proj_dim"),
-        (lambda path: edit(path / "model_index.json", requires_aesthetics_score=True), "requires_aesthetics_score"),
-        (lambda path: edit(path / "model_index.json", text_encoder=[None, None]), "text_encoder"),
+        (lambda path: edit_json(path / "unet/config.json", addition_embed_type=None), "addition_embed_type"),
+        (lambda path: edit_json(path / "unet/config.json", time_cond_proj_dim=8), "time_cond_proj_dim"),
         (
-            lambda path: edit(path / "model_index.json", unet=["diffusers", "SD3Transformer2DModel"]),
+            lambda path: edit_json(path / "model_index.json", requires_aesthetics_score=True),
+            "requires_aesthetics_score",
+        ),
+        (lambda path: edit_json(path / "model_index.json", text_encoder=[None, None]), "text_encoder"),
+        (
+            lambda path: edit_json(path / "model_index.json", unet=["diffusers", "SD3Transformer2DModel"]),
             "SD3Transformer2DModel",
         ),
-        (lambda path: edit(path / "model_index.json", force_zeros_for_empty_prompt="yes"), "force_zeros_for_empty"),
+        (
+            lambda path: edit_json(path / "model_index.json", force_zeros_for_empty_prompt="yes"),
+            "force_zeros_for_empty",
+        ),
         (drop_tokenizer, "tokenizer_2"),
     ],
 )
@@ -305,15 +307,21 @@ def test_an_sdxl_directory_that_is_none_is_refused_by_name(
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda path: edit(path / "model_index.json", max_sequence_length=-1), "max_sequence_length"),
-        (lambda path: edit(path / "model_index.json", max_sequence_length=1e9), "max_sequence_length"),
-        (lambda path: edit(path / "model_index.json", tokenizer_3=["transformers", "AutoTokenizer"]), "AutoTokenizer"),
-        (lambda path: edit(path / "model_index.json", scheduler=["diffusers", "DDIMScheduler"]), "DDIMScheduler"),
+        (lambda path: edit_json(path / "model_index.json", max_sequence_length=-1), "max_sequence_length"),
+        (lambda path: edit_json(path / "model_index.json", max_sequence_length=1e9), "max_sequence_length"),
         (
-            lambda path: edit(path / "scheduler/scheduler_config.json", use_dynamic_shifting=True),
+            lambda path: edit_json(path / "model_index.json", tokenizer_3=["transformers", "AutoTokenizer"]),
+            "AutoTokenizer",
+        ),
+        (lambda path: edit_json(path / "model_index.json", scheduler=["diffusers", "DDIMScheduler"]), "DDIMScheduler"),
+        (
+            lambda path: edit_json(path / "scheduler/scheduler_config.json", use_dynamic_shifting=True),
             "use_dynamic_shifting",
         ),
-        (lambda path: edit(path / "scheduler/scheduler_config.json", _class_name="DDIMScheduler"), "DDIMScheduler"),
+        (
+            lambda path: edit_json(path / "scheduler/scheduler_config.json", _class_name="DDIMScheduler"),
+            "DDIMScheduler",
+        ),
     ],
 )
 def test_a_flow_directory_that_is_none_is_refused_by_name(
@@ -334,7 +342,7 @@ def test_sizes_that_releases_before_nine_wrote_are_read_as_diffusers_reads_them(
     checkpoint: Path, tmp_path: Path, version: str, side_px: int
 ) -> None:
     directory = shutil.copytree(checkpoint, tmp_path / "old")
-    edit(directory / "unet/config.json", _diffusers_version=version)
+    edit_json(directory / "unet/config.json", _diffusers_version=version)
 
     info = load(directory).info
 

@@ -15,6 +15,7 @@ import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
 from pentimento.diffusion.families import load_model
+from tests.support.text_files import edit_json
 
 ROOT = Path(__file__).parents[3]
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -24,10 +25,6 @@ TEXT = "text_encoder/model.safetensors"
 @pytest.fixture
 def copy(checkpoint: Path, tmp_path: Path) -> Path:
     return shutil.copytree(checkpoint, tmp_path / "model")
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def index(directory: Path, weights: str, name: str) -> None:
@@ -105,7 +102,7 @@ def deep_header(model: Path) -> None:
 
 
 def changed(name: str, **changes: Any) -> Callable[[Path], None]:
-    return lambda model: edit(model / name, **changes)
+    return lambda model: edit_json(model / name, **changes)
 
 
 SCHEDULER, CLIP = "scheduler/scheduler_config.json", "text_encoder/config.json"
@@ -151,13 +148,15 @@ def planted(model: Path) -> None:
     """A checkpoint that loads, with files in it that nothing may open."""
     for name in ("adapter_config.json", "generation_config.json", "quantization_config.json"):
         (model / "text_encoder" / name).write_text("{}")
-    edit(
+    edit_json(
         model / CLIP,
         attn_implementation="kernels-community/evil",
         quantization_config={"quant_method": "bitsandbytes"},
         auto_map={"AutoModel": "evil--evil.Evil"},
     )
-    edit(model / "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": "evil.Evil"}, tokenizer_file="/evil")
+    edit_json(
+        model / "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": "evil.Evil"}, tokenizer_file="/evil"
+    )
     for folder in ("unet", "text_encoder"):
         (model / folder / "pytorch_model.bin").write_bytes(b"evil")
 

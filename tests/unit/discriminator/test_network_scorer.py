@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.pictures.png_text import flat_png
 from services.discriminator.network_scorer import NetworkScorer, ScoringLimits
 from services.discriminator.scoring import PictureToScore
+from tests.support.waiting import until
 
 CASCADE = "light>heavy"
 
@@ -66,12 +67,6 @@ def call(scorer: NetworkScorer, *reds: int) -> "asyncio.Task[Any]":
 def waiting_count(scorer: NetworkScorer) -> int:
     """Of pictures that somebody still wants."""
     return sum(not entry.scored.done() for entry in scorer._queue)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - the pass runs on another thread
-            await asyncio.sleep(0.001)
 
 
 async def test_pictures_of_a_caller_who_left_are_in_no_pass(scorer: NetworkScorer, network: HeldNetwork) -> None:

@@ -7,14 +7,10 @@ from grpc_health.v1 import health_pb2
 
 from pentimento.domain.errors import NotFound
 from pentimento.rpc.health import HealthServicer
+from tests.support.waiting import settle_down
 
 Status = health_pb2.HealthCheckResponse
 EVERYTHING = health_pb2.HealthCheckRequest()
-
-
-async def settle_down() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_a_state_that_does_not_change_is_told_once_and_a_watcher_who_goes_is_forgotten() -> None:

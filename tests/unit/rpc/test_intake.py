@@ -11,6 +11,7 @@ from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.rpc import intake as module
 from pentimento.rpc.intake import Intake, Place, checked
 from pentimento.rpc.turns import ReceivingTurns
+from tests.support.waiting import settle_down
 
 MEBIBYTE = 1 << 20
 
@@ -39,11 +40,6 @@ def steady_places(intake: Intake, *keys: str) -> list[bool]:
         except ResourceExhausted:
             found.append(False)
     return found
-
-
-async def settle_down() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.rpc.turns import ReceivingTurns
-
-
-async def settle_down() -> None:
-    """Lets every task run until it waits."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+from tests.support.waiting import settle_down
 
 
 class Crowd:

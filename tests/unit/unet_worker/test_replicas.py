@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pentimento.policies.replica_choice import Hearing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from services.unet_worker.control import replica_watch
 from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace
+from tests.support.waiting import until
 
 EDGES, LAYOUT = "edges", "layout"
 
@@ -77,12 +78,6 @@ async def told() -> AsyncIterator[list[ToldReplica]]:
 @pytest.fixture
 async def replicas() -> ControlNetReplicas:
     return ControlNetReplicas(lambda address: open_channel(address, RpcChannelSettings()), None)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not reached():  # noqa: ASYNC110 - what is waited for is heard by tasks of the part under test
-            await asyncio.sleep(0.005)
 
 
 async def heard(replicas: ControlNetReplicas, told: list[ToldReplica]) -> None:

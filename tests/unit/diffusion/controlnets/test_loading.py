@@ -16,6 +16,7 @@ from pentimento.diffusion.controlnets import ControlNet, check_base, load_contro
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
+from tests.support.text_files import edit_json
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ZOO = Path(__file__).parents[4] / "zoo" / "weights"
@@ -28,10 +29,6 @@ def copy(controlnet_directory: Path, tmp_path: Path) -> Path:
 
 def load(directory: Path, expected_digest: str = "") -> ControlNet:
     return load_controlnet(directory, torch.device("cpu"), torch.float32, expected_digest)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_what_it_is_is_told(controlnet: ControlNet, controlnet_directory: Path) -> None:
@@ -103,7 +100,7 @@ def test_another_digest_than_its_registrys_is_refused(copy: Path) -> None:
     ],
 )
 def test_a_configuration_that_is_not_served_is_named(copy: Path, changes: dict[str, Any], named: str) -> None:
-    edit(copy / "config.json", **changes)
+    edit_json(copy / "config.json", **changes)
 
     with pytest.raises(BadCheckpoint, match=named) as refused:
         load(copy)
@@ -120,7 +117,7 @@ def test_a_configuration_that_is_not_served_is_named(copy: Path, changes: dict[s
 )
 def test_a_flows_configuration_that_is_not_served_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     directory = write_flow_controlnet(tmp_path / "flow")
-    edit(directory / "config.json", **changes)
+    edit_json(directory / "config.json", **changes)
 
     with pytest.raises(BadCheckpoint, match=named):
         load(directory)
