@@ -13,18 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 # A bound holds with nine chances in ten: the account catches the tenth.
 _DOUBT = math.log(1 / 0.1)
-
-
-class MatchScorer(Protocol):
-    """Scores how likely the index holds a near enough entry."""
-
-    def score(self, vector: bytes) -> float:
-        """Return the score of a unit vector of float32, little-endian: higher is likelier, infinity surely worth it."""
-        ...
 
 
 class Ruling(Enum):

@@ -27,13 +27,12 @@ class DtypeChoice(Enum):
 
 
 class CompileChoice(Enum):
-    """`auto`: `capture` on a GPU, else off. `compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while
-    before the worker serves. `capture`: CUDA graphs of the pass as it is, those of its two halves too."""
+    """`auto`: `capture` on a GPU, else off. `compile`: torch.compile, which takes a while before the worker serves.
+    `capture`: CUDA graphs of the pass as it is, those of its two halves too."""
 
     AUTO = "auto"
     OFF = "off"
     COMPILE = "compile"
-    GRAPHS = "graphs"
     CAPTURE = "capture"
 
 
@@ -140,10 +139,6 @@ class UnetWorkerSettings:
     )
     compile: CompileChoice = setting(CompileChoice.AUTO, help="how the forward pass runs")
     kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
-    compile_halves: bool = setting(
-        False,
-        help="also compile the two halves of a pass, for images with ControlNets: three compilations before serving",
-    )
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
     progress_interval_ms: int = setting(100, help="least time between progress messages", minimum=0)
     preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)

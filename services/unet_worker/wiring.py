@@ -148,7 +148,7 @@ class CheckpointLoader:
     ) -> LoadedModel:
         """What runs once this has begun is ended by `begun`."""
         held = held_model(model.info, settings, self._identity.generation)
-        denoiser = denoiser_for(model, settings.compile, halves=settings.compile_halves)
+        denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)

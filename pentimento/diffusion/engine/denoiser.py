@@ -83,16 +83,12 @@ class EagerDenoiser:
 
 
 class CompileMode(Enum):
-    """How the forward pass is compiled. `graphs` replays CUDA graphs besides: no launches to wait for, memory kept for
-    every batch size. `capture` replays graphs of the pass as it is, nothing compiled (`captured`)."""
+    """How the forward pass is compiled. `capture` replays CUDA graphs of the pass as it is, nothing compiled
+    (`captured`)."""
 
     OFF = "off"
     COMPILE = "compile"
-    GRAPHS = "graphs"
     CAPTURE = "capture"
-
-
-_TORCH_MODES = {CompileMode.COMPILE: "default", CompileMode.GRAPHS: "reduce-overhead", CompileMode.CAPTURE: None}
 
 
 class CompiledDenoiser:
@@ -116,13 +112,11 @@ class CompiledDenoiser:
         if mode is not CompileMode.CAPTURE:  # which needs no compiler: importing one takes time and memory
             torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
-        self._mode = mode
-        self._keeps_output = mode is not CompileMode.COMPILE
-        self._takes_any_shape = mode is CompileMode.CAPTURE
-        options = {"dynamic": False, "mode": _TORCH_MODES[mode]}
-        self._forward = compiler(_forward_of(model), **options)
-        self._encoder = compiler(_encoder_of(model), **options) if halves else None
-        self._decoder = compiler(_decoder_of(model), **options) if halves else None
+        # Of any shape; what it returns is written over by its next run.
+        self._is_captured = mode is CompileMode.CAPTURE
+        self._forward = compiler(_forward_of(model), dynamic=False)
+        self._encoder = compiler(_encoder_of(model), dynamic=False) if halves else None
+        self._decoder = compiler(_decoder_of(model), dynamic=False) if halves else None
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
         self._shapes: set[torch.Size] = set()
         self._half_shapes: set[torch.Size] = set()
@@ -135,15 +129,10 @@ class CompiledDenoiser:
             for number in range(3):  # CUDA graphs: a warm-up, the recording, a replay
                 self._run(inputs)
                 # Halves that are captured take much memory: they are recorded once such pictures come.
-                if not number or not self._takes_any_shape:
+                if not number or not self._is_captured:
                     self._warm_halves(inputs)
             self._shapes.add(inputs.latents.shape)
             self._sizes[key] = (*self.sizes(key), size)
-
-    @property
-    def compiles_halves(self) -> bool:
-        """Return whether both sides of the seam are compiled, too."""
-        return self._encoder is not None
 
     def sizes(self, key: BatchKey) -> tuple[int, ...]:
         """Return the batch sizes that run compiled, ascending."""
@@ -157,7 +146,7 @@ class CompiledDenoiser:
         """Return the prediction, compiled where its shape is warm, else eager."""
         if inputs.residuals is not None and self._has_halves(inputs):
             return self.decode(inputs, self.encode(inputs))
-        is_known = self._takes_any_shape or inputs.latents.shape in self._shapes
+        is_known = self._is_captured or inputs.latents.shape in self._shapes
         if inputs.residuals is not None or inputs.adapters is not None or not is_known:
             return self._model.predict(inputs)
         return self._run(inputs)
@@ -185,7 +174,7 @@ class CompiledDenoiser:
 
     def _has_halves(self, inputs: DenoiserInput) -> bool:
         shapes = self._half_shapes
-        return inputs.adapters is None and (inputs.latents.shape in shapes or (self._takes_any_shape and bool(shapes)))
+        return inputs.adapters is None and (inputs.latents.shape in shapes or (self._is_captured and bool(shapes)))
 
     def _warm_halves(self, inputs: DenoiserInput) -> None:
         if self._encoder is None:
@@ -197,29 +186,21 @@ class CompiledDenoiser:
 
     def _run(self, inputs: DenoiserInput) -> Tensor:
         texts = inputs.conditioning
-        self._begin_run()
         prediction: Tensor = self._forward(inputs.latents, inputs.timesteps, inputs.time_terms, *texts.parts)
-        return prediction.clone() if self._keeps_output else prediction
+        return prediction.clone() if self._is_captured else prediction
 
     def _run_encoder(self, inputs: DenoiserInput) -> DenoiserEncoding:
         assert self._encoder is not None
-        self._begin_run()
         texts = inputs.conditioning.parts
         tensors: tuple[Tensor, ...] = self._encoder(inputs.latents, inputs.timesteps, inputs.time_terms, *texts)
-        return DenoiserEncoding(tuple(tensor.clone() if self._keeps_output else tensor for tensor in tensors))
+        return DenoiserEncoding(tuple(tensor.clone() if self._is_captured else tensor for tensor in tensors))
 
     def _run_decoder(self, inputs: DenoiserInput, encoding: DenoiserEncoding, residuals: ControlResiduals) -> Tensor:
         assert self._decoder is not None
-        self._begin_run()
         texts = inputs.conditioning.parts
         before = (inputs.latents, inputs.timesteps, inputs.time_terms)
         prediction: Tensor = self._decoder(encoding.tensors, residuals.tensors, *before, *texts)
-        return prediction.clone() if self._keeps_output else prediction
-
-    def _begin_run(self) -> None:
-        """What the graphs returned last may be written over from here on."""
-        if self._mode is CompileMode.GRAPHS:
-            torch.compiler.cudagraph_mark_step_begin()
+        return prediction.clone() if self._is_captured else prediction
 
 
 def _forward_of(model: DiffusionModel) -> Callable[..., Tensor]:

@@ -48,15 +48,14 @@ def compile_mode(choice: CompileChoice, device: torch.device) -> CompileMode:
     return CompileMode.CAPTURE if device.type == "cuda" else CompileMode.OFF
 
 
-def denoiser_for(model: DiffusionModel, choice: CompileChoice, *, halves: bool = False) -> Denoiser:
-    """Return the forward pass as it is to run; with `halves` what is compiled is compiled by halves too, for pictures
-    under ControlNets. Where CUDA graphs were asked for and the device has none, it runs
+def denoiser_for(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
+    """Return the forward pass as it is to run. Where CUDA graphs were asked for and the device has none, it runs
     eagerly, and the log has the reason."""
     mode = compile_mode(choice, model.device)
     if mode is CompileMode.OFF:
         return EagerDenoiser(model)
     if mode is not CompileMode.CAPTURE:
-        return CompiledDenoiser(model, mode, halves=halves)
+        return CompiledDenoiser(model, mode)
     try:
         recorder = cuda_recorder(model.device)
     except FailedPrecondition as error:

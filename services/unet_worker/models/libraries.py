@@ -12,8 +12,7 @@ def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
     """Return whether every model is a directory of components that no compiler takes: a single file is read by
     diffusers' pipelines, and torch.compile reads what diffusers marks for it."""
     directories = (settings.model, *(other.path for other in other_models(settings)))
-    is_compiled = settings.compile in (CompileChoice.COMPILE, CompileChoice.GRAPHS)
-    return not is_compiled and all(map(_has_components, directories))
+    return settings.compile is not CompileChoice.COMPILE and all(map(_has_components, directories))
 
 
 def _has_components(directory: Path) -> bool:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 SIGN_COUNT = 384
 WORD_COUNT = SIGN_COUNT // 64
-CODE_BYTES = SIGN_COUNT // 8
 
 Rows = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint64]

@@ -36,11 +36,3 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
 def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:
     assert isinstance(denoiser_for(model, CompileChoice.COMPILE), CompiledDenoiser)
     assert isinstance(denoiser_for(model, CompileChoice.OFF), EagerDenoiser)
-
-
-@pytest.mark.parametrize("halves", [True, False])
-def test_the_halves_of_a_pass_are_compiled_where_that_is_asked_for(model: DiffusionModel, halves: bool) -> None:
-    denoiser = denoiser_for(model, CompileChoice.COMPILE, halves=halves)
-
-    assert isinstance(denoiser, CompiledDenoiser)
-    assert denoiser.compiles_halves is halves

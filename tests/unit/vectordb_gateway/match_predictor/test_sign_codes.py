@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from services.vectordb_gateway.match_predictor.sign_codes import (
-    CODE_BYTES,
     SIGN_COUNT,
     CodeSet,
     SignCoder,
@@ -30,7 +29,7 @@ def test_codes_tell_the_cosine_of_vectors_of_any_size(size: int) -> None:
     distances = np.diagonal(sign_distances(coder.encode(rows), coder.encode(others)))
     errors = similarities(distances) - (rows * others).sum(axis=1)
 
-    assert coder.encode(rows).nbytes == 200 * CODE_BYTES
+    assert coder.encode(rows).nbytes == 200 * SIGN_COUNT // 8
     assert abs(errors.mean()) < 0.02
     # Signs of a plane's vectors are few angles; of many dimensions they are nearly independent.
     assert errors.std() < (0.08 if size == 2 else 0.06)
