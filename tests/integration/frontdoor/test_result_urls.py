@@ -88,7 +88,7 @@ async def test_several_pictures_have_an_address_each_and_none_together(
         accepted = await suite.client.submit(replace(REQUEST, image_count=2))
         async for _ in suite.client.attach(accepted.request_id):
             pass
-        with pytest.raises(InvalidArgument, match="request_id: must be of one picture"):
+        with pytest.raises(InvalidArgument, match="request_id: must be the id of one image"):
             await suite.client.result_url(accepted.request_id)
         with pytest.raises(NotFound):
             await suite.client.result_url(f"p2-{'0' * 32}")

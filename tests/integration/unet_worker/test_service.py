@@ -238,5 +238,5 @@ async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_no
                 await asyncio.sleep(0.01)
         credits = served.process.worker.credits().credit_count
 
-    assert "batches of 2, 4 are measured while nobody paints" in told_before
+    assert "batches of 2, 4 are measured while idle" in told_before
     assert credits == 4

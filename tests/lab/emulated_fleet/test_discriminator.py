@@ -51,7 +51,7 @@ async def test_it_answers_with_the_confidence_that_the_picture_carries(stub: Dis
     [
         ([], "images: must be 1 to 3, got 0"),
         ([image(0.5)] * 4, "images: must be 1 to 3, got 4"),
-        ([image(0.5), pb.ImageToScore(image=PLAIN)], r"images\[1\]\.image: must be a picture of an emulated device"),
+        ([image(0.5), pb.ImageToScore(image=PLAIN)], r"images\[1\]\.image: must be an image of an emulated device"),
         ([pb.ImageToScore(image=b"")], r"images\[0\]\.image: must be 1 to"),
     ],
 )
