@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.runs.record import Outcome, RequestRecord, StageSpan, StartKind
-from pentimento.files.line_files import check_count, open_lines, save_lines, sparse
+from lab.workloads.line_files import check_count, open_lines, save_lines, sparse
 from pentimento.files.lines import Line
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.workloads.arrival import Arrival, Embeddings, Workload
+from lab.workloads.line_files import check_count, open_lines, save_lines, sparse
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.line_files import check_count, open_lines, save_lines, sparse
 from pentimento.files.lines import Line
 
 FORMAT = 1
