@@ -86,8 +86,8 @@ def selector_profile(
 def thinning_profile(
     model: str, prompts: Path, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
 ) -> None:
-    """Measure how many steps of MODEL (a registry name or a diffusers directory) may be skipped, and from which step
-    on, so that the image keeps its quality. Generates every prompt with all steps and with fewer and fewer: minutes
+    """Measure how many steps of MODEL (a registry name or a diffusers directory) may be skipped, and after which step,
+    so that the image keeps its quality. Generates every prompt with all steps and with fewer and fewer: minutes
     for hundreds of prompts. `python -m services.unet_worker.thinning_profile --help` lists further FLAGS."""
     arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
     _run_with_encoder("services.unet_worker.thinning_profile", arguments, encoder, embedder_address)

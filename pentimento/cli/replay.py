@@ -19,13 +19,13 @@ from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance, without_provenance
 
-# Of pictures and of what they came with; servers send and take less.
+# The largest image or input file; servers send and accept less.
 MAX_FILE_BYTES = 256 << 20
 INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "controlnets[{}].conditioning_image"
 
 
 @click.command()
-@click.argument("picture", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [IMAGE-replay.png]")
 @click.option(
     "--init-image",
@@ -47,34 +47,34 @@ INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "c
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
 @json_option
 @connection_options
-def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) -> int:
+def replay(image: Path, output: Path | None, as_json: bool, **options: Any) -> int:
     """Generate IMAGE, a PNG of `pentimento generate`, again: from the same start, with the same weights, alone.
 
     The pixels are equal if IMAGE was also generated alone, on the same kind of device and by the same build. The exit
     code is 0 for equal pixels and 3 for others.
     """
-    png = read_file(picture)
+    png = read_file(image)
     request = request_of(png, options)
     if output is not None:
         check_folder("output", output)
     with frontdoor_client(options) as client, closing(client.replay_stream(request)) as events:
-        painted = watch(events, picture, quiet=as_json)
-    saved = painted.save(output or picture.with_name(f"{picture.stem}-replay.png"))
+        replayed = watch(events, image, quiet=as_json)
+    saved = replayed.save(output or image.with_name(f"{image.stem}-replay.png"))
     bare = without_provenance(png)
-    same_bytes = painted.data == bare
-    same_pixels = same_bytes or have_same_pixels(painted.data, bare)
+    same_bytes = replayed.data == bare
+    same_pixels = same_bytes or have_same_pixels(replayed.data, bare)
     if as_json:
         same = {"same_pixels": same_pixels, "same_bytes": same_bytes}
-        told = {"file": str(saved), **same, **provenance_as_json(painted.provenance)}
+        told = {"file": str(saved), **same, **provenance_as_json(replayed.provenance)}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        said = verdict(picture, painted, same_pixels=same_pixels, same_bytes=same_bytes)
-        click.echo(f"{summary(saved, painted)}\n{said}")
+        said = verdict(image, replayed, same_pixels=same_pixels, same_bytes=same_bytes)
+        click.echo(f"{summary(saved, replayed)}\n{said}")
     return 0 if same_pixels else 3
 
 
 def have_same_pixels(one: bytes, other: bytes) -> bool:
-    """Return whether two files show the same image, however each is compressed."""
+    """Return whether two files have the same pixels, independent of their compression."""
     from PIL import Image
 
     try:
@@ -85,7 +85,7 @@ def have_same_pixels(one: bytes, other: bytes) -> bool:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the file's bytes. InvalidArgument for one that is no picture's size."""
+    """Return the file's bytes. InvalidArgument for a file that is too large for an image."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -94,8 +94,7 @@ def read_file(path: Path) -> bytes:
 
 
 def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
-    """Return what is asked of the server: the request that the file names. Of how it came to be, the server has its own
-    record."""
+    """Return the replay of the request that the file names. The server uses its own record of the provenance."""
     files = {place: file for place, file in ((INIT_IMAGE, options["init_image"]), (MASK, options["mask"])) if file}
     files |= {CONDITIONING_IMAGE.format(index): file for index, file in enumerate(options["conditioning_images"])}
     inputs = tuple(ReplayInput(place, read_file(file)) for place, file in files.items())
@@ -103,17 +102,17 @@ def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
 
 
 def request_id_of(png: bytes) -> str:
-    """Return the request that a picture's file names. Raises InvalidArgument where it names none."""
+    """Return the request id in an image file. InvalidArgument without one."""
     request_id = read_provenance(png).get("request_id")
     if not isinstance(request_id, str) or not request_id.isascii():
         raise InvalidArgument.of("png", "must name the request that it was generated for")
     return request_id
 
 
-def verdict(picture: Path, painted: GeneratedImage, *, same_pixels: bool, same_bytes: bool) -> str:
-    """Say in one line whether the image came out the same."""
+def verdict(image: Path, replayed: GeneratedImage, *, same_pixels: bool, same_bytes: bool) -> str:
+    """Return a line that says whether the replayed image is the same."""
     if same_pixels:
-        return f"the same pixels as {picture}" + (", and the same bytes" if same_bytes else "; the file differs")
-    if painted.provenance.replay_equal:
-        return f"the same image as the first time, but other pixels than {picture}: the file was changed"
-    return f"other pixels than {picture}: it was generated among others, on another device or by another build"
+        return f"the same pixels as {image}" + (", and the same bytes" if same_bytes else "; the file differs")
+    if replayed.provenance.replay_equal:
+        return f"the same image as the first time, but other pixels than {image}: the file was changed"
+    return f"other pixels than {image}: it was generated among others, on another device or by another build"

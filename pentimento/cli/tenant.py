@@ -1,4 +1,4 @@
-"""`pentimento tenant`: tenants, their keys and quotas, and what they used."""
+"""`pentimento tenant`: tenants, their keys and quotas and usage."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ LENGTHS = {"day": DAY_S, "hour": HOUR_S}
 
 
 def admin_options(command: Command) -> Command:
-    """Say at which address tenants are administered, and as whom."""
+    """Add the options for the administration's address, the token and TLS."""
     address = click.option(
         "--admin-address",
         envvar="PENTIMENTO_ADMIN_ADDRESS",
@@ -42,7 +42,7 @@ def admin_options(command: Command) -> Command:
 
 
 def quota_options(command: Command) -> Command:
-    """Say what a tenant may ask for."""
+    """Add the options of a quota."""
     for option in (
         click.option("--pool", "pools", multiple=True, help="a pool that it may use; may be repeated"),
         click.option("--weight", type=FINITE, help="its share of workers while others wait; the default is 1"),
@@ -183,19 +183,19 @@ def revoke(key_id: str, as_json: bool, **options: Any) -> None:
 @json_option
 @admin_options
 def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None:
-    """Shows what the tenant NAME used, by days or hours of UTC."""
+    """Show the usage of the tenant NAME, by days or hours of UTC."""
     length_s, now_ms, since_ms = LENGTHS[by], int(time.time() * 1000), duration_ms("since", since)
     if since_ms > USAGE_KEPT_S * 1000:
         raise InvalidArgument.of("since", f"must be at most {USAGE_KEPT_S // DAY_S}d, for which usage is kept")
     first_ms = now_ms - since_ms
-    # From the beginning of the first day or hour.
+    # From the start of the first day or hour.
     first_ms -= first_ms % (length_s * 1000)
     found = ask(options, lambda client: client.usage(name, max(first_ms, 0), now_ms + 1, length_s))
     show_all([period_document(one) for one in found], usage_table(found, length_s), as_json=as_json)
 
 
 def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
-    """Return what the administration answers. Raises what it says; FailedPrecondition where a suite here has none."""
+    """Return the administration's answer, or raise its error; FailedPrecondition if a suite here has none."""
     address = options["admin_address"] or admin_of_suite(options)
     settings, token = client_settings(**tls_files(options)), read_token(options["token"])
 
@@ -208,7 +208,7 @@ def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T
 
 
 def admin_of_suite(options: dict[str, Any]) -> str:
-    """Return where the suite that runs here administers tenants."""
+    """Return the administration's address of the suite that runs here."""
     found = running_suite(options["state_dir"]).admin
     if not found:
         message = "this suite does not administer tenants: start it with --admin-listen and --token-file"
@@ -225,7 +225,7 @@ async def found_tenant(client: TenantsClient, name: str) -> Tenant:
 
 
 def changed_quota(quota: TenantQuota, options: dict[str, Any]) -> TenantQuota:
-    """Return the quota with what the options give. Raises InvalidArgument."""
+    """Return the quota changed by the given options. Raises InvalidArgument."""
     given = {name: options[name] for name in (*BOUNDS, "weight") if options[name] not in (None, ())}
     return replace(quota, **given)
 
@@ -248,7 +248,7 @@ def show_tenant(one: Tenant, *, as_json: bool) -> None:
 
 
 def show_all(documents: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
-    """Print a document a line, or the table."""
+    """Print one document per line, or the table."""
     if not as_json:
         Console().print(table)
         return
@@ -257,19 +257,19 @@ def show_all(documents: Sequence[dict[str, Any]], table: Table, *, as_json: bool
 
 
 def tenant_document(one: Tenant) -> dict[str, Any]:
-    """Return what is printed of a tenant as JSON."""
+    """Return a tenant as a JSON document."""
     quota = dict(to_json(one.quota))
     return {"name": one.name, "quota": quota, "created_at_ms": in_ms(one.created_at), "revision": one.revision}
 
 
 def key_document(key: TenantKey) -> dict[str, Any]:
-    """Return what is printed of a key as JSON: never its secret."""
+    """Return a key as a JSON document, without its secret."""
     times = {"created_at_ms": key.created_at, "expires_at_ms": key.expires_at, "revoked_at_ms": key.revoked_at}
     return {"key_id": key.key_id, "tenant": key.tenant} | {name: in_ms(at) for name, at in times.items()}
 
 
 def period_document(period: UsagePeriod) -> dict[str, Any]:
-    """Return what is printed of an hour or a day as JSON."""
+    """Return the usage of an hour or a day as a JSON document."""
     counts = dict(to_json(period))
     return {"start_at_ms": in_ms(counts.pop("start_at"))} | counts
 
@@ -280,7 +280,7 @@ def in_ms(at: float | None) -> int | None:
 
 
 def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey | None = None) -> None:
-    """Print a new key to stdout, and what to know of it to stderr."""
+    """Print a new key to stdout, and notes about it to stderr."""
     if as_json:
         told = {"secret": secret, "key": key_document(made)}
         say(told | ({"old_key": key_document(old)} if old is not None else {}), "", as_json=True)
@@ -293,7 +293,7 @@ def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey |
 
 
 def tenants_table(found: Sequence[Tenant]) -> Table:
-    """Return a row a tenant."""
+    """Return the table of tenants."""
     table = _table("tenant", "requests/s", "burst", "at once", "cost a minute", "cache bytes", "weight", "pools")
     for one in found:
         quota = one.quota
@@ -304,7 +304,7 @@ def tenants_table(found: Sequence[Tenant]) -> Table:
 
 
 def keys_table(found: Sequence[TenantKey], now: float) -> Table:
-    """Return a row a key."""
+    """Return the table of keys."""
     table = _table("key", "made", "ends", "state")
     for one in found:
         state = "good" if one.is_good(now) else "revoked" if one.revoked_at is not None else "expired"
@@ -313,14 +313,14 @@ def keys_table(found: Sequence[TenantKey], now: float) -> Table:
 
 
 def usage_table(found: Sequence[UsagePeriod], length_s: int) -> Table:
-    """Return a row a period."""
-    headings = ("requests", "pictures", "cache hits", "pixel steps", "device s", "cached bytes", "refused")
+    """Return the table of usage by period."""
+    headings = ("requests", "images", "cache hits", "pixel steps", "device s", "cached bytes", "rejected")
     table = _table("UTC", *headings)
     form = "%Y-%m-%d" if length_s == DAY_S else "%Y-%m-%d %H:00"
     for one in found:
         counts = (one.request_count, one.picture_count, one.cache_hit_count, one.painted_cost)
-        refused = ", ".join(f"{reason} {count}" for reason, count in one.refused_counts.items())
-        rest = (f"{one.device_s:.1f}", str(one.cached_bytes), refused)
+        rejected = ", ".join(f"{reason} {count}" for reason, count in one.refused_counts.items())
+        rest = (f"{one.device_s:.1f}", str(one.cached_bytes), rejected)
         table.add_row(datetime.fromtimestamp(one.start_at, UTC).strftime(form), *map(_number, counts), *rest)
     return table
 
