@@ -31,6 +31,11 @@ SECOND = {
     "integration/site",
     "integration/unet_worker",
     "integration/vectordb_gateway/test_scaled_stores.py",
+    # Processes and builds of an index, a second or so each.
+    "contract/rpc/test_process.py",
+    "contract/stores/test_index_rebuild.py",
+    "integration/supervisor",
+    "unit/rpc/test_kept_memory.py",
     # PostgreSQL, S3 and Qdrant alone.
     "contract/stores/test_postgresql_ledger.py",
     "contract/stores/test_postgresql_pins.py",
