@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.settings.declaration import Setting
 from pentimento.settings.errors import SettingsError
+from pentimento.settings.removed import why_removed
 
 COMMON = "common"
 CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
@@ -40,7 +41,7 @@ class FlagParser(argparse.ArgumentParser):
     """argparse whose refusals are one line and ours to print."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
+        raise SettingsError(message + why_removed(message))
 
 
 def from_flags(
@@ -133,10 +134,14 @@ def from_table(path: Path, name: str, tables: Mapping[str, Any], settings: Mappi
 
 def accept_names(section: str, found: Mapping[str, str], settings: Mapping[str, Setting], what: str) -> Iterable[str]:
     """The names that are settings. Others are refused; but what stands under `common` may be meant for another
-    service, so there only those are refused that look like a misspelt setting of this one and are no other's."""
+    service, so there only those are refused that look like a misspelt setting of this one and are no other's, and those
+    that were removed."""
     for name, spelt in found.items():
-        if name not in settings and (section != COMMON or (name not in ALIKE and hint(name, settings))):
-            raise SettingsError(f"unknown {what} {spelt}{hint(name, settings)}")
+        if name in settings:
+            continue
+        why = why_removed(name) or hint(name, settings)
+        if section != COMMON or why_removed(name) or (name not in ALIKE and why):
+            raise SettingsError(f"unknown {what} {spelt}{why}")
     return [name for name in found if name in settings]
 
 

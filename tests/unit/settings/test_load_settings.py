@@ -180,6 +180,23 @@ def test_what_is_wrong_is_one_line_that_names_it(argv: list[str], environ: dict[
 
 
 @pytest.mark.parametrize(
+    ("argv", "environ", "text"),
+    [
+        (["--trace-file", "t.jsonl"], {}, ""),
+        ([], {"PENTIMENTO_EMBEDDER_TRACE_FILE": "t.jsonl"}, ""),
+        ([], {"PENTIMENTO_COMMON_TRACE_FILE": "t.jsonl"}, ""),
+        ([], {}, "[embedder]\ntrace_file = 't.jsonl'\n"),
+    ],
+)
+def test_load_settings_refuses_removed_setting_with_its_reason(
+    tmp_path: Path, argv: list[str], environ: dict[str, str], text: str
+) -> None:
+    told = refusal(*argv, *(["--config", toml(tmp_path, text)] if text else []), environ=environ)
+
+    assert "it was removed: `python -m lab.fixtures.traced_process` writes such files" in told
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[embedder]\ntreads = 1\n", ["treads", "[embedder]", "did you mean threads?"]),
