@@ -34,7 +34,7 @@ from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.report import Figure, Target, at_most, informative, measured, parse_options, publish
 from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.loras import paced_digest
-from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlled_generation import ControlledCase
 from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,

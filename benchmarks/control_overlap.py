@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlled_generation import ControlledCase
 from lab.fixtures.controlnet_serving import (
     ControlledByService,
     ServedControlNet,

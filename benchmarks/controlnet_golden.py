@@ -29,7 +29,7 @@ from lab.fixtures.checkpoints import (
     write_flow_controlnet,
     write_xl_checkpoint,
 )
-from lab.fixtures.controlled_painting import (
+from lab.fixtures.controlled_generation import (
     ControlledByDiffusers,
     ControlledByEngine,
     ControlledCase,

@@ -34,7 +34,7 @@ from benchmarks.control_overlap import Blocks, OverlapSubject, TimedImage, start
 from benchmarks.report import TRACES, Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.emulation.pace import read_pace
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
-from lab.fixtures.controlled_painting import conditions_for
+from lab.fixtures.controlled_generation import conditions_for
 from lab.fixtures.controlnet_serving import PACED, REAL, register
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet

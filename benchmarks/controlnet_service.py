@@ -28,7 +28,7 @@ from benchmarks.controlnet_golden import (
     largest,
 )
 from benchmarks.report import Figure, Options, measured, parse_options, publish
-from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase
 from lab.fixtures.controlnet_serving import controlled_by_service
 from lab.fixtures.diffusers_reference import Case
 from pentimento.domain.generation import Scheduler

@@ -45,7 +45,7 @@ async def played(
     """Return the record of every arrival; emulated images report their qualities."""
     gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
     settings = LoadSettings(cache=CacheMode.OFF, detailed_stages=detailed)
-    return await play(workload, clients, settings, judge=quality_of)
+    return await play(workload, clients, settings, score=quality_of)
 
 
 def quality_of(completed: Completed) -> float | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
-from lab.fixtures.latent_listener import painted_together
+from lab.fixtures.latent_listener import generated_together
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -47,7 +47,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     def generate(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
-        return painted_together(engine, [PaintingRequest(spec, NoiseStart())])[0]
+        return generated_together(engine, [PaintingRequest(spec, NoiseStart())])[0]
 
     return generate, engine
 

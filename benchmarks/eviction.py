@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.eviction_bound import offline_bound
 from benchmarks.eviction_replay import REGIMES, STEP_COUNT, Regime, ReuseLog, read_log, replay
 from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from lab.simulator.eviction import EvictionQueue, open_eviction
 from pentimento.domain.access import EvictionRule
-from pentimento.policies.eviction import EvictionQueue, open_eviction
 from pentimento.policies.eviction_rules import (
     AGED_WHERE_ALL_ADD,
     AGED_WHERE_MISSES_ADD,

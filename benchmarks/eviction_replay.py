@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from lab.simulator.eviction import Eviction, make_room
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, allowed_steps, capture_steps
-from pentimento.policies.eviction import Eviction, make_room
 
 STEP_COUNT = 50
 CAPTURED = capture_steps(STEP_COUNT, SelectionRules())

@@ -18,7 +18,7 @@ from benchmarks.gpu_checkpoints import saved_pipeline
 from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from benchmarks.report import Figure, Target, at_most, informative, measured
-from lab.fixtures.latent_listener import painted_together
+from lab.fixtures.latent_listener import generated_together
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -215,6 +215,6 @@ def _engine_generate(
         rest = (side, side, _steps(setup), GUIDANCE_SCALE, scheduler)
         prompts = zip(_prompts(number, image_count), _seeds(number, image_count), strict=True)
         specs = (GenerationSpec(prompt, "", "", *rest, seed) for prompt, seed in prompts)
-        return torch.cat(painted_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
+        return torch.cat(generated_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
 
     return generate

@@ -14,7 +14,7 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, at_least, informative, measured
 from benchmarks.slow_link import slow_link
 from lab.emulation.pace import DevicePace, PassTimes, read_pace
-from lab.fixtures.controlled_painting import ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,

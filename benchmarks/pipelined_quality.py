@@ -15,7 +15,7 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, Target, at_least, at_most, informative
 from benchmarks.structural_similarity import structural_similarity
 from benchmarks.zoo_curves.setting import figure, numbers
-from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlled_generation import ControlledCase
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting

@@ -100,7 +100,7 @@ async def run_of(
         with suppress(RuntimeError):
             loop.add_signal_handler(signal.SIGTERM, task.cancel)
         try:
-            records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
+            records = await play(workload, clients, settings, score=seen.score, on_answer=seen.count)
         except asyncio.CancelledError:
             interrupted = True
             records = sorted(seen.records, key=lambda record: record.arrived_s)
@@ -143,7 +143,7 @@ class _Seen:
         if not record.outcome.answered:
             self.reasons[received.error.reason if received.error is not None else "NO_ANSWER"] += 1
 
-    def judge(self, completed: Completed) -> float | None:
+    def score(self, completed: Completed) -> float | None:
         """Return the quality from an emulated image's label; live images have none."""
         self.builds.add(completed.provenance.build_version)
         label = label_of(completed.image)

@@ -80,7 +80,7 @@ def costs_of(model: EmulatedModel) -> ModelCosts:
         (width, height, guided): for_every_batch(profile.step_costs(width, height, guided=guided))
         for width, height, guided in keys
     }
-    once = once_a_picture(model)
+    once = once_per_image(model)
     return ModelCosts(
         model.name,
         model.steps,
@@ -92,7 +92,7 @@ def costs_of(model: EmulatedModel) -> ModelCosts:
     )
 
 
-def once_a_picture(model: EmulatedModel) -> SizeProfile:
+def once_per_image(model: EmulatedModel) -> SizeProfile:
     """Return the costs of preparing, decoding and encoding an image; nothing if they were not measured."""
     found = model.profile.size(model.width_px, model.height_px)
     return found or SizeProfile(model.width_px, model.height_px, NOTHING, NOTHING, NOTHING)

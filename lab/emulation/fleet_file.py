@@ -26,6 +26,7 @@ from pathlib import Path
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
 from lab.emulation.speed import STEADY, SpeedChanges
+from lab.files.toml_document import TomlTable, read_toml
 from pentimento.devices.profile import (
     NOTHING,
     BatchProfile,
@@ -37,7 +38,6 @@ from pentimento.devices.profile import (
 )
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
-from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.pictures.png_text import text_of, with_text
 
 MAX_DEVICES = 1024
@@ -320,7 +320,7 @@ def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
 
 
 @dataclass(frozen=True)
-class PictureLabel:
+class ImageLabel:
     """The label inside an emulated image: its model, the discriminator's confidence in it, its quality if known, and
     its first step."""
 
@@ -333,18 +333,18 @@ class PictureLabel:
 _KEYWORD = "pentimento-emulated"
 
 
-def labelled(png: bytes, label: PictureLabel) -> bytes:
+def labelled(png: bytes, label: ImageLabel) -> bytes:
     """Return the image with its label inside. Raises ValueError if it is no PNG."""
     return with_text(png, _KEYWORD, json.dumps(asdict(label)))
 
 
-def label_of(png: bytes) -> PictureLabel | None:
+def label_of(png: bytes) -> ImageLabel | None:
     """Return the label of an image; None if no emulated device made it."""
     text = text_of(png, _KEYWORD)
     if text is None:
         return None
     try:
-        label = PictureLabel(**json.loads(text))
+        label = ImageLabel(**json.loads(text))
         return label if 0.0 <= label.confidence <= 1.0 else None
     except (ValueError, TypeError):
         return None

@@ -35,8 +35,8 @@ weights. The paced worker, the paced ControlNet service and the benchmarks read 
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.files.toml_document import TomlTable, read_toml
 from pentimento.devices.profile import for_every_batch, steady
-from pentimento.files.toml_document import TomlTable, read_toml
 
 MAX_ROWS = 128
 _FAMILIES = ("stable_diffusion", "stable_diffusion_xl")

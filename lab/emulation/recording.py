@@ -36,7 +36,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class RecordedPicture:
+class RecordedImage:
     """The result for a prompt. Qualities belong to these pixels; `file` is None if only the qualities were kept."""
 
     clip_score: Annotated[float, ValueRange(-1.0, 1.0)]  # cosine of image and prompt by the dual encoder
@@ -59,7 +59,7 @@ class RecordedModel:
     guidance_scale: Annotated[float, ValueRange(0.0)]
     profile: str
     load: Cost
-    pictures: tuple[RecordedPicture, ...]  # in the order of the prompts
+    pictures: tuple[RecordedImage, ...]  # in the order of the prompts
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def read_recording(folder: Path) -> Recording:
     return recording
 
 
-def read_picture(folder: Path, picture: RecordedPicture) -> bytes:
+def read_recorded_image(folder: Path, picture: RecordedImage) -> bytes:
     """The PNG that was recorded. NotFound where none was kept or it is gone; FailedPrecondition if it is another."""
     if picture.file is None:
         raise NotFound("NOT_RECORDED", f"{folder}: of this picture only the qualities were kept")

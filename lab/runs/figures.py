@@ -50,7 +50,7 @@ class Attainment:
         return sum(self.counts.values())
 
     @property
-    def judged(self) -> int:
+    def counted(self) -> int:
         return self.total - self.counts[Outcome.CANCELLED]
 
     @property
@@ -59,7 +59,7 @@ class Attainment:
 
     @property
     def violation_share(self) -> float:
-        return self.violations / self.judged if self.judged else math.nan
+        return self.violations / self.counted if self.counted else math.nan
 
     @property
     def slo_attainment(self) -> float:

@@ -19,7 +19,7 @@ from pentimento.domain.image_request import Accepted, CacheMode, Completed
 from pentimento.sdk.client import AsyncClient
 
 ANY_TENANT = ""
-Judge = Callable[[Completed], float | None]
+Score = Callable[[Completed], float | None]
 OnAnswer = Callable[[RequestRecord, ReceivedAnswer], None]
 
 
@@ -47,16 +47,16 @@ async def play(
     clients: Mapping[str, AsyncClient],
     settings: LoadSettings | None = None,
     *,
-    judge: Judge | None = None,
+    score: Score | None = None,
     on_answer: OnAnswer | None = None,
 ) -> list[RequestRecord]:
     """Return one record per arrival, in the order of the workload.
 
-    `clients` are by tenant, ANY_TENANT for all tenants without their own. `judge` returns an image's quality; it
+    `clients` are by tenant, ANY_TENANT for all tenants without their own. `score` returns an image's quality; it
     runs on a thread, after the request's end was noted. `on_answer` is called at every end. Cancelling the task
     cancels the running requests, which end as CANCELLED.
     """
-    player = _Player(clients, settings or LoadSettings(), judge, on_answer)
+    player = _Player(clients, settings or LoadSettings(), score, on_answer)
     check_askable(workload, player.settings.conditioning_image)
     for tenant in {arrival.tenant for arrival in workload.arrivals}:
         player.client_of(tenant)
@@ -68,12 +68,12 @@ class _Player:
         self,
         clients: Mapping[str, AsyncClient],
         settings: LoadSettings,
-        judge: Judge | None,
+        score: Score | None,
         on_answer: OnAnswer | None,
     ) -> None:
         self._clients = clients
         self.settings = settings
-        self._judge = judge
+        self._score = score
         self._on_answer = on_answer
         self._began_at = 0.0
 
@@ -137,10 +137,10 @@ class _Player:
             return ReceivedAnswer(sent_s, ended_s, request_id, error=error)
         answer = ReceivedAnswer(sent_s, ended_s, request_id, completed.provenance)
         try:
-            return replace(answer, quality=await self._judged(completed))
+            return replace(answer, quality=await self._scored(completed))
         except asyncio.CancelledError:
             self._tell(number, arrival, answer)  # the image exists, with or without a known quality
             raise
 
-    async def _judged(self, completed: Completed) -> float | None:
-        return None if self._judge is None else await asyncio.to_thread(self._judge, completed)
+    async def _scored(self, completed: Completed) -> float | None:
+        return None if self._score is None else await asyncio.to_thread(self._score, completed)

@@ -59,8 +59,8 @@ def _latencies(report: Report) -> Series:
     latencies = report.latencies_s
     stride = max(1, len(latencies) // POINTS)
     ranks = [*range(0, len(latencies), stride), len(latencies) - 1] if latencies else []
-    judged = max(1, report.overall.judged)
-    return Series(report.name, tuple(latencies[rank] for rank in ranks), tuple((rank + 1) / judged for rank in ranks))
+    counted = max(1, report.overall.counted)
+    return Series(report.name, tuple(latencies[rank] for rank in ranks), tuple((rank + 1) / counted for rank in ranks))
 
 
 def _over_time(reports: Sequence[Report], title: str, label: str, value: Callable[[Window], float]) -> Panel:

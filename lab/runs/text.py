@@ -46,7 +46,7 @@ def class_rows(reports: Sequence[Report]) -> list[Row]:
     rows: list[Row] = [("SLO class", *(report.name for report in reports))]
     for name in names:
         found = [report.classes.get(name, Attainment.of(())) for report in reports]
-        rows.append((name, *(f"{share(one.slo_attainment)} of {one.judged}" for one in found)))
+        rows.append((name, *(f"{share(one.slo_attainment)} of {one.counted}" for one in found)))
         rows.append(("  violations", *(violations(one) for one in found)))
         rows.append(("  p95 s", *(number(one.latency_s.p95) for one in found)))
     return rows if names else []

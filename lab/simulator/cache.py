@@ -1,6 +1,6 @@
 """A cache with state: only earlier results can be found, so that hit rates emerge instead of being set.
 
-The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`). Every rule
+The selector and the eviction rules are the real ones (`policies.cache_selection`, `eviction`). Every rule
 evicts single items; under FIFO a gateway evicts whole entries. The nearest entries are exact: the similarities of
 all prompts of the workload are known in advance, so a lookup walks a prompt's neighbours to the first ones in the
 cache. Neighbours below the lowest threshold are misses in any case and are not stored.
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.runs import StartKind
+from lab.simulator.eviction import make_room, open_eviction
 from pentimento.domain.fleet import Plan
 from pentimento.policies.cache_selection import (
     NEAREST_COUNT,
@@ -26,7 +27,6 @@ from pentimento.policies.cache_selection import (
     kept_steps,
     select_start,
 )
-from pentimento.policies.eviction import make_room, open_eviction
 from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.selector_profiles import biased
 from pentimento.policies.serving.entry import scaled_start_step
@@ -48,7 +48,7 @@ CachedItem = tuple[Scope, int, int]
 class CacheSettings:
     """Settings of the cache. `capacity` counts items: a latent of one K, or an image. `shared`: one pool for all
     tenants. `warm_count`: number of the workload's first prompts that are cached before it begins.
-    `retrieval_similarity`: similarity from which a retrieval policy answers with the cached image. `max_depth`:
+    `retrieval_similarity`: least similarity at which a retrieval policy answers with the cached image. `max_depth`:
     ancestors of an entry. `eviction`: name of the rule, empty for the policy's. `bias_loss`: share of a hit's
     quality lost for each row beyond its table, if plans have a bias."""
 

@@ -6,7 +6,7 @@ from lab.runs import Outcome, RequestRecord, StartKind
 from lab.simulator.agenda import Agenda
 from lab.simulator.controller import SimulatedController
 from lab.simulator.fleet import SimulatedFleet
-from lab.simulator.ledger import SimulatedPicture, SimulatedRequest, record_of
+from lab.simulator.ledger import SimulatedImage, SimulatedRequest, record_of
 from lab.simulator.reuse import Reuse
 from lab.simulator.scenario import Scenario
 from pentimento.dataplane import effects
@@ -42,7 +42,7 @@ class Endings:
         self._reuse = reuse
         self._requests = requests
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
-        self._delivered: tuple[SimulatedRequest, SimulatedPicture]
+        self._delivered: tuple[SimulatedRequest, SimulatedImage]
 
     def reject(self, effect: effects.Reject) -> None:
         """Changes state: the request was never accepted."""
@@ -83,7 +83,7 @@ class Endings:
             self._reuse.remember(request, painted)
 
     def _end(
-        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: SimulatedPicture | None = None
+        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: SimulatedImage | None = None
     ) -> None:
         request = self._requests.pop(request_id)
         quality = self._fleet.quality_of(request, painted) if painted is not None else None

@@ -9,7 +9,7 @@ from lab.emulation.jobs import DeviceListener, EmulatedJob
 from lab.runs import StartKind
 from lab.simulator.agenda import Agenda
 from lab.simulator.cache import MISS, CacheAnswer
-from lab.simulator.ledger import SimulatedPicture, SimulatedRequest
+from lab.simulator.ledger import SimulatedImage, SimulatedRequest
 from lab.simulator.scenario import Scenario, SimulatedDevices
 from lab.workloads import Arrival
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
@@ -129,7 +129,7 @@ class SimulatedFleet:
         digest = self.digest_of(RETRIEVAL_POOL)
         return WorkerReported(RETRIEVAL_POOL, RETRIEVAL_POOL, digest, 1, _RETRIEVAL_CREDITS, pinned=True)
 
-    def quality_of(self, request: SimulatedRequest, painted: SimulatedPicture) -> float | None:
+    def quality_of(self, request: SimulatedRequest, painted: SimulatedImage) -> float | None:
         """None where the scenario says nothing about the model's quality."""
         name = painted.model or self._scenario.default_model
         model = self._scenario.model(name)

@@ -16,7 +16,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(slots=True, eq=False)
-class SimulatedPicture:
+class SimulatedImage:
     """The image of one attempt."""
 
     pool: str
@@ -72,7 +72,7 @@ class SimulatedRequest:
     scored_token: int = 0
     device_s: float = 0.0
     queued_s: float = 0.0
-    painted: dict[int, SimulatedPicture] = field(default_factory=dict)
+    painted: dict[int, SimulatedImage] = field(default_factory=dict)
     stages: list[StageSpan] = field(default_factory=list)
     chance: Chance = field(init=False)
 
@@ -93,7 +93,7 @@ def draws_of(arrival: Arrival, rng: Random) -> tuple[float, float]:
 
 
 def record_of(
-    request: SimulatedRequest, outcome: Outcome, ended_s: float, painted: SimulatedPicture | None, quality: float | None
+    request: SimulatedRequest, outcome: Outcome, ended_s: float, painted: SimulatedImage | None, quality: float | None
 ) -> RequestRecord:
     arrival = request.arrival
     start = painted.start if painted is not None else request.start

@@ -6,7 +6,7 @@ from dataclasses import replace
 from lab.runs import StartKind
 from lab.simulator.cache import MISS, CacheAnswer, SimulatedCache
 from lab.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
-from lab.simulator.ledger import SimulatedPicture, SimulatedRequest
+from lab.simulator.ledger import SimulatedImage, SimulatedRequest
 from lab.simulator.scenario import Scenario
 from lab.workloads import Workload
 from pentimento.dataplane import Dataplane
@@ -66,7 +66,7 @@ class Reuse:
         if self._cache is not None:
             self._cache.follow(plan)
 
-    def remember(self, request: SimulatedRequest, painted: SimulatedPicture) -> None:
+    def remember(self, request: SimulatedRequest, painted: SimulatedImage) -> None:
         """Changes state: what the accepted attempt captured becomes findable."""
         if self._cache is None or painted.start.kind is StartKind.RETRIEVAL:
             return

@@ -23,6 +23,7 @@ from lab.emulation.costs import costs_of
 from lab.emulation.fleet_file import EmulatedFleet, largest_batch, read_fleet
 from lab.emulation.fleet_settings import fleet_settings
 from lab.emulation.jobs import DeviceSettings
+from lab.files.toml_document import TomlTable, read_toml
 from lab.planners.registry import POLICIES
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
@@ -32,7 +33,6 @@ from lab.workloads import Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.serving.policy import ServingPolicy

@@ -23,7 +23,7 @@ from lab.simulator.agenda import Agenda
 from lab.simulator.controller import SimulatedController
 from lab.simulator.endings import Endings
 from lab.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
-from lab.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of
+from lab.simulator.ledger import SimulatedImage, SimulatedRequest, draws_of
 from lab.simulator.progress import SimulatedProgress
 from lab.simulator.reuse import Reuse
 from lab.simulator.scenario import Outage, Scenario
@@ -246,7 +246,7 @@ class Simulation:
             request.device_s += job.device_s
             # A request deferred while this attempt ran has another start by now.
             share, model = self._fleet.thinned_share(device.costs.model, thinned), device.costs.model
-            request.painted[job.owner[1]] = SimulatedPicture(request.pool, model, request.start, request.steps, share)
+            request.painted[job.owner[1]] = SimulatedImage(request.pool, model, request.start, request.steps, share)
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
             request.stages.append(StageSpan("paint", job.began_s, self._agenda.now))
         self._later(self._scenario.delays.result, events.AttemptFinished(*job.owner), request, "receive")
@@ -337,7 +337,7 @@ class Simulation:
         attempt = (effect.request_id, effect.fencing_token)
         if effect.worker_id == RETRIEVAL_POOL:
             assert request is not None
-            request.painted[effect.fencing_token] = SimulatedPicture(RETRIEVAL_POOL, "", request.start, request.steps)
+            request.painted[effect.fencing_token] = SimulatedImage(RETRIEVAL_POOL, "", request.start, request.steps)
             self.submit(events.AttemptFinished(*attempt))
             return
         device = self._fleet.devices[effect.worker_id]

@@ -1,8 +1,8 @@
 """The `[[tenants]]` of a scenario: quotas, as the live dataplane is given them."""
 
+from lab.files.toml_document import TomlTable
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import TenantQuota
-from pentimento.files.toml_document import TomlTable
 
 _WHOLE = ("burst_count", "concurrent_count")
 _NUMBERS = ("requests_per_s", "cost_per_minute", "weight")

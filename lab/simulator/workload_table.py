@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.files.toml_document import TomlTable
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import (
     Content,
@@ -20,7 +21,6 @@ from lab.workloads.builders import MODM_FLUCTUATION
 from lab.workloads.readers import read_azure_times, read_embeddings, read_mooncake
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.prompts import read_prompts
-from pentimento.files.toml_document import TomlTable
 
 _DEADLINE_S = 60.0
 

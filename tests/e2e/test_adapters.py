@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from lab.fixtures.controlled_painting import conditions_for
+from lab.fixtures.controlled_generation import conditions_for
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.files.adapter_registry import read_adapters

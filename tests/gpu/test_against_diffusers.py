@@ -16,7 +16,7 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from lab.fixtures.controlled_painting import (
+from lab.fixtures.controlled_generation import (
     ControlledByDiffusers,
     ControlledByEngine,
     ControlledCase,

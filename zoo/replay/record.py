@@ -18,8 +18,8 @@ from lab.emulation.recording import (
     VERSION,
     Prompt,
     RecordedDiscriminator,
+    RecordedImage,
     RecordedModel,
-    RecordedPicture,
     Recording,
     ScoreCost,
 )
@@ -49,7 +49,7 @@ SCORES = 40  # scores of the discriminator of each batch size
 
 
 @dataclass(frozen=True)
-class RecordedPictures:
+class RecordedImages:
     """Hold a model's results for the prompts: uint8 images (n, 3, height, width), their PNGs, and costs."""
 
     model: DiffusionModel
@@ -91,7 +91,7 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
     return recording, files
 
 
-def _model(name: str, painted: RecordedPictures, pictures: tuple[RecordedPicture, ...]) -> RecordedModel:
+def _model(name: str, painted: RecordedImages, pictures: tuple[RecordedImage, ...]) -> RecordedModel:
     info, spec = painted.model.info, painted.spec
     return RecordedModel(
         name=name,
@@ -107,7 +107,7 @@ def _model(name: str, painted: RecordedPictures, pictures: tuple[RecordedPicture
     )
 
 
-def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedPictures:
+def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedImages:
     """Generate every prompt alone, as a worker does, and profile the model by batch size."""
     load = Stopwatch()
     for _ in range(LOADS + 1):  # the first one also imports libraries
@@ -117,7 +117,7 @@ def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> 
         paint(model, replace(spec, prompt=text, seed=seeds[0]))
         for text, seeds in zip(prompts.captions, prompts.seeds(1), strict=True)
     ]
-    return RecordedPictures(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
+    return RecordedImages(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
 
 
 def _spec(model: DiffusionModel, steps: int, scale: float) -> GenerationSpec:
@@ -188,7 +188,7 @@ class Quality:
             self._discriminator = AutoModelForImageClassification.from_pretrained(weights / DISCRIMINATOR)
             self._digest = str(entry_of(DISCRIMINATOR, weights)["digest"])
 
-    def of(self, images: Tensor, names: Sequence[str], pngs: Sequence[bytes]) -> tuple[RecordedPicture, ...]:
+    def of(self, images: Tensor, names: Sequence[str], pngs: Sequence[bytes]) -> tuple[RecordedImage, ...]:
         """Return the qualities; the first images have names, under which their PNGs are stored."""
         count = len(images)
         scores = self._examiner.clip_scores(images, list(self._prompts.captions)).tolist()
@@ -205,7 +205,7 @@ class Quality:
             kept = (None, None)
             if number < len(names):
                 kept = (names[number], hashlib.sha256(pngs[number]).hexdigest())
-            pictures.append(RecordedPicture(round(scores[number], 4), *rounded, *kept))
+            pictures.append(RecordedImage(round(scores[number], 4), *rounded, *kept))
         return tuple(pictures)
 
     def time_discriminator(self) -> RecordedDiscriminator | None:

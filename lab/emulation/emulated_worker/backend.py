@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.emulation.attempt_steps import AttemptSteps
 from lab.emulation.device import EmulatedDevice
+from lab.emulation.emulated_worker.images import EmulatedImages, stand_in_latent
 from lab.emulation.emulated_worker.model import (
     adapters_of,
     check_profiled,
@@ -18,7 +19,6 @@ from lab.emulation.emulated_worker.model import (
     emulated_loras,
     key_of,
 )
-from lab.emulation.emulated_worker.pictures import EmulatedPictures, stand_in_latent
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from lab.emulation.jobs import DeviceSettings, EmulatedJob
@@ -193,7 +193,7 @@ class EmulatedBackend:
         self._store_threads = started_pool(STORE_THREADS, "objects")
         self._donors = DonorReader(objects, self._store_threads, settings.donor_timeout_s)
         self._progress_interval_s = settings.progress_interval_ms / 1000
-        self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
+        self._pictures = {name: EmulatedImages(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
         self._loop = asyncio.get_running_loop()
         first = fleet.model(devices.models[0])

@@ -3,7 +3,7 @@
 import hashlib
 
 from lab.emulation.adapters import AttemptAdapters
-from lab.emulation.costs import ModelCosts, costs_of, once_a_picture
+from lab.emulation.costs import ModelCosts, costs_of, once_per_image
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from pentimento.devices.profile import profile_to_json
 from pentimento.domain.adapters import Adapter, AdapterKind
@@ -84,7 +84,7 @@ def model_cost(model: EmulatedModel, devices: EmulatedDevices) -> ModelCost:
 
 def decoding_share(model: EmulatedModel) -> float:
     """Return the device's share of the time after the last step: decoding, not encoding."""
-    once = once_a_picture(model)
+    once = once_per_image(model)
     finish_s = once.decode.mean_s + once.encode.mean_s
     return once.decode.mean_s / finish_s if finish_s > 0.0 else 0.0
 

@@ -40,7 +40,7 @@ class ServingPolicy:
     plan (`serving.entry`).
 
     `plans_batches`: whether devices take the plan's batch sizes, or their own.
-    `eviction` names the cache's rule (`policies.eviction`). `cache_hits`: whether refined hits are cached too.
+    `eviction` names the cache's rule (`policies.eviction_rules`). `cache_hits`: whether refined hits are cached too.
     `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
     """
 

@@ -3,7 +3,7 @@
 An entry's rank is the highest of what it holds: it goes when all of it would.
 
 What came after the last round is no part of the order until the others are gone: the paper lets go just before each
-insertion, so that what is new is never among it (NIRVANA, 5.4; `policies.eviction.make_room`).
+insertion, so that a new entry is never evicted (NIRVANA, 5.4).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import event, text
 
 from lab.fixtures.clocks import SetClock
+from lab.simulator.eviction import EvictionQueue, make_room
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
-from pentimento.policies.eviction import EvictionQueue, make_room
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
 from pentimento.stores.ledger import cache_evictions
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
 from pentimento.domain.jobs import RequestQuery
@@ -38,7 +38,7 @@ async def test_jobs_queued_and_running_end_under_the_next_frontdoor_and_another_
         heard = await asyncio.gather(*(last_of(other, request_id) for request_id in submitted))
         listed = (await other.list_requests(RequestQuery(jobs_only=True))).requests
         again = await other.submit(REQUEST, "key-0")
-    assert [completed.image == picture_of(completed.provenance.spec) for completed in heard] == [True] * 6
+    assert [completed.image == image_of(completed.provenance.spec) for completed in heard] == [True] * 6
     assert {one.request_id: one.state for one in listed} == dict.fromkeys(submitted, RequestState.COMPLETED)
     assert again == Accepted(submitted[0], replayed=True)
 

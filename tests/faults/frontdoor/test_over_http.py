@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from tests.faults.frontdoor.processes import Processes, kill, serving
 from tests.support.edge_packages import missing
 
@@ -90,4 +90,4 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
 def picture_of_any() -> bytes:
     from pentimento.domain.generation import GenerationSpec, Scheduler
 
-    return picture_of(GenerationSpec("", "", "tiny", 32, 32, 1, 3.0, Scheduler.EULER, 1))
+    return image_of(GenerationSpec("", "", "tiny", 32, 32, 1, 3.0, Scheduler.EULER, 1))

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress
@@ -34,7 +34,7 @@ async def test_a_worker_killed_in_the_middle_is_survived_by_its_request(
     completed = events[-1]
     assert isinstance(completed, Completed)
     assert completed.provenance.attempt_number == 2
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
 
 
 async def test_a_frontdoor_killed_under_load_loses_nothing_and_paints_nothing_twice(

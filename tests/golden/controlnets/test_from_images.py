@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lab.fixtures.checkpoints import SIDE_PX, write_checkpoint, write_controlnet, write_xl_checkpoint
-from lab.fixtures.controlled_painting import ControlledByEngine, ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case, DiffusersReference, _tensor_of, mask_image
-from lab.fixtures.latent_listener import painted_together
+from lab.fixtures.latent_listener import generated_together
 from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.images import decode_mask, decode_pixels
@@ -82,7 +82,7 @@ class ImageSides:
         start = ImageStart(pixels, first, mask, from_noise=case.masked and case.strength == 1.0)
         acting = tuple(setting.over_steps_from(first, case.steps) for setting in settings)
         request = self.engine.request(ControlledCase(case, acting), conditions)
-        return painted_together(self.engine._engine, [replace(request, start=start)])[0]
+        return generated_together(self.engine._engine, [replace(request, start=start)])[0]
 
     def _theirs(self, case: Case, settings: Sequence[ControlSetting], conditions: Sequence[Tensor]) -> Tensor:
         many = len(settings) > 1

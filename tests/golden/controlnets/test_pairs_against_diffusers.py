@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.fixtures.checkpoints import SIDE_PX
-from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import Control, ControlSetting, LocalControl, load_controlnet
 from pentimento.diffusion.engine import FinishedPainting

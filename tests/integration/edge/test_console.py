@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.domain.generation import InitImage
 from pentimento.domain.requests import RequestState
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
@@ -52,7 +52,7 @@ async def test_events_tell_all_that_is_known_of_a_picture(edge: EdgeUnderTest) -
     # A worker that is quick enough tells of no step on the way.
     assert set(names[2:-1]) <= {"progress"}
     completed = events[-1][1]
-    assert base64.b64decode(completed["image"]) == picture_of(edge.worker.executed[0])
+    assert base64.b64decode(completed["image"]) == image_of(edge.worker.executed[0])
     assert completed["request_id"] == events[0][1]["request_id"] == completed["provenance"]["request_id"]
     assert completed["provenance"]["route"]["start"] == {"kind": "FromNoise"}
     assert events[1][1]["route"]["start"] == {"kind": "FromNoise"}

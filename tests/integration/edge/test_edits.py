@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
@@ -26,7 +26,7 @@ async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
         spec = edge.worker.executed[-1]
         assert spec.init_image is not None
         assert (spec.init_image.strength, spec.num_inference_steps, spec.seed) == (0.5, 4, 3)
-        assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
+        assert base64.b64decode(answer.data[0].b64_json) == image_of(spec)
         assert answer.usage.input_tokens_details.image_tokens == 64 * 64 // 64
     assert len(edge.worker.executed) == 3
 
@@ -64,7 +64,7 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
 
     (spec,) = edge.worker.executed
     assert spec.init_image == InitImage(a_png(), 0.5, mask)
-    assert answer.data is not None and base64.b64decode(answer.data[0].b64_json or "") == picture_of(spec)
+    assert answer.data is not None and base64.b64decode(answer.data[0].b64_json or "") == image_of(spec)
     assert refused.value.param == "images[0].image_url" and "no URL is fetched" in str(refused.value)
 
 
@@ -93,7 +93,7 @@ async def test_a_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | li
 
     spec = edge.worker.executed[-1]
     assert spec.init_image == InitImage(a_png(), 1.0, mask)
-    assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
+    assert base64.b64decode(answer.data[0].b64_json) == image_of(spec)
 
 
 def jpeg() -> bytes:

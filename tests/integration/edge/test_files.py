@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from lab.fixtures.frontdoor_suite import running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
@@ -48,7 +48,7 @@ async def files(folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPat
         completed = await suite.paint()
         answer = await http.post(f"/v1/jobs/{completed.request_id}/url")
         url = answer.json()["url"].removeprefix(str(http.base_url))
-        yield FilesUnderTest(http, folder, picture_of(completed.provenance.spec), "/" + url.lstrip("/"))
+        yield FilesUnderTest(http, folder, image_of(completed.provenance.spec), "/" + url.lstrip("/"))
 
 
 async def test_an_address_gives_the_picture_as_what_it_is_to_anybody(files: FilesUnderTest) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.requests import RequestState
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 from tests.integration.frontdoor.inputs import png
@@ -21,7 +21,7 @@ async def test_a_picture_comes_as_openais_client_reads_it(edge: EdgeUnderTest) -
     spec = edge.worker.executed[0]
     assert (spec.prompt, spec.seed, spec.num_inference_steps) == ("a red circle", 5, 4)
     assert answer.data is not None and answer.usage is not None
-    assert base64.b64decode(answer.data[0].b64_json or "") == picture_of(spec)
+    assert base64.b64decode(answer.data[0].b64_json or "") == image_of(spec)
     assert (answer.size, answer.output_format) == (f"{spec.width_px}x{spec.height_px}", "png")
     assert answer.usage.output_tokens == spec.width_px * spec.height_px // 64
     assert answer.usage.input_tokens_details.text_tokens == 3
@@ -60,7 +60,7 @@ async def test_a_stream_ends_with_the_picture(edge: EdgeUnderTest) -> None:
         events = [event async for event in stream]
 
     assert [event.type for event in events] == ["image_generation.completed"]
-    assert base64.b64decode(events[0].b64_json) == picture_of(edge.worker.executed[0])
+    assert base64.b64decode(events[0].b64_json) == image_of(edge.worker.executed[0])
 
 
 WRONG_FIELDS: tuple[tuple[dict[str, object], str, str], ...] = (

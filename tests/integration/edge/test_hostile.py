@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.pictures.png_chunks import png_chunk, png_file
 from tests.integration.edge.conftest import EdgeUnderTest, routes_of
 from tests.integration.edge.sockets import (
@@ -356,6 +356,6 @@ async def test_an_answer_is_never_another_s_after_many_have_left(edge: EdgeUnder
 
     answers = [one for one in await asyncio.gather(*map(asked, range(60))) if one is not None]
 
-    painted = {spec.prompt: picture_of(spec) for spec in edge.worker.executed}
+    painted = {spec.prompt: image_of(spec) for spec in edge.worker.executed}
     assert len({picture for _, picture in answers}) == 30
     assert all(painted[prompt] == picture for prompt, picture in answers)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from pentimento.domain.generation import InitImage
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 from tests.integration.edge.sockets import connection
@@ -42,7 +42,7 @@ async def test_a_job_is_submitted_and_its_pictures_are_fetched_later(edge: EdgeU
     assert (document["status"], document["size"], document["idempotency_key"]) == ("completed", "32x32", "key")
     assert document["expires_at"] == pytest.approx(document["finished_at"] + 24 * 3600, abs=1)
     (spec,) = [order.spec for order in edge.worker.orders]
-    assert base64.b64decode(result["data"][0]["b64_json"]) == picture_of(spec)
+    assert base64.b64decode(result["data"][0]["b64_json"]) == image_of(spec)
     assert (again.json()["id"], again.json()["replayed"]) == (job_id, True)
 
 
@@ -202,7 +202,7 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
     (spec,) = edge.worker.executed
     assert (submitted.status_code, submitted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
     assert spec.init_image == InitImage(a_png(), 0.5, a_png(colour="white"))
-    assert base64.b64decode(result["data"][0]["b64_json"]) == picture_of(spec)
+    assert base64.b64decode(result["data"][0]["b64_json"]) == image_of(spec)
 
 
 @IN_A_SHARED_LOOP

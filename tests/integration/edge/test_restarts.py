@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from lab.fixtures.frontdoor_suite import running_suite, until
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import Cancelled, Unavailable
 from pentimento.domain.requests import RequestState
@@ -57,7 +57,7 @@ async def test_a_picture_without_a_key_comes_from_the_next_frontdoor(folder: Pat
 
     (spec,) = worker.executed
     assert answer.status_code == 200
-    assert base64.b64decode(answer.json()["data"][0]["b64_json"]) == picture_of(spec)
+    assert base64.b64decode(answer.json()["data"][0]["b64_json"]) == image_of(spec)
     assert ids == [answer.headers["x-request-id"]]
 
 
@@ -89,7 +89,7 @@ async def test_several_pictures_come_once_each(folder: Path, worker: PacedWorker
     )
 
     pictures = [base64.b64decode(one["b64_json"]) for one in answer.json()["data"]]
-    assert pictures == [picture_of(spec) for spec in sorted(worker.executed, key=lambda spec: spec.seed)]
+    assert pictures == [image_of(spec) for spec in sorted(worker.executed, key=lambda spec: spec.seed)]
     assert sorted(ids) == [f"{answer.headers['x-request-id']}-{index}" for index in (0, 1)]
 
 

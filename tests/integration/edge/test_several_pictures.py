@@ -2,7 +2,7 @@
 
 import base64
 
-from lab.fixtures.paced_worker import picture_of
+from lab.fixtures.paced_worker import image_of
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
 
@@ -10,7 +10,7 @@ async def test_n_pictures_come_in_order_with_seeds_of_their_own(edge: EdgeUnderT
     answer = await edge.generate(n=3, seed=7, num_inference_steps=1)
 
     document = answer.json()
-    painted = {spec.seed: picture_of(spec) for spec in edge.worker.executed}
+    painted = {spec.seed: image_of(spec) for spec in edge.worker.executed}
     assert [picture["seed"] for picture in document["data"]] == [7, 8, 9]
     assert [picture["image_index"] for picture in document["data"]] == [0, 1, 2]
     assert [base64.b64decode(picture["b64_json"]) for picture in document["data"]] == [painted[s] for s in (7, 8, 9)]

@@ -13,7 +13,7 @@ import pytest
 
 from lab.fixtures.certificates import Authority, Pair
 from lab.fixtures.frontdoor_suite import running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
 from tests.integration.edge.conftest import files_of, signing_keys
@@ -91,8 +91,8 @@ async def test_a_picture_and_its_address_come_over_tls_to_who_has_a_token(
 
     assert (ready.status_code, nobody.status_code, nobody.headers["www-authenticate"]) == (200, 401, "Bearer")
     assert url.startswith(f"{guarded.url}/v1/files/")
-    assert read.content == picture_of(worker.executed[0])
-    assert base64.b64encode(picture_of(worker.executed[1])).decode() in streamed.text
+    assert read.content == image_of(worker.executed[0])
+    assert base64.b64encode(image_of(worker.executed[1])).decode() in streamed.text
 
 
 async def test_who_does_not_speak_tls_or_knows_another_authority_is_served_nothing(guarded: GuardedEdge) -> None:

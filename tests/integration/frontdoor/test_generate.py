@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -36,7 +36,7 @@ async def test_the_stream_is_accepted_routed_progress_completed(suite: Frontdoor
 
     assert isinstance(accepted, Accepted) and isinstance(routed, Routed) and isinstance(completed, Completed)
     assert all(isinstance(event, Progress) for event in progress)
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
 
 
 async def test_who_waits_for_the_end_alone_hears_nothing_else_and_the_worker_is_told(

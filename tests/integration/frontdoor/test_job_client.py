@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.cli import cli
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.image_request import RequestStatus
@@ -28,7 +28,7 @@ async def test_a_job_is_submitted_waited_for_and_fetched_again(suite: FrontdoorS
         (listed,) = [job async for job in client.jobs()]
         failed = [job async for job in client.jobs(RequestState.FAILED, RequestState.CANCELLED)]
 
-    assert picture.data == again.data == picture_of(picture.provenance.spec)
+    assert picture.data == again.data == image_of(picture.provenance.spec)
     assert (listed.request_id, listed.state) == (accepted.request_id, RequestState.COMPLETED)
     assert failed == []
 
@@ -68,7 +68,7 @@ async def test_who_waits_goes_on_waiting_when_the_frontdoor_is_killed(folder: Pa
             worker.hold.set()
             picture = await waiting
 
-    assert picture.data == picture_of(picture.provenance.spec)
+    assert picture.data == image_of(picture.provenance.spec)
     assert len(worker.executed) == 1
 
 

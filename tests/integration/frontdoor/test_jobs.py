@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.identity import Role
@@ -37,7 +37,7 @@ async def test_a_job_is_painted_without_anybody_and_its_picture_is_fetched_by_id
     assert await ended(suite, accepted.request_id) is RequestState.COMPLETED
     completed = (await suite.client.get_request(accepted.request_id)).completed
     assert completed is not None
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
 
 
 async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from lab.fixtures.paced_worker import PacedWorker, picture_of
+from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import Internal
@@ -51,7 +51,7 @@ async def test_a_running_attempt_is_attached_to_and_not_run_again(folder: Path, 
         worker.hold.set()
         completed = await finished(suite, request_id)
 
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
     assert len(worker.executed) == 1
 
 
@@ -66,7 +66,7 @@ async def test_restart_with_wrong_wall_clock_expires_nothing(
         worker.hold.set()
         completed = await finished(suite, request_id)
 
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
 
 
 async def test_an_attempt_that_finished_meanwhile_is_fetched(folder: Path, worker: PacedWorker) -> None:

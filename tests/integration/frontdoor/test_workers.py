@@ -9,7 +9,7 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.held_models import HELD
-from lab.fixtures.paced_worker import PacedWorker, Running, picture_of, serve
+from lab.fixtures.paced_worker import PacedWorker, Running, image_of, serve
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
@@ -42,7 +42,7 @@ async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
 
     completed = await pair.paint()
 
-    assert completed.image == picture_of(completed.provenance.spec)
+    assert completed.image == image_of(completed.provenance.spec)
     assert worker.executed + second.executed == [completed.provenance.spec] * 3
     assert {order.route.route_id for order in worker.orders + second.orders} == {completed.provenance.route.route_id}
 

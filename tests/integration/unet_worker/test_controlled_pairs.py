@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lab.fixtures.checkpoints import SIDE_PX as FLOW_SIDE_PX
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
-from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.worker_process import worker_process

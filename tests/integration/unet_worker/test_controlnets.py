@@ -20,7 +20,7 @@ from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
-from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.api.generation.v1 import generation_pb2

@@ -8,7 +8,7 @@ import pytest_asyncio
 import torch
 
 from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet
-from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting

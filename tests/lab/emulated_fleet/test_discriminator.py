@@ -9,7 +9,7 @@ import pytest
 
 from lab.emulation.emulated_discriminator.settings import EmulatedDiscriminatorSettings
 from lab.emulation.emulated_discriminator.wiring import wire
-from lab.emulation.fleet_file import PictureLabel, labelled
+from lab.emulation.fleet_file import ImageLabel, labelled
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.domain.errors import InvalidArgument
@@ -34,7 +34,7 @@ async def stub(fleet_file: Path) -> AsyncIterator[DiscriminatorServiceStub]:
 
 
 def image(confidence: float, request_id: str = "r") -> pb.ImageToScore:
-    png = labelled(PLAIN, PictureLabel("light", confidence))
+    png = labelled(PLAIN, ImageLabel("light", confidence))
     return pb.ImageToScore(request_id=request_id, fencing_token=7, image=png)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lab.emulation.fleet_file import (
     EmulatedFleet,
-    PictureLabel,
+    ImageLabel,
     label_of,
     labelled,
     largest_batch,
@@ -190,7 +190,7 @@ def test_the_fleets_of_the_repository_can_be_read(fleet_file: Path) -> None:
 
 
 def test_a_picture_keeps_its_label() -> None:
-    label = PictureLabel("light", 0.25, 0.6, 10)
+    label = ImageLabel("light", 0.25, 0.6, 10)
 
     assert label_of(labelled(flat_png(8, 8, (0, 0, 0)), label)) == label
 

@@ -14,7 +14,7 @@ from lab.emulation.paced_controlnets.network import PacedControlNet
 from lab.emulation.paced_controlnets.wiring import paced_controlnet_digest
 from lab.emulation.paced_worker.loras import paced_digest
 from lab.emulation.paced_worker.model import PacedModel
-from lab.fixtures.controlled_painting import ControlledCase, conditions_for
+from lab.fixtures.controlled_generation import ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,

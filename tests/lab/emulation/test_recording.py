@@ -16,13 +16,13 @@ from lab.emulation.recording import (
     LIMIT_BYTES,
     Prompt,
     RecordedDiscriminator,
+    RecordedImage,
     RecordedModel,
-    RecordedPicture,
     Recording,
     ScoreCost,
     quantile_of,
-    read_picture,
     read_profile,
+    read_recorded_image,
     read_recording,
     write_recording,
 )
@@ -35,7 +35,7 @@ FILES = {"tiny-light-000.png": b"png", "tiny-light.profile.json": profile_to_jso
 
 
 def a_recording(**changes: Any) -> Recording:
-    pictures = (RecordedPicture(0.7, 1.0, 0.25, "tiny-light-000.png", PNG_SHA256), RecordedPicture(-0.1, None, None))
+    pictures = (RecordedImage(0.7, 1.0, 0.25, "tiny-light-000.png", PNG_SHA256), RecordedImage(-0.1, None, None))
     cost = Cost(0.5, 0.25, 3)
     files = ("tiny-light.profile.json", cost, pictures)
     model = RecordedModel("tiny-light", "sha256:00", "stable_diffusion", 64, 64, 12, 2.5, *files)
@@ -69,12 +69,12 @@ def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
 def test_a_recorded_picture_is_read_and_checked(folder: Path) -> None:
     first, second = read_recording(folder).model("tiny-light").pictures
 
-    assert read_picture(folder, first) == b"png"
+    assert read_recorded_image(folder, first) == b"png"
     with pytest.raises(NotFound, match="only the qualities"):
-        read_picture(folder, second)
+        read_recorded_image(folder, second)
     (folder / "tiny-light-000.png").write_bytes(b"another")
     with pytest.raises(FailedPrecondition, match=r"tiny-light-000\.png: not the picture"):
-        read_picture(folder, first)
+        read_recorded_image(folder, first)
 
 
 def test_a_model_that_was_not_recorded_names_those_that_were() -> None:

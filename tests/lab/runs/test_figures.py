@@ -44,7 +44,7 @@ def of(*outcomes: Outcome, tenant: str = "a") -> list[RequestRecord]:
 def test_violations_are_late_dropped_rejected_and_failed_requests() -> None:
     found = Attainment.of(of(*Outcome, Outcome.COMPLETED))
 
-    assert (found.total, found.judged, found.violations) == (7, 6, 4)
+    assert (found.total, found.counted, found.violations) == (7, 6, 4)
     assert found.slo_attainment == pytest.approx(2 / 6)
 
 

@@ -155,7 +155,7 @@ async def test_the_server_hears_what_is_left_of_the_deadline_or_nothing(tmp_path
 
 async def test_a_judge_tells_the_quality(tmp_path: Path) -> None:
     async with serving(Gallery(), tmp_path) as address, AsyncClient(address) as client:
-        (record,) = await play(workload([0.0]), {"": client}, QUICK, judge=lambda completed: 0.75)
+        (record,) = await play(workload([0.0]), {"": client}, QUICK, score=lambda completed: 0.75)
 
     assert record.quality == 0.75
 
@@ -164,14 +164,14 @@ async def test_a_picture_that_is_being_judged_when_the_run_is_cancelled_was_an_a
     judged, end, told = asyncio.Event(), threading.Event(), list[RequestRecord]()
     loop = asyncio.get_running_loop()
 
-    def judge(completed: Completed) -> float:
+    def score(completed: Completed) -> float:
         loop.call_soon_threadsafe(judged.set)
         end.wait()
         return 1.0
 
     async with serving(Gallery(), tmp_path) as address, AsyncClient(address) as client:
         run = asyncio.create_task(
-            play(workload([0.0]), {"": client}, QUICK, judge=judge, on_answer=lambda record, _: told.append(record))
+            play(workload([0.0]), {"": client}, QUICK, score=score, on_answer=lambda record, _: told.append(record))
         )
         await judged.wait()
         run.cancel()
@@ -197,7 +197,7 @@ async def test_an_error_of_the_generator_itself_is_no_outcome(tmp_path: Path) ->
 
     async with serving(Gallery(), tmp_path) as address, AsyncClient(address) as client:
         with pytest.raises(ExceptionGroup):
-            await play(workload([0.0]), {"": client}, QUICK, judge=broken)
+            await play(workload([0.0]), {"": client}, QUICK, score=broken)
 
 
 async def command(*arguments: str) -> Result:

@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="the offline bound is a linear program")
 from benchmarks import eviction_replay
 from benchmarks.eviction_bound import offline_bound
 from benchmarks.eviction_replay import PAPER, REGIMES, Latent, LatentCache, Regime, ReuseLog, log_of, replay
-from pentimento.policies.eviction import open_eviction
+from lab.simulator.eviction import open_eviction
 from pentimento.policies.eviction_rules import EVICTION_NAMES
 
 CAPTURED = (10, 25)

@@ -37,7 +37,7 @@ def single(shape: str = "circle", size: str = "large", x: float = 0.0, y: float 
     return Scene((Thing(shape, colour, size, x, y),), "white", "flat", "centre", None, 0)
 
 
-def picture_of(scene: Scene) -> Tensor:
+def image_of(scene: Scene) -> Tensor:
     return torch.from_numpy(draw(scene)[0]).permute(2, 0, 1)[None]
 
 
@@ -78,7 +78,7 @@ def test_the_edges_of_a_disc_are_its_rim() -> None:
     axis = (torch.arange(IMAGE_SIZE) + 0.5) / IMAGE_SIZE * 2.0 - 1.0
     distance_px = torch.hypot(axis[:, None], axis) * IMAGE_SIZE / 2.0
 
-    found = edges(picture_of(single()))[0, 0] > 0
+    found = edges(image_of(single()))[0, 0] > 0
 
     rim = 0.95 * SIZES["large"] * IMAGE_SIZE / 2.0
     assert (distance_px[found] - rim).abs().max() <= 1.0

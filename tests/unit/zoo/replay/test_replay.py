@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.emulation.recording import read_picture, read_profile, read_recording, write_recording
+from lab.emulation.recording import read_profile, read_recorded_image, read_recording, write_recording
 from zoo.registry import WEIGHTS, entry_of
 from zoo.replay import record as recorder
 from zoo.replay.__main__ import RECORDED
@@ -27,7 +27,7 @@ def test_what_is_recorded_can_be_read_again(exported: Path, tmp_path: Path) -> N
 
     assert found == recording
     for model in found.models:
-        assert read_picture(tmp_path, model.pictures[0]).startswith(b"\x89PNG")
+        assert read_recorded_image(tmp_path, model.pictures[0]).startswith(b"\x89PNG")
         assert model.pictures[1].file is None
         assert model.pictures[1].confidence is not None
         profile = read_profile(tmp_path, model)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.simulator.eviction import EvictionQueue, make_room, open_eviction
 from pentimento.domain.access import AccessRecord, EvictionRule
-from pentimento.policies.eviction import EvictionQueue, make_room, open_eviction
 from pentimento.policies.eviction_rules import EVICTION_NAMES, AgedBenefit, LcbfuRule, eviction_rule
 
 STEPS = (5, 10, 15, 20, 25)

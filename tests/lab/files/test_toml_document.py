@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.files.toml_document import TomlTable, parse_toml, read_toml
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.files.toml_document import TomlTable, parse_toml, read_toml
 
 DOCUMENT = """\
 seed = 7

@@ -1,8 +1,8 @@
-"""TOML files that people write (fleets, scenarios), read by name, type and limit; an error names file, line and field.
+"""Read TOML files written by hand (fleets, scenarios) by name, type and limit; an error names file, line and field.
 
 table = read_toml(path)
 speed = table.number("speed", 1.0, minimum=0.01, maximum=100)
-table.close()                     # whatever was not asked for is a field that nobody knows
+table.close()                     # rejects fields that were not read
 """
 
 import math
@@ -58,7 +58,7 @@ class TomlTable:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What is there, in its order: for tables whose keys are the writer's own."""
+        """Return the field names in their order, for tables with the writer's own keys."""
         return tuple(self._values)
 
     def text(self, field: str, default: str = _REQUIRED) -> str:
@@ -115,7 +115,7 @@ class TomlTable:
         return (Path(self._name).parent / value).resolve() if isinstance(value, str) else default
 
     def close(self) -> None:
-        """InvalidArgument for the first field, here or in the tables that were asked for, that nobody asked for."""
+        """Raise InvalidArgument for the first field that was not read, here or in the tables that were."""
         for field in self._values:
             if field not in self._asked:
                 known = ", ".join(sorted(self._asked)) or "none"
@@ -124,7 +124,7 @@ class TomlTable:
             table.close()
 
     def error(self, field: str, description: str) -> InvalidArgument:
-        """To be raised: what is wrong with a field of this table."""
+        """Return the error for a field of this table, to be raised."""
         position = (*self._position, *([field] if field else []))
         return InvalidArgument.of(f"{self._name}:{self._line(position)}: {_dotted(position)}", description)
 
@@ -146,13 +146,13 @@ class TomlTable:
         return value
 
     def _check_limits(self, field: str, value: float, minimum: float, maximum: float) -> None:
-        # NaN fails every comparison, hence this one.
+        # NaN fails every comparison, so compare this way round.
         if not (minimum <= value <= maximum and math.isfinite(value)):
             limit = f"at least {minimum:g}" if maximum in (math.inf, 2**63 - 1) else f"{minimum:g} to {maximum:g}"
             raise self.error(field, f"must be {limit}, got {value}")
 
     def _line(self, position: Position) -> int:
-        """Of the field, or of the closest table around it."""
+        """Return the line of the field, or of the closest table around it."""
         while position and position not in self._lines:
             position = position[:-1]
         return self._lines.get(position, 1)

@@ -1,7 +1,7 @@
-"""What leaves a full cache: book-keeping over single items, one interface, O(log n) a call.
+"""Evict items from a full cache in memory: one interface for all rules, O(log n) per call.
 
-`eviction_rules` says who goes first; here are the order in memory and what callers hold. A ledger keeps the same
-records and ranks as columns of its rows.
+`policies.eviction_rules` ranks items; this module keeps the order and the access records. A ledger keeps the same
+records and ranks in columns of its rows.
 """
 
 import heapq
@@ -17,7 +17,7 @@ _SPARE_ENTRIES = 64
 
 
 class Eviction(Protocol):
-    """The rule by which an item of a full cache is chosen to go. All methods but `record` and `len` change state."""
+    """A rule that chooses the next item to evict. All methods but `record` and `len` change state."""
 
     def add(self, item: Item, saved_steps: float, size_bytes: int = 1) -> None:
         """Add an item, or a fresh one under the name of an old one. `saved_steps` is K, the steps that a use of it
@@ -25,7 +25,7 @@ class Eviction(Protocol):
         ...
 
     def use(self, item: Item, beside: Iterable[Item] = ()) -> None:
-        """Note that an item served a request; `beside` are the others of its entry. What is gone is ignored."""
+        """Note that an item served a request; `beside` are the other items of its entry. Evicted items are ignored."""
         ...
 
     def remove(self, item: Item) -> None:
@@ -37,7 +37,7 @@ class Eviction(Protocol):
         ...
 
     def record(self, item: Item) -> AccessRecord:
-        """Return what is known of an item's accesses; KeyError when it is gone."""
+        """Return an item's access record. Raises KeyError if it was evicted."""
         ...
 
     def restore(self, item: Item, record: AccessRecord) -> None:
@@ -48,12 +48,12 @@ class Eviction(Protocol):
 
 
 class EvictionQueue:
-    """Items in the order in which a rule lets them go: a heap whose void entries are skipped."""
+    """Items in a rule's eviction order: a heap that skips void entries."""
 
     def __init__(self, rule: EvictionRule) -> None:
         self._rule = rule
         self._tick = 0
-        # An entry of the heap whose rank is not the one here is void.
+        # A heap entry is void unless its rank equals the one here.
         self._known: dict[Item, tuple[Rank, AccessRecord]] = {}
         self._heap: list[tuple[Rank, int, Item]] = []
         self._pushed = 0
@@ -64,7 +64,7 @@ class EvictionQueue:
         self._put(item, AccessRecord(saved_steps, size_bytes, self._tick, self._tick))
 
     def use(self, item: Item, beside: Iterable[Item] = ()) -> None:
-        """Note a use of an item, and for those beside it that another of their entry was used."""
+        """Note a use of an item, and a use of their entry for its other items."""
         if item not in self._known:
             return
         self._tick += 1
@@ -88,16 +88,16 @@ class EvictionQueue:
         raise KeyError("nothing to evict")
 
     def record(self, item: Item) -> AccessRecord:
-        """Return what is known of an item's accesses; KeyError when it is gone."""
+        """Return an item's access record. Raises KeyError if it was evicted."""
         return self._known[item][1]
 
     def restore(self, item: Item, record: AccessRecord) -> None:
-        """Put an item back with the record it had; ticks go on from the last one seen."""
+        """Put an item back with the record it had; ticks continue from the last one."""
         self._tick = max(self._tick, record.added_tick, record.used_tick)
         self._put(item, record)
 
     def items(self) -> list[Item]:
-        """Return what is there, in no order."""
+        """Return all items, in no order."""
         return list(self._known)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class EvictionQueue:
         self._compact()
 
     def _compact(self) -> None:
-        """Void entries are at most as many as the live ones, and a few."""
+        """Keep at most as many void entries as live ones, and a few more."""
         if len(self._heap) > 2 * len(self._known) + _SPARE_ENTRIES:
             self._heap = [(rank, number, item) for number, (item, (rank, _)) in enumerate(self._known.items())]
             self._pushed = len(self._heap)
@@ -132,9 +132,9 @@ def open_eviction(name: str, capacity_count: int, *, hits_add: bool = False) -> 
 
 
 def make_room(eviction: Eviction, new_count: int, capacity_count: int) -> list[Item]:
-    """Take out as many items as must go before `new_count` are added to a cache of `capacity_count`, and return them.
+    """Evict the items that exceed a cache of `capacity_count` after adding `new_count`, and return them.
 
-    The paper's order: what is new is never among those that go (NIRVANA, section 5.4, Eviction).
+    In the paper's order a new item is never evicted (NIRVANA, section 5.4, Eviction).
     """
     surplus = len(eviction) + new_count - capacity_count
     return [eviction.pop() for _ in range(min(max(surplus, 0), len(eviction)))]

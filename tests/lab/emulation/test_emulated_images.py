@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.emulation.emulated_worker.images import EmulatedImages, stand_in_latent
 from lab.emulation.emulated_worker.model import check_profiled, costs_on, decoding_share, emulated_held_model
-from lab.emulation.emulated_worker.pictures import EmulatedPictures, stand_in_latent
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, label_of
 from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile
 from pentimento.domain.errors import InvalidArgument, NotFound
@@ -26,7 +26,7 @@ FLEET = EmulatedFleet(Path("fleet.toml"), (MODEL,), (DEVICES,), deferral=DEFERRA
 
 
 def test_the_same_request_gives_the_same_picture_and_another_another() -> None:
-    one, same, other = (EmulatedPictures(FLEET, MODEL).of("a red circle", seed, 0) for seed in (1, 1, 2))
+    one, same, other = (EmulatedImages(FLEET, MODEL).of("a red circle", seed, 0) for seed in (1, 1, 2))
 
     assert one == same
     assert one.png != other.png
@@ -34,7 +34,7 @@ def test_the_same_request_gives_the_same_picture_and_another_another() -> None:
 
 
 def test_confidences_follow_the_deferral_curve() -> None:
-    pictures = EmulatedPictures(FLEET, MODEL)
+    pictures = EmulatedImages(FLEET, MODEL)
 
     confidences = [pictures.of("a red circle", seed, 0).label.confidence for seed in range(2000)]
 
@@ -43,7 +43,7 @@ def test_confidences_follow_the_deferral_curve() -> None:
 
 
 def test_qualities_have_the_mean_of_their_model_and_the_more_confident_are_better() -> None:
-    pictures = EmulatedPictures(FLEET, MODEL)
+    pictures = EmulatedImages(FLEET, MODEL)
 
     labels = sorted((pictures.of("x", seed, 0).label for seed in range(2000)), key=lambda label: label.confidence)
 
@@ -53,7 +53,7 @@ def test_qualities_have_the_mean_of_their_model_and_the_more_confident_are_bette
 
 
 def test_a_start_from_the_cache_keeps_a_share_of_the_quality() -> None:
-    pictures = EmulatedPictures(FLEET, MODEL)
+    pictures = EmulatedImages(FLEET, MODEL)
 
     scratch, reused = (pictures.of("x", 1, step).label for step in (0, 10))
 
@@ -64,7 +64,7 @@ def test_a_start_from_the_cache_keeps_a_share_of_the_quality() -> None:
 
 def test_a_recording_that_is_not_there_names_itself(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"recording\.json: not there"):
-        EmulatedPictures(FLEET, replace(MODEL, recording=tmp_path))
+        EmulatedImages(FLEET, replace(MODEL, recording=tmp_path))
 
 
 def test_a_faster_device_takes_less_time_for_everything() -> None:

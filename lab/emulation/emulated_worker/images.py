@@ -6,20 +6,20 @@ import struct
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, PictureLabel, labelled
-from lab.emulation.recording import RecordedModel, Recording, quantile_of, read_picture, read_recording
+from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, ImageLabel, labelled
+from lab.emulation.recording import RecordedModel, Recording, quantile_of, read_recorded_image, read_recording
 from pentimento.pictures.png_text import flat_png
 
 
 @dataclass(frozen=True)
-class EmulatedPicture:
+class EmulatedImage:
     """`png` carries its label."""
 
     png: bytes = field(repr=False)
-    label: PictureLabel
+    label: ImageLabel
 
 
-class EmulatedPictures:
+class EmulatedImages:
     """The images of one model. The same prompt and seed give the same image, confidence and quality on every device."""
 
     def __init__(self, fleet: EmulatedFleet, model: EmulatedModel) -> None:
@@ -31,27 +31,27 @@ class EmulatedPictures:
             self._recording = read_recording(model.recording)
             self._recorded: RecordedModel = self._recording.model(model.name)
             kept = [picture for picture in self._recorded.pictures if picture.file is not None]
-            self._pngs = [read_picture(model.recording, picture) for picture in kept]
+            self._pngs = [read_recorded_image(model.recording, picture) for picture in kept]
 
     @property
     def recorded(self) -> bool:
         return self._recording is not None and bool(self._pngs)
 
-    def of(self, prompt: str, seed: int, start_step: int) -> EmulatedPicture:
+    def of(self, prompt: str, seed: int, start_step: int) -> EmulatedImage:
         if self._recording is None:
             label = self._made_up(prompt, seed, start_step)
-            return EmulatedPicture(labelled(self._plain(prompt, seed), label), label)
+            return EmulatedImage(labelled(self._plain(prompt, seed), label), label)
         number = self._recording.index_of(prompt, seed)
         picture = self._recorded.pictures[number]
         confidence = self._confidence(prompt, seed) if picture.confidence is None else picture.confidence
-        label = PictureLabel(self._model.name, confidence, self._kept(picture.clip_score, start_step), start_step)
+        label = ImageLabel(self._model.name, confidence, self._kept(picture.clip_score, start_step), start_step)
         png = self._pngs[number % len(self._pngs)] if self._pngs else self._plain(prompt, seed)
-        return EmulatedPicture(labelled(png, label), label)
+        return EmulatedImage(labelled(png, label), label)
 
-    def _made_up(self, prompt: str, seed: int, start_step: int) -> PictureLabel:
+    def _made_up(self, prompt: str, seed: int, start_step: int) -> ImageLabel:
         model, share = self._model, quantile_of(prompt, seed)
         quality = None if model.quality is None else model.quality + model.quality_spread * (share - 0.5)
-        return PictureLabel(model.name, self._confidence(prompt, seed), self._kept(quality, start_step), start_step)
+        return ImageLabel(model.name, self._confidence(prompt, seed), self._kept(quality, start_step), start_step)
 
     def _confidence(self, prompt: str, seed: int) -> float:
         """Return the confidence at the quantile of prompt and seed: f inverted."""

@@ -1,0 +1,1 @@
+"""Read the lab's files: TOML documents with positions."""
