@@ -239,17 +239,6 @@ async def test_the_deferral_curve_of_a_registered_cascade_is_what_is_planned_by(
     assert handover is not None and handover.shares == (0.0, 0.1, 1.0)
 
 
-async def test_what_is_registered_is_planned_by_the_fleets_file_as_it_was_at_the_start(folder: Path) -> None:
-    file = folder / "fleet.toml"
-    file.write_text((Path(__file__).parents[3] / "scenarios" / "fleets" / "cascade-16.toml").read_text())
-    async with running(folder, serving=PolicySettings(fleet=file, slo_s=5.0)) as suite:
-        file.write_text("half of an edi")
-
-        await suite.models.register_model(LIGHT)
-
-        assert (await suite.models.registered()).models == (LIGHT,)
-
-
 def test_workers_own_costs_count_first() -> None:
     reported = (AllocationProfile("heavy", "gpu", 1, 2.0, 0),)
 

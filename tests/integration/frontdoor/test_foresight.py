@@ -48,8 +48,8 @@ async def test_the_prompt_goes_with_the_picture_whatever_the_cache_may_know(fold
         await cascade.suite.paint(UNNAMED)
 
     (asked,) = cascade.discriminator.asked
-    assert asked.encoder_digest == "sha256:encoder"
-    assert (asked.images[0].prompt.values, asked.images[0].prompt.dimension_count) == (EMBEDDED, 2)
+    prompt = asked.images[0].prompt
+    assert (prompt.values, prompt.dimension_count, prompt.encoder_digest) == (EMBEDDED, 2, "sha256:encoder")
     assert (gateway.lookups, gateway.reserved) == ([], [])
     assert not cascade.discriminator.foresights
 
