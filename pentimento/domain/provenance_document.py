@@ -10,12 +10,13 @@ from enum import Enum
 from typing import Any
 
 from pentimento.domain.generation import Provenance
+from pentimento.domain.shapes import fields_of
 
 
 def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
     """Return the provenance as plain JSON values. Image bytes are named by their digest, inputs that the frontdoor
     left out under `inputs`."""
-    return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
+    return {field.name: as_json(getattr(provenance, field.name)) for field in fields_of(Provenance)}
 
 
 def as_json(value: Any) -> Any:
@@ -29,6 +30,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(as_json(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: as_json(getattr(value, field.name)) for field in fields_of(type(value))}
         return {"kind": type(value).__name__, **fields} if type(value).__name__.startswith("From") else fields
     return value

@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
-from typing import Any, get_type_hints
+from typing import Any
+
+from pentimento.domain.shapes import FieldShape, fields_of
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,24 @@ def setting(
 
 def declared(cls: type, path: tuple[str, ...] = (), defaults: Any = MISSING) -> Iterator[Setting]:
     """Every leaf of `cls`, nested ones flattened. `defaults` is an instance whose values replace the class's own."""
-    hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        kind = hints[field.name]
+    for field in fields_of(cls):
         default = default_of(field) if defaults is MISSING else getattr(defaults, field.name)
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            yield from declared(kind, (*path, field.name), default)
+        if fields_of(field.hint):
+            yield from declared(field.hint, (*path, field.name), default)
         else:
-            yield leaf(field, kind, default, path)
+            yield leaf(field, default, path)
 
 
-def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """The field's default, made when it has a factory; MISSING when it must be given."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def default_of(field: FieldShape) -> Any:
+    """The field's default, MISSING when it must be given."""
+    return field.default() if field.default is not None else MISSING
 
 
-def leaf(field: "dataclasses.Field[Any]", kind: Any, default: Any, path: tuple[str, ...]) -> Setting:
+def leaf(field: FieldShape, default: Any, path: tuple[str, ...]) -> Setting:
     metadata = field.metadata
     return Setting(
         path=(*path, field.name),
-        kind=kind,
+        kind=field.hint,
         default=default,
         help=metadata.get("help", ""),
         minimum=metadata.get("minimum"),

@@ -1,13 +1,13 @@
 """The sources together: flag > `PENTIMENTO_<SECTION>_…` > `PENTIMENTO_COMMON_…` > [section] > [common] > default."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.shapes import fields_of
 from pentimento.settings.declaration import Setting, by_name
 from pentimento.settings.errors import SettingsError
 from pentimento.settings.sources import (
@@ -91,12 +91,10 @@ def value_of(setting: Setting, given: Given | None) -> Any:
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass and those nested in it; what their `__post_init__` refuses is a SettingsError too."""
-    hints = get_type_hints(cls)
-    arguments = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        nested = hints[field.name]
-        is_nested = isinstance(nested, type) and dataclasses.is_dataclass(nested)
-        arguments[field.name] = build(nested, values) if is_nested else values[field.name]
+    arguments = {
+        field.name: build(field.hint, values) if fields_of(field.hint) else values[field.name]
+        for field in fields_of(cls)
+    }
     try:
         return cls(**arguments)
     except (ValueError, InvalidArgument) as error:
