@@ -9,11 +9,10 @@ from noise, of the same prompt and seed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import document_from_json, document_to_json, read_document
+from pentimento.files.documents import document_from_json, document_to_json
 from pentimento.files.json_values import ValueRange
 from pentimento.policies.selector_profiling import REQUIRED_SHARE, ThresholdRule, share_is_surely
 from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share
@@ -128,8 +127,3 @@ def _check_row(row: HandoverRow, step_count: int, where: str) -> None:
     if wrong_rules := [rule.value for rule, holds in counted.items() if holds is not (rule in row.allowed)]:
         limit = f"must be what {row.kept_count} kept of {row.picture_count} allow, are not for {wrong_rules[0]}"
         raise InvalidArgument.of(f"{where}.allowed", limit)
-
-
-def read_handover_profile(path: Path) -> HandoverProfile:
-    """Return the profile of a file. Raises InvalidArgument naming the file."""
-    return read_document(path, handover_from_json, "handover_profiles")

@@ -1,4 +1,4 @@
-"""Settings that earlier versions had. They are refused with the reason, so that nobody looks for a misspelling."""
+"""Settings that earlier versions had. They are refused with the reason."""
 
 import re
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.fixtures.checkpoints import write_checkpoint
-from pentimento.policies.handover_profiles import read_handover_profile
+from pentimento.policies.handover_profiles import handover_from_json
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.settings import load_settings
 from services.unet_worker.handover_profile import write_handover_profile
@@ -54,7 +54,7 @@ def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -
     prompts = ("a circle", "a square", "a circle")
     write_handover_profile(settings, prompts, Alike(), ("alike", "sha256:a"), lambda _: (judge,))
 
-    profile = read_handover_profile(tmp_path / "out" / "light-to-heavy.json")
+    profile = handover_from_json((tmp_path / "out" / "light-to-heavy.json").read_text())
     assert (profile.light, profile.heavy, profile.step_count, profile.light_share) == ("light", "heavy", 5, 0.8)
     # Nothing is left out by a tenth of five steps but one of them; by nine tenths none is taken. Of the third share
     # nobody keeps enough, so that no larger one is painted. The third prompt is the first again.

@@ -1,7 +1,6 @@
 """Which share of a later model's steps its start from the picture before it may spare."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from pentimento.policies.handover_profiles import (
     handover_from_json,
     handover_row,
     handover_to_json,
-    read_handover_profile,
     taken_steps,
 )
 from pentimento.policies.selector_profiling import ThresholdRule
@@ -42,10 +40,8 @@ def test_steps_are_taken_as_the_front_door_takes_them(steps: int, share: float, 
     assert taken_steps(steps, share) == taken
 
 
-def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
-    (tmp_path / "pair.json").write_text(handover_to_json(PROFILE))
-
-    assert read_handover_profile(tmp_path / "pair.json") == PROFILE
+def test_a_profile_reads_back_as_it_was_written() -> None:
+    assert handover_from_json(handover_to_json(PROFILE)) == PROFILE
 
 
 @pytest.mark.parametrize(
