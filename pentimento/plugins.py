@@ -1,11 +1,14 @@
-"""Find what other distributions add: policies, suites, commands and services, by their entry points."""
+"""Find plug-ins of other distributions by their entry points: policies, suites, commands and services.
 
-from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+Imports happen in the functions: every run of the command imports this module, and few look for a plug-in.
+"""
 
-from pentimento.domain.fleet import POLICY_NAMES
+from typing import TYPE_CHECKING, Any
+
 from pentimento.settings.errors import SettingsError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS, POLICIES = "pentimento.commands", "pentimento.policies"
 SERVICES, SUITES = "pentimento.services", "pentimento.suites"
@@ -43,6 +46,11 @@ def plugin_module(group: str, name: str, asked: str) -> str:
 
 def check_policy(name: str, flag: str) -> None:
     """Raise SettingsError for a policy that is neither built in nor installed: what to install, or the names."""
+    from difflib import get_close_matches
+    from importlib.metadata import entry_points
+
+    from pentimento.domain.fleet import POLICY_NAMES
+
     known = {*POLICY_NAMES, *(found.name for found in entry_points(group=POLICIES))}
     if name in known:
         return
@@ -53,7 +61,9 @@ def check_policy(name: str, flag: str) -> None:
     raise SettingsError(f"{flag} must be one of {', '.join(sorted(known))}, got {name!r}{hint}")
 
 
-def _entry_point(group: str, name: str, asked: str) -> EntryPoint:
+def _entry_point(group: str, name: str, asked: str) -> "EntryPoint":
+    from importlib.metadata import entry_points
+
     for found in entry_points(group=group, name=name):
         return found
     raise _missing(asked)

@@ -4,6 +4,7 @@ import re
 
 REMOVED = {
     "compile_halves": "captured CUDA graphs, the default on a GPU, are faster",
+    "discriminator_s": "discriminators report what scoring takes",
     "hedge_after": "a request has one running attempt",
     "match_predictor_file": "the predictor learns again after a restart",
     "plan_reuse": "plans no longer say how much of the cache's tables hits use",
