@@ -48,5 +48,5 @@ def handed_from_bytes(data: bytes) -> HandedPicture:
 
 def unreadable() -> Internal:
     """Return the error of a request that another version accepted and this one does not understand."""
-    message = "what was journalled of this request is not understood by this version; it was not painted"
+    message = "this version cannot read the journalled request; it did not run"
     return Internal(Reason.UNREADABLE_REQUEST, message)
