@@ -1,4 +1,4 @@
-"""Calls whose last event alone matters."""
+"""Read only the last event of a call."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Whether this environment has what the HTTP edge is made of: the extra `edge`, which `dev` brings along."""
+"""Find missing packages of the HTTP edge: the extra `edge`, which `dev` includes."""
 
 import importlib.util
 
@@ -6,5 +6,5 @@ PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart", "openai")
 
 
 def missing() -> list[str]:
-    """Return what is not installed."""
+    """Return the packages that are not installed."""
     return [package for package in PACKAGES if importlib.util.find_spec(package) is None]

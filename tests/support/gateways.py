@@ -59,7 +59,7 @@ def embedding(*values: float, encoder: str = ENCODER) -> Embedding:
 
 
 def at_similarity(similarity: float) -> Embedding:
-    """Of that cosine to `embedding(1)`."""
+    """Return an embedding with this cosine to `embedding(1)`."""
     return embedding(similarity, math.sqrt(1 - similarity * similarity))
 
 
@@ -94,8 +94,8 @@ class RunningGateway:
         image: Embedding | None = None,
         ancestor_depth: int = 0,
     ) -> str:
-        """Reserve and upload what is granted, commit the latents of `steps` (and the image where it has an embedding),
-        and wait until they can be found; the entry's id."""
+        """Reserve, upload the granted objects, commit the latents of `steps` (and the image, if it has an embedding),
+        and wait until lookups find them. Return the entry's id."""
         of = of or scope()
         by = attempt(of.tenant)
         grant = await self.client.reserve(of, by)
@@ -164,8 +164,8 @@ def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running_gateway(directory: Path, *flags: str, clock: Clock | None = None) -> AsyncIterator[RunningGateway]:
-    """A warm gateway on a socket of its own; `flags` are pairs of flag and value, yes and no for switches; `clock` is
-    its machine's."""
+    """Run a warm gateway on a new socket. `flags`: pairs of flag and value, yes and no for switches; `clock`: the
+    machine's clock."""
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", UserWarning)
         be_patient_with_stores(patch)

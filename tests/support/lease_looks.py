@@ -1,4 +1,4 @@
-"""A standby's looks at the lease, scripted: real time would say that a leader is silent whose disk is busy."""
+"""Script a standby's reads of the lease: in real time a leader with a busy disk would look silent."""
 
 import asyncio
 from concurrent.futures import Future

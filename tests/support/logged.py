@@ -1,5 +1,5 @@
-"""What one logger said. Of the whole log nothing is known: asyncio complains of the tasks and connections that earlier
-tests left whenever they are collected."""
+"""Read the records of one logger. The whole log is unpredictable: asyncio reports tasks and connections of earlier
+tests whenever they are collected."""
 
 import logging
 
@@ -7,5 +7,5 @@ import pytest
 
 
 def said_by(logger: str, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Return its own records, in their order, and none of the loggers below it."""
+    """Return a logger's records in order, without those of its child loggers."""
     return [record for record in caplog.records if record.name == logger]

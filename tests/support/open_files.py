@@ -5,9 +5,9 @@ from pathlib import Path
 
 
 def files_open_under(directory: Path) -> list[str]:
-    """Return the names of the directory's files that are open, once for each descriptor, also of those deleted since.
+    """Return the names of the directory's files that are open, once per descriptor, also of deleted files.
 
-    Descriptors of other files are not counted: what earlier tests left is closed whenever garbage is collected.
+    Descriptors of other files are not counted: the garbage collector closes files of earlier tests at any time.
     """
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():

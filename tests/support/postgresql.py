@@ -40,7 +40,7 @@ class PostgresqlServer:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def new_database(self) -> str:
-        """SQLAlchemy url of an empty namespace: a schema of its own, since a database takes a second to make."""
+        """Return the SQLAlchemy URL of an empty schema; a new database would take a second."""
         name = f"test_{next(self._numbers)}"
         with self._connect() as connection:
             connection.execute(f"CREATE SCHEMA {name}".encode())
@@ -60,7 +60,7 @@ class PostgresqlServer:
 
 @contextmanager
 def running_server() -> Iterator[PostgresqlServer]:
-    """Start a server in a directory of its own; stop it and delete the directory."""
+    """Start a server in a new directory; stop it and delete the directory."""
     binaries = find_binaries()
     assert binaries is not None
     # Not below pytest's own directory: socket paths must be short, and its parents are closed to other users.
@@ -69,8 +69,8 @@ def running_server() -> Iterator[PostgresqlServer]:
         if os.geteuid() == 0:
             shutil.chown(directory, "postgres", "postgres")
         data = directory / "data"
-        spared = "-c fsync=off -c full_page_writes=off -c autovacuum=off"  # what outlives a power cut, or grows old
-        soon = "-c deadlock_timeout=50ms"  # who waits for a row looks for a deadlock, after a second by default
+        spared = "-c fsync=off -c full_page_writes=off -c autovacuum=off"  # for power cuts and long runs
+        soon = "-c deadlock_timeout=50ms"  # the search for a deadlock; 1 s by default
         options = f"-k {directory} -c listen_addresses='' -c max_connections=50 {spared} {soon}"
         _run(binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8")
         _run(binaries / "pg_ctl", "-D", data, "-w", "-o", options, "-l", directory / "log", "start")

@@ -11,13 +11,13 @@ Process = subprocess.Popen[bytes]
 
 
 class StartedProcesses:
-    """Whoever starts processes here ends them by `end`, also those that were stopped."""
+    """Start processes; `end` kills all of them, also stopped ones."""
 
     def __init__(self) -> None:
         self._started: list[Process] = []
 
     def start(self, module: str, *arguments: str, log: Path | None = None) -> Process:
-        """Start `python -m module`; its output goes to the end of `log`, else where the tests' own goes."""
+        """Start `python -m module`; its output is appended to `log`, else it joins the tests' output."""
         command = [sys.executable, "-m", module, *arguments]
         if log is None:
             process = subprocess.Popen(command, cwd=ROOT)
@@ -28,7 +28,7 @@ class StartedProcesses:
         return process
 
     def end(self) -> None:
-        """Kill what still runs, and wait for all."""
+        """Kill running processes and wait for all."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -36,7 +36,7 @@ class StartedProcesses:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; a zombie has, and waits for whoever is its parent now."""
+    """Return whether a process has not ended; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:  # Between the two.

@@ -1,4 +1,4 @@
-"""Clients that connect and say nothing."""
+"""Clients that connect and send nothing."""
 
 import socket
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def silent_connections(address: tuple[str, int], count: int) -> Iterator[None]:
-    """So many are open inside the block."""
+    """Keep `count` connections open inside the block."""
     with ExitStack() as opened:
         for _ in range(count):
             opened.enter_context(socket.create_connection(address))

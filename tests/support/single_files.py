@@ -192,5 +192,5 @@ def _sd3_transformer(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def split_copy(directory: Path, target: Path) -> Path:
-    """A copy whose weights lie in one file."""
+    """Copy a directory with its weights merged into one file."""
     return merge_weights(shutil.copytree(directory, target))

@@ -22,5 +22,5 @@ def mounted_tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
     try:
         yield mount
     finally:
-        # Whoever still has a file open there: of a mount that stays no later run could clear the folder away.
+        # Detach: a process may still have a file open there, and no later run could delete a mounted folder.
         libc.umount2(bytes(mount), MNT_DETACH)

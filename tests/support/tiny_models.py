@@ -1,4 +1,4 @@
-"""What the registry says of the tiny models that come with the repository."""
+"""Read the registry of the repository's tiny models."""
 
 import json
 
@@ -6,6 +6,6 @@ from pentimento.supervisor.models import WEIGHTS
 
 
 def size_px(model: str = "tiny-heavy") -> tuple[int, int]:
-    """Width and height of a pipeline's pictures."""
+    """Return width and height of a pipeline's images."""
     entries = json.loads((WEIGHTS / "registry.json").read_text())["models"]
     return next((entry["width"], entry["height"]) for entry in entries if entry["name"] == model)

@@ -1,4 +1,4 @@
-"""Torch on as many threads as a test says, for those that compare what two processes compute, or count threads."""
+"""Set torch's threads, for tests that compare results of two processes or count threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many while the context is open."""
+    """Use `count` threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -20,7 +20,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As many as worker and engine use: sums split over two threads differ in their last bits. In each module that
-    imports it."""
+    """Use one thread, like worker and engine, in every module that imports this: sums split over two threads differ in
+    their last bits."""
     with torch_threads(1):
         yield
