@@ -3,16 +3,14 @@
 | module | what |
 | --- | --- |
 | `rules` | a directory judged before it is loaded |
-| `loading` | from a directory to a ControlNet; whether it fits a model |
+| `loading` | from a directory to a ControlNet |
 | `network` | what a ControlNet offers, and pictures as the rows of a pass |
 | `unet_controlnet`, `transformer_controlnet` | those of Stable Diffusion and SDXL, and of SD3 |
-| `setting` | how strongly one acts, in which steps, on which halves |
+| `setting` | how strongly one acts, and in which steps |
 | `summing` | residuals scaled and added up |
-| `local_control` | ControlNets beside the engine, in its process |
 """
 
-from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, check_base, load_controlnet
-from pentimento.diffusion.controlnets.local_control import Control, LocalControl, LocalControlNets
+from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, load_controlnet
 from pentimento.diffusion.controlnets.network import ControlNet, ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
 from pentimento.diffusion.controlnets.setting import ControlSetting
@@ -20,17 +18,13 @@ from pentimento.diffusion.controlnets.summing import summed
 
 __all__ = [
     "PLAIN",
-    "Control",
     "ControlNet",
     "ControlNetCheckpoint",
     "ControlNetForm",
     "ControlNetInfo",
     "ControlSetting",
     "ControlStep",
-    "LocalControl",
-    "LocalControlNets",
     "ResidualsSoFar",
-    "check_base",
     "load_controlnet",
     "open_controlnet",
     "summed",

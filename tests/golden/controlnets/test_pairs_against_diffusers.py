@@ -13,7 +13,8 @@ from torch import Tensor
 from lab.fixtures.checkpoints import SIDE_PX
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
-from pentimento.diffusion.controlnets import Control, ControlSetting, LocalControl, load_controlnet
+from lab.fixtures.local_control import Control, LocalControl
+from pentimento.diffusion.controlnets import ControlSetting, load_controlnet
 from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import write_controlnet, write_flow_controlnet, write_xl_checkpoint
+from lab.fixtures.checkpoints import write_flow_controlnet
 from pentimento.diffusion.checkpoint import BadCheckpoint, digest_directory
-from pentimento.diffusion.controlnets import ControlNet, check_base, load_controlnet, loading, open_controlnet
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.controlnets import ControlNet, load_controlnet, loading, open_controlnet
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
 from tests.support.text_files import edit_json
@@ -173,48 +172,3 @@ def test_weights_that_lack_a_tensor_are_refused(copy: Path) -> None:
     ) as refused:
         load(copy)
     assert str(copy) in refused.value.message and "pentimento-model-" not in refused.value.message
-
-
-def test_one_that_fits_a_model_passes(
-    controlnet: ControlNet, model: DiffusionModel, flow_controlnet: ControlNet, flow_model: DiffusionModel
-) -> None:
-    check_base(controlnet, model)
-    check_base(flow_controlnet, flow_model)
-
-
-def test_one_of_another_family_is_refused(controlnet: ControlNet, xl_model: DiffusionModel) -> None:
-    with pytest.raises(FailedPrecondition, match="is for stable_diffusion, the model is of stable_diffusion_xl"):
-        check_base(controlnet, xl_model)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"in_channels": 8}, "in_channels: the ControlNet has 8, the model 4"),
-        ({"block_out_channels": (16, 16)}, r"block_out_channels: the ControlNet has \[16, 16\], the model \[16, 32\]"),
-        ({"layers_per_block": 2}, r"layers_per_block: the ControlNet has \[2, 2\], the model \[1, 1\]"),
-    ],
-)
-def test_one_with_other_residuals_is_refused(
-    tmp_path: Path, model: DiffusionModel, changes: dict[str, Any], named: str
-) -> None:
-    other = load(write_controlnet(tmp_path / "other", **changes))
-
-    with pytest.raises(FailedPrecondition, match=named) as refused:
-        check_base(other, model)
-    assert refused.value.reason == "CONTROLNET_MISMATCH"
-
-
-def test_a_flows_of_another_width_is_refused(tmp_path: Path, flow_model: DiffusionModel) -> None:
-    other = load(write_flow_controlnet(tmp_path / "other", num_attention_heads=1, caption_projection_dim=8))
-
-    with pytest.raises(FailedPrecondition, match="width: the ControlNet has 8, the model 16"):
-        check_base(other, flow_model)
-
-
-def test_one_with_another_number_of_texts_is_refused_for_sdxl(tmp_path: Path) -> None:
-    xl = load_model(write_xl_checkpoint(tmp_path / "xl"), torch.device("cpu"), torch.float32)
-    fitting = load(write_controlnet(tmp_path / "fitting", xl=True))
-
-    check_base(fitting, xl)
-    assert fitting.info.family == "stable_diffusion_xl"

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.fixtures.local_control import Control, LocalControl, LocalControlNets
 from pentimento.diffusion.controlnets import (
-    Control,
     ControlNet,
     ControlSetting,
     ControlStep,
-    LocalControl,
-    LocalControlNets,
     ResidualsSoFar,
     summed,
     unheard,

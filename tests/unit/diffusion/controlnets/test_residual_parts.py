@@ -10,12 +10,11 @@ import torch
 from diffusers import SD3ControlNetModel
 
 from lab.fixtures.checkpoints import write_flow_controlnet
+from lab.fixtures.local_control import Control, LocalControlNets
 from pentimento.diffusion.controlnets import (
-    Control,
     ControlNet,
     ControlSetting,
     ControlStep,
-    LocalControlNets,
     load_controlnet,
     summed,
 )
