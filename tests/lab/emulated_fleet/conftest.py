@@ -16,7 +16,6 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.unet_worker.process import WorkerProcess
-from tests.support.patient_connections import be_patient
 
 FLEET = """\
 seed = 3
@@ -42,11 +41,6 @@ memory_bytes = 1000
 [discriminator]
 score_s = 0.001
 """
-
-
-@pytest.fixture(autouse=True)
-def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_patient(monkeypatch)
 
 
 @pytest.fixture
