@@ -50,9 +50,9 @@ from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.estimates import Array
 from zoo.evaluate.examination import BATCH
 from zoo.export.prompt_head import shipped_pair, training_prompts
-from zoo.painting.pipeline import load_pipeline, paint
+from zoo.painting.pipeline import generate, load_pipeline
 from zoo.registry import WEIGHTS, entry_of
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.loop import load_trained
 from zoo.train.parts import WORK
 
@@ -113,7 +113,7 @@ def routers(pairs: GeneratedPairs, training: Path, plan: NetworkPlan) -> dict[st
     found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
     prompts, noise = training_prompts(1_600)
     pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
-    seen = [painter.paint(training, list(prompts.captions), noise) for painter in (pair.light, pair.heavy)]
+    seen = [source.generate(training, list(prompts.captions), noise) for source in (pair.light, pair.heavy)]
     for name in NETWORKS:
         network = trained_network(name, seen[0], seen[1], training / "networks", plan)
         found[name] = real_margins(network, pairs.light)
@@ -122,7 +122,7 @@ def routers(pairs: GeneratedPairs, training: Path, plan: NetworkPlan) -> dict[st
 
 def feature_pairs(pairs: GeneratedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
     """Return the scorer's features; drawings are of scenes after the generated ones."""
-    judge = load_trained(Judge(), reader / "judge")
+    judge = load_trained(AttributeReader(), reader / "judge")
     drawn = examination_prompts(drawing_count, first=len(pairs.prompts)).drawn
     reference = FrechetReference(scorer_features(judge, drawn))
     light, heavy = (reference.project(scorer_features(judge, images)) for images in (pairs.light, pairs.heavy))
@@ -130,7 +130,7 @@ def feature_pairs(pairs: GeneratedPairs, reader: Path, drawing_count: int) -> Fe
 
 
 @torch.no_grad()
-def scorer_features(judge: Judge, images: Tensor) -> Array:
+def scorer_features(judge: AttributeReader, images: Tensor) -> Array:
     """Return features (n, d) before the scorer's heads."""
     parts = [judge.body(as_pixels(part)) for part in images.split(BATCH)]
     return np.asarray(torch.cat(parts).double().numpy())
@@ -219,7 +219,7 @@ def generation(name: str, caption: str) -> Callable[[], object]:
     """Return a function that generates one image by a shipped model, as served."""
     entry, pipeline = entry_of(name, WEIGHTS), load_pipeline(WEIGHTS / name)
     steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])
-    return lambda: paint(pipeline, [caption], [1], steps, scale, 1)
+    return lambda: generate(pipeline, [caption], [1], steps, scale, 1)
 
 
 def curves(

@@ -38,7 +38,7 @@ from lab.fixtures.controlled_generation import (
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import Scheduler
-from zoo.drawing.conditions import as_picture
+from zoo.drawing.conditions import as_rgb_condition
 from zoo.painting.samples import conditions_of, example_scenes
 from zoo.registry import WEIGHTS
 
@@ -73,7 +73,7 @@ class ComparedImage:
 
 def zoo(folder: Path) -> ControlledSubject:
     names = ["tiny-controlnet-edges", "tiny-controlnet-layout"]
-    told = [as_picture(conditions_of(name, example_scenes(1))).contiguous() for name in names]
+    told = [as_rgb_condition(conditions_of(name, example_scenes(1))).contiguous() for name in names]
     return ControlledSubject(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in names], told)
 
 

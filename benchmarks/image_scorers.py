@@ -55,7 +55,7 @@ class ImageScorers:
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> Array:
-        parts = [self._examiner.judge.body(as_pixels(part)) for part in pixels.split(BATCH)]
+        parts = [self._examiner.reader.body(as_pixels(part)) for part in pixels.split(BATCH)]
         return np.asarray(torch.cat(parts).double().numpy())
 
 

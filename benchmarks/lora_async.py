@@ -57,7 +57,7 @@ from zoo.drawing.prompts import examination_prompts
 from zoo.registry import WEIGHTS
 from zoo.train.loop import CHECKPOINT, load_trained
 from zoo.train.parts import WORK
-from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+from zoo.train.style_judge import CLASSES, StyleClassifier, style_scores
 
 LOADS = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0)
 KATZ_STEPS = 10
@@ -188,7 +188,7 @@ class LateGallery:
     def __init__(self, study: LatenessStudy, work: Path) -> None:
         self.study = study
         trained = (work / "style-judge" / CHECKPOINT).is_file()
-        self._scorer = load_trained(StyleJudge(), work / "style-judge") if trained else None
+        self._scorer = load_trained(StyleClassifier(), work / "style-judge") if trained else None
 
     def kept(self, bound: LoraBound, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
         late = self.study.painted(f"{bound.lora} after {steps} steps", lora, steps)
@@ -202,7 +202,7 @@ class LateGallery:
     def _seen(self, pixels: Tensor, style: str) -> list[float]:
         if self._scorer is None:
             return []
-        assert isinstance(self._scorer, StyleJudge)
+        assert isinstance(self._scorer, StyleClassifier)
         found: list[float] = style_scores(self._scorer, as_pixels(pixels))[:, CLASSES.index(style)].tolist()
         return found
 

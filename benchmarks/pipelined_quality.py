@@ -24,11 +24,11 @@ from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.generation import Scheduler
 from pentimento.files.pipelining_bounds import MeasuredBound, read_pipelining_bounds, write_pipelining_bounds
 from pentimento.policies.residual_pipelining import allowed_from_step, first_alike_step
-from zoo.drawing.conditions import as_picture, edge_f1, edges, layout
+from zoo.drawing.conditions import as_rgb_condition, edge_f1, edges, layout
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
 from zoo.evaluate.examination import Examiner
-from zoo.painting.controlnet import add_control, adjacent_cosines, paint_controlled, recorded_residuals
+from zoo.painting.controlnet import add_control, adjacent_cosines, generate_controlled, recorded_residuals
 from zoo.painting.pipeline import load_pipeline
 from zoo.painting.store import as_bytes
 from zoo.registry import WEIGHTS, entry_of
@@ -85,7 +85,7 @@ def _adjacent_cosines(name: str, conditions: Tensor, prompts: Prompts, steps: in
     pipeline = add_control(load_pipeline(WEIGHTS / BASE), WEIGHTS / f"tiny-controlnet-{name}")
     scale, count = float(entry_of(BASE, WEIGHTS)["default_guidance_scale"]), len(prompts)
     with recorded_residuals(pipeline.controlnet) as residuals:
-        paint_controlled(pipeline, list(prompts.captions), list(range(count)), conditions, steps, scale)
+        generate_controlled(pipeline, list(prompts.captions), list(range(count)), conditions, steps, scale)
     found: Array = adjacent_cosines(residuals)[:, count:].double().numpy()
     return found
 
@@ -161,7 +161,7 @@ async def _generated(
     setting: QualitySetting, name: str, prompts: Prompts, conditions: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return synchronous, pipelined, and other-seed synchronous images: uint8 (prompts, 3, height, width)."""
-    told = as_picture(conditions)
+    told = as_rgb_condition(conditions)
     model = load_model(WEIGHTS / BASE, torch.device("cpu"), torch.float32)
 
     def pixels(latents: Sequence[Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ from zoo.evaluate.examination import BATCH, Examiner
 from zoo.export.prompt_head import features_of, share_right, shipped_pair
 from zoo.registry import WEIGHTS
 from zoo.train.dual_encoder import TowersAndHeads
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.loop import load_trained
 from zoo.train.parts import check_trained
 
@@ -87,7 +87,7 @@ def held_out_pairs(work: Path, count: int) -> GeneratedPairs:
     prompts = examination_prompts(count)
     seeds = [drawn[0] for drawn in prompts.seeds(1)]
     pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
-    light, heavy = (painter.paint(work, list(prompts.captions), seeds) for painter in (pair.light, pair.heavy))
+    light, heavy = (source.generate(work, list(prompts.captions), seeds) for source in (pair.light, pair.heavy))
     return GeneratedPairs(prompts, light, heavy)
 
 
@@ -103,7 +103,7 @@ def readings(pairs: GeneratedPairs, folders: WorkFolders) -> dict[str, Reading]:
 
 def scored(pairs: GeneratedPairs, work: Path) -> Reading:
     """Return the share of requested attributes that the scorer of a work folder sees."""
-    judge = load_trained(Judge(), work / "judge")
+    judge = load_trained(AttributeReader(), work / "judge")
     said: Array = (pairs.prompts.asked != UNSAID).sum(dim=1).double().numpy()
     light, heavy = (share_right(judge, images, pairs.prompts.asked) for images in (pairs.light, pairs.heavy))
     return Reading(light.double().numpy() / said, heavy.double().numpy() / said)

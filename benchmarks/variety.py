@@ -109,7 +109,7 @@ class Eyes:
         """Measure the images of eight seeds of each prompt."""
         pixels = torch.stack([pixels_of(image) for image in images])
         with torch.no_grad():
-            features = self._examiner.judge.body(as_pixels(pixels)).double()
+            features = self._examiner.reader.body(as_pixels(pixels)).double()
         grouped = pixels.double().div(255).unflatten(0, (-1, SEEDS))
         pairs = list(combinations(range(SEEDS), 2))
         by_eye = [1.0 - structural_similarity(grouped[:, one], grouped[:, other]) for one, other in pairs]

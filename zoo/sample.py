@@ -16,7 +16,7 @@ import torch
 from zoo.command import finite, positive, run
 from zoo.devices import DEVICES, choose_device
 from zoo.painting.grid import grid
-from zoo.painting.samples import Manner, paint_tiles
+from zoo.painting.samples import Manner, sample_tiles
 from zoo.registry import WEIGHTS
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     choose_device(given.device)
     manner = Manner(given.model, given.steps, given.scale, given.lora, given.lora_weight, given.controlnet)
-    tiles = paint_tiles(manner, given.prompts, given.seed, given.weights, given.condition)
+    tiles = sample_tiles(manner, given.prompts, given.seed, given.weights, given.condition)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     grid(tiles, zoom=given.zoom).save(given.out, optimize=True)
     print(given.out)

@@ -23,12 +23,12 @@ from zoo.evaluate.bar_adapters import as_unit
 from zoo.evaluate.estimates import Array, Estimate, estimate, mean, mean_difference, ratio
 from zoo.evaluate.examination import needed
 from zoo.evaluate.studio import BASE
-from zoo.painting.controlnet import add_control, adjacent_cosines, paint_controlled, recorded_residuals
-from zoo.painting.lora import add_style, latent_cosines, paint_styled
+from zoo.painting.controlnet import add_control, adjacent_cosines, generate_controlled, recorded_residuals
+from zoo.painting.lora import add_style, generate_styled, latent_cosines
 from zoo.painting.pipeline import load_pipeline
 from zoo.painting.store import as_bytes
 from zoo.train.loop import load_trained
-from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+from zoo.train.style_judge import CLASSES, StyleClassifier, style_scores
 
 STEPS = 50
 SWITCHED_ON_AFTER = (0, 5, 10, 15, 20, 30, 40, STEPS)
@@ -65,7 +65,7 @@ def residual_cosines(setting: CurveSetting, controlnet: str, conditions: torch.T
     for rows in torch.arange(len(conditions)).split(RESIDUALS_AT_ONCE):
         chosen = [captions[row] for row in rows.tolist()]
         with recorded_residuals(pipeline.controlnet) as residuals:
-            paint_controlled(pipeline, chosen, rows.tolist(), conditions[rows], STEPS, scale)
+            generate_controlled(pipeline, chosen, rows.tolist(), conditions[rows], STEPS, scale)
         found.append(adjacent_cosines(residuals)[:, len(rows) :])
     cosines: Array = torch.cat(found, dim=1).double().numpy()
     return cosines
@@ -83,8 +83,8 @@ def residual_figures(name: str, cosines: Array) -> Iterator[Figure]:
 
 
 def lora_part(setting: CurveSetting) -> PartResult:
-    judge = load_trained(StyleJudge(), setting.studio.work / "style-judge")
-    assert isinstance(judge, StyleJudge)
+    judge = load_trained(StyleClassifier(), setting.studio.work / "style-judge")
+    assert isinstance(judge, StyleClassifier)
     curves: dict[str, Any] = {}
     figures: list[Figure] = []
     for style in TREATMENTS:
@@ -100,7 +100,7 @@ def lora_part(setting: CurveSetting) -> PartResult:
 
 
 def switched_on_late(
-    setting: CurveSetting, style: str, judge: StyleJudge
+    setting: CurveSetting, style: str, judge: StyleClassifier
 ) -> tuple[Array, dict[int, Array], dict[int, Array]]:
     """Return the effect of switching the LoRA on late.
 
@@ -115,7 +115,7 @@ def switched_on_late(
     captions, scale = list(studio.prompts.captions[:count]), studio.defaults(BASE)[1]
     strength, seen, latents = {}, {}, {}
     for after in SWITCHED_ON_AFTER:
-        painted = paint_styled(pipeline, lora, captions, list(range(count)), STEPS, scale, 1.0, after)
+        painted = generate_styled(pipeline, lora, captions, list(range(count)), STEPS, scale, 1.0, after)
         latents[after] = painted.latents
         scores = style_scores(judge, as_pixels(as_bytes(painted.pixels)))
         strength[after] = scores[:, CLASSES.index(style)].double().numpy()[:, None]

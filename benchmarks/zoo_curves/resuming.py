@@ -90,7 +90,7 @@ def resumed_images(setting: CurveSetting, pairs: CaptionPairs) -> Resumes:
     studio = setting.studio
     sampler = BatchSampler(studio.weights / LIGHT, STEPS, studio.defaults(LIGHT)[1])
     captions, donors, seeds = pairs.flat()
-    images = studio.paint_these(BASE, donors, seeds, STEPS)
+    images = studio.generate_these(BASE, donors, seeds, STEPS)
     marks = {0: from_scratch(setting, LIGHT, pairs)}
     for step in IMAGE_STEPS:
         latents, _ = sampler.denoise(sampler.renoised(images, seeds, step), captions, first_step=step)
@@ -108,7 +108,7 @@ def text_similarity(setting: CurveSetting, pairs: CaptionPairs) -> Array:
 
 
 def from_scratch(setting: CurveSetting, model: str, pairs: CaptionPairs) -> dict[str, Array]:
-    pixels = setting.studio.paint_these(model, list(pairs.captions), list(pairs.seeds), STEPS)
+    pixels = setting.studio.generate_these(model, list(pairs.captions), list(pairs.seeds), STEPS)
     return _by_metric(setting.studio.examiner.mark(pixels[:, None], pairs.captions, pairs.asked))
 
 

@@ -40,7 +40,7 @@ def _measured(studio: Studio, model: str, steps: int) -> dict[str, Array]:
     """Return values by metric, (prompts, seeds). Detail measures further gains once all attributes are right."""
     marks = studio.marks(model, steps)
     values = {metric: values_of(marks, metric) for metric in METRICS}
-    return values | {DETAIL: fine_detail(studio.paint(model, steps), studio.rebuilt)}
+    return values | {DETAIL: fine_detail(studio.generate(model, steps), studio.rebuilt)}
 
 
 def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[Figure]:

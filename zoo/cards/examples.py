@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.drawing.captions import canonical_caption
 from zoo.painting.grid import Tile, grid
-from zoo.painting.samples import PROMPTS, Manner, conditions_of, drawn, example_scenes, painter
+from zoo.painting.samples import PROMPTS, Manner, conditions_of, drawn, example_scenes, image_source
 from zoo.registry import ZooModel
 
 LIMIT_BYTES = 60_000
@@ -38,8 +38,8 @@ def save_within(image: Image.Image, path: Path, limit_bytes: int = LIMIT_BYTES) 
 
 
 def _pipeline(model: ZooModel, weights: Path) -> list[Tile]:
-    painted = painter(Manner(model.name), weights)(PROMPTS, range(len(PROMPTS)))
-    return [Tile(picture, caption) for picture, caption in zip(painted, PROMPTS, strict=True)]
+    generated = image_source(Manner(model.name), weights)(PROMPTS, range(len(PROMPTS)))
+    return [Tile(picture, caption) for picture, caption in zip(generated, PROMPTS, strict=True)]
 
 
 def _controlnet(model: ZooModel, weights: Path) -> list[Tile]:
@@ -47,8 +47,8 @@ def _controlnet(model: ZooModel, weights: Path) -> list[Tile]:
     scenes = example_scenes(SCENES)
     captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
     told, base = conditions_of(model.name, scenes), Manner(str(model.base))
-    obeyed = painter(replace(base, controlnet=model.name), weights, told)(captions, seeds)
-    free = painter(base, weights)(captions, seeds)
+    obeyed = image_source(replace(base, controlnet=model.name), weights, told)(captions, seeds)
+    free = image_source(base, weights)(captions, seeds)
     columns = ((drawn(scenes), "drawn"), (told, "told"), (obeyed, "painted under it"), (free, "painted without it"))
     return _rows(columns, captions)
 
@@ -59,8 +59,8 @@ def _lora(model: ZooModel, weights: Path) -> list[Tile]:
     columns = []
     for weight in LORA_WEIGHTS:
         manner = Manner(str(model.base), lora=model.name, lora_weight=weight)
-        columns.append((painter(manner, weights)(captions, seeds), f"weight {weight:g}"))
-    return [tile for row in range(SCENES) for tile in (Tile(pictures[row], name) for pictures, name in columns)]
+        columns.append((image_source(manner, weights)(captions, seeds), f"weight {weight:g}"))
+    return [tile for row in range(SCENES) for tile in (Tile(images[row], name) for images, name in columns)]
 
 
 def _discriminator(model: ZooModel, weights: Path) -> list[Tile]:
@@ -73,14 +73,14 @@ def _discriminator(model: ZooModel, weights: Path) -> list[Tile]:
     scenes = example_scenes(SCENES)
     captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
     kinds = [(drawn(scenes), "drawn")]
-    kinds += [(painter(Manner(name), weights)(captions, seeds), name) for name in reversed(model.cascade)]
+    kinds += [(image_source(Manner(name), weights)(captions, seeds), name) for name in reversed(model.cascade)]
     classifier = AutoModelForImageClassification.from_pretrained(weights / model.name).eval()
     with torch.no_grad():
-        sure = [confidence(classifier, pictures * 2.0 - 1.0) for pictures, _ in kinds]
+        sure = [confidence(classifier, images * 2.0 - 1.0) for images, _ in kinds]
     return [
-        Tile(pictures[row], f"{name}: {float(confident[row]):.2f}")
+        Tile(images[row], f"{name}: {float(confident[row]):.2f}")
         for row in range(SCENES)
-        for (pictures, name), confident in zip(kinds, sure, strict=True)
+        for (images, name), confident in zip(kinds, sure, strict=True)
     ]
 
 
@@ -88,7 +88,7 @@ def _rows(columns: tuple[tuple[Tensor, str], ...], captions: list[str]) -> list[
     tiles = []
     for row, caption in enumerate(captions):
         names = [caption, *(name for _, name in columns[1:])]
-        tiles += [Tile(pictures[row], name) for (pictures, _), name in zip(columns, names, strict=True)]
+        tiles += [Tile(images[row], name) for (images, _), name in zip(columns, names, strict=True)]
     return tiles
 
 

@@ -18,13 +18,13 @@ EDGE_THRESHOLD = 0.14
 MOST_THINGS = 3
 
 
-def edges(pictures: Tensor) -> Tensor:
+def edges(images: Tensor) -> Tensor:
     """Return edges (n, 1, h, w), 0 or 1, of images (n, 3, h, w) in 0..1.
 
     An edge is a place where the colour changes by more than the threshold a pixel (Sobel over all channels) and more
     than at both neighbours across the edge.
     """
-    padded = functional.pad(pictures, (1, 1, 1, 1), mode="replicate")
+    padded = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     down_smooth = padded[:, :, :-2] + 2.0 * padded[:, :, 1:-1] + padded[:, :, 2:]
     across_smooth = padded[..., :-2] + 2.0 * padded[..., 1:-1] + padded[..., 2:]
     across_slope = (down_smooth[..., 2:] - down_smooth[..., :-2]).div(8.0).square().sum(dim=1)
@@ -35,7 +35,7 @@ def edges(pictures: Tensor) -> Tensor:
     ridge_across = (steepness >= left) & (steepness > right)
     ridge_down = (steepness >= up) & (steepness > down)
     ridge = torch.where(across_slope >= down_slope, ridge_across, ridge_down)
-    return (ridge & (steepness > EDGE_THRESHOLD**2))[:, None].to(pictures)
+    return (ridge & (steepness > EDGE_THRESHOLD**2))[:, None].to(images)
 
 
 def ball_table(scenes: Sequence[Scene]) -> Tensor:
@@ -62,7 +62,7 @@ def layout(scenes: Sequence[Scene], size: int = IMAGE_SIZE) -> Tensor:
     return layout_of_balls(ball_table(scenes), size)
 
 
-def as_picture(condition: Tensor) -> Tensor:
+def as_rgb_condition(condition: Tensor) -> Tensor:
     """Return a condition (n, 1, h, w) in a ControlNet's three channels."""
     return condition.expand(-1, 3, -1, -1)
 

@@ -46,9 +46,9 @@ def draw_many(
     images, coverages, texts, seen, said = [], [], [], [], []
     for index in range(count):
         scene, rng = scene_at(seed, index, held_out)
-        picture, coverage = draw(scene, treatment=treatment)
+        image, coverage = draw(scene, treatment=treatment)
         caption = natural_caption(scene, rng)
-        images.append((picture * 255.0 + 0.5).astype(np.uint8).transpose(2, 0, 1))
+        images.append((image * 255.0 + 0.5).astype(np.uint8).transpose(2, 0, 1))
         coverages.append((coverage * 255.0 + 0.5).astype(np.uint8))
         texts.append(caption.text)
         seen.append(labels(scene))

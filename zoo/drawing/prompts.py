@@ -42,11 +42,11 @@ def examination_prompts(count: int, first: int = 0, held_out: bool = True, seed:
     scenes, captions, drawn, coverage, asked, shown = [], [], [], [], [], []
     for index in range(first, first + count):
         scene, rng = scene_at(seed, index, held_out)
-        picture, covered = draw(scene)
+        image, covered = draw(scene)
         caption = natural_caption(scene, rng)
         scenes.append(scene)
         captions.append(caption.text)
-        drawn.append(torch.from_numpy((picture * 255.0 + 0.5).astype(np.uint8)).permute(2, 0, 1))
+        drawn.append(torch.from_numpy((image * 255.0 + 0.5).astype(np.uint8)).permute(2, 0, 1))
         coverage.append(torch.from_numpy(covered))
         asked.append(labels(scene, caption.said))
         shown.append(labels(scene))

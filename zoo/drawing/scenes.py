@@ -234,7 +234,7 @@ def _blend(low: tuple[float, float, float], high: tuple[float, float, float], am
     return np.asarray(low, np.float32) * (1.0 - amount) + np.asarray(high, np.float32) * amount
 
 
-def _paint_background(name: str, x: Array, y: Array, detail: int) -> Array:
+def _draw_background(name: str, x: Array, y: Array, detail: int) -> Array:
     plain = {"white": (0.97, 0.97, 0.97), "black": (0.05, 0.05, 0.07), "grey": (0.55, 0.55, 0.57)}
     if name in plain:
         return _blend(plain[name], plain[name], np.zeros_like(x))
@@ -279,11 +279,11 @@ def _bricks(x: Array, y: Array, rng: np.random.Generator) -> Array:
 
 def _night(x: Array, y: Array, rng: np.random.Generator) -> Array:
     """Draw stars of random place and brightness on a dark sky."""
-    picture = _blend((0.10, 0.10, 0.26), (0.03, 0.03, 0.12), (y + 1.0) / 2.0)
+    image = _blend((0.10, 0.10, 0.26), (0.03, 0.03, 0.12), (y + 1.0) / 2.0)
     for star_x, star_y, bright in rng.uniform((-1.0, -1.0, 0.5), (1.0, 1.0, 1.0), (18, 3)):
         glow = bright * np.clip(1.6 - np.hypot(x - star_x, y - star_y) * len(x) / 2.0, 0.0, 1.0)
-        picture = np.maximum(picture, glow[..., None].astype(np.float32))
-    return picture
+        image = np.maximum(image, glow[..., None].astype(np.float32))
+    return image
 
 
 def _tone(colour: tuple[float, float, float], scale: float, offset: float) -> tuple[float, float, float]:
@@ -291,7 +291,7 @@ def _tone(colour: tuple[float, float, float], scale: float, offset: float) -> tu
     return red, green, blue
 
 
-def _paint_fill(
+def _draw_fill(
     style: str, colour: tuple[float, float, float], x: Array, y: Array, depth_px: Array, radius: float
 ) -> Array:
     """Return the inside of an object; x and y are relative to its middle, depth_px is a pixel's depth inside."""
@@ -318,7 +318,7 @@ def _paint_fill(
 def draw(scene: Scene, size: int = IMAGE_SIZE, treatment: str | None = None) -> tuple[Array, Array]:
     """Return the image (size, size, 3) in 0..1 and the objects' coverage (size, size) in 0..1."""
     x, y = _grid(size)
-    picture = _paint_background(scene.background, x, y, scene.detail)
+    image = _draw_background(scene.background, x, y, scene.detail)
     covered = np.zeros_like(x)
     rim = np.full_like(x, np.inf)
     for thing in scene.things:
@@ -326,28 +326,28 @@ def draw(scene: Scene, size: int = IMAGE_SIZE, treatment: str | None = None) -> 
         dx, dy = x - thing.x, y - thing.y
         distance_px = DISTANCES[thing.shape](dx / radius, dy / radius) * radius * size / 2.0
         coverage = np.clip(0.5 - distance_px, 0.0, 1.0)
-        fill = _paint_fill(scene.style, COLOURS[thing.colour], dx, dy, -distance_px * IMAGE_SIZE / size, radius)
-        picture = picture * (1.0 - coverage[..., None]) + fill * coverage[..., None]
+        fill = _draw_fill(scene.style, COLOURS[thing.colour], dx, dy, -distance_px * IMAGE_SIZE / size, radius)
+        image = image * (1.0 - coverage[..., None]) + fill * coverage[..., None]
         covered = np.maximum(covered, coverage)
         rim = np.minimum(rim, np.abs(distance_px) * IMAGE_SIZE / size)
     if treatment is not None:
-        picture = _treat(treatment, picture, covered, rim, x, y)
-    return np.clip(picture, 0.0, 1.0).astype(np.float32), covered.astype(np.float32)
+        image = _treat(treatment, image, covered, rim, x, y)
+    return np.clip(image, 0.0, 1.0).astype(np.float32), covered.astype(np.float32)
 
 
-def _treat(treatment: str, picture: Array, covered: Array, rim_px: Array, x: Array, y: Array) -> Array:
+def _treat(treatment: str, image: Array, covered: Array, rim_px: Array, x: Array, y: Array) -> Array:
     """Return the whole image in another manner; rim_px is the distance to the nearest object's edge."""
     if treatment == "neon":  # tubes of the object's own colour that glow in the dark
         glow = np.exp(-rim_px / 3.0)[..., None]
         tube = np.clip(1.8 - rim_px, 0.0, 1.0)[..., None]
-        hue = picture / np.maximum(picture.max(axis=-1, keepdims=True), 0.2)
-        return np.maximum(0.12 * picture, glow * hue * 0.75) + tube * 0.35
+        hue = image / np.maximum(image.max(axis=-1, keepdims=True), 0.2)
+        return np.maximum(0.12 * image, glow * hue * 0.75) + tube * 0.35
     if treatment == "blueprint":  # white lines on a blue sheet with a fine grid
         ruled = np.minimum(np.abs(x * 4.0 - np.round(x * 4.0)), np.abs(y * 4.0 - np.round(y * 4.0))) < 0.07
         line = np.clip(1.9 - rim_px, 0.0, 1.0)
         strength = np.maximum(line, np.where(ruled, 0.25, 0.0) + 0.22 * covered)
         return _blend((0.07, 0.20, 0.55), (0.95, 0.97, 1.0), strength)
     block = len(x) // 16  # mosaic: 16 by 16 tiles with dark joints
-    tiles = picture.reshape(16, block, 16, block, 3).mean(axis=(1, 3)).repeat(block, axis=0).repeat(block, axis=1)
+    tiles = image.reshape(16, block, 16, block, 3).mean(axis=(1, 3)).repeat(block, axis=0).repeat(block, axis=1)
     joint = (np.arange(len(x)) % block == 0)[:, None] | (np.arange(len(x)) % block == 0)[None, :]
     return tiles * np.where(joint, 0.55, 1.0)[..., None].astype(np.float32)

@@ -20,7 +20,7 @@ from zoo.train.discriminator import MIX
 from zoo.train.finder import Finder, find_things
 from zoo.train.loop import load_trained
 from zoo.train.parts import check_trained
-from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+from zoo.train.style_judge import CLASSES, StyleClassifier, style_scores
 
 # with and without an adapter; more steps change heavy's images little
 STEPS = 20
@@ -31,17 +31,17 @@ CALIBRATED = Goal(at_most=0.1)
 Agreement = Callable[[Tensor], Array]  # uint8 images (prompts, seeds, ...) with their conditions to (prompts, seeds)
 
 
-def as_unit(pictures: Tensor) -> Tensor:
+def as_unit(images: Tensor) -> Tensor:
     """Return uint8 images as floats in 0..1."""
-    return pictures.float() / 255.0
+    return images.float() / 255.0
 
 
-def by_picture(studio: Studio, measure: Callable[[Tensor, Tensor], Tensor], wanted: Tensor) -> Agreement:
+def by_image(studio: Studio, measure: Callable[[Tensor, Tensor], Tensor], wanted: Tensor) -> Agreement:
     """Apply `measure(images in 0..1 (n, ...), wanted (n, ...))` to each image; `wanted` has one per prompt."""
 
-    def agreement(pictures: Tensor) -> Array:
-        prompts, seeds = pictures.shape[:2]
-        flat = measure(as_unit(pictures.flatten(0, 1)), wanted.repeat_interleave(seeds, dim=0))
+    def agreement(images: Tensor) -> Array:
+        prompts, seeds = images.shape[:2]
+        flat = measure(as_unit(images.flatten(0, 1)), wanted.repeat_interleave(seeds, dim=0))
         found: Array = flat.view(prompts, seeds).double().numpy()
         return found
 
@@ -52,18 +52,16 @@ def edges_rows(studio: Studio) -> Iterator[Row]:
     """Yield rows with the drawings' edges as condition: over the whole image, and over the objects only."""
     part = "controlnet-edges"
     wanted = edges(as_unit(studio.prompts.drawn))
-    painted = studio.paint_controlled("tiny-controlnet-edges", wanted, STEPS)
-    agreement = by_picture(studio, lambda pictures, told: edge_f1(edges(pictures), told), wanted)
-    yield from _obedience_rows(studio, part, "edge F1", painted, agreement)
-    without = agreement(studio.paint(BASE, STEPS))
-    yield ratio_row(part, f"edge F1, times the run without it{OLD_GOAL}", agreement(painted), without, WELL_ABOVE)
+    generated = studio.generate_controlled("tiny-controlnet-edges", wanted, STEPS)
+    agreement = by_image(studio, lambda images, told: edge_f1(edges(images), told), wanted)
+    yield from _obedience_rows(studio, part, "edge F1", generated, agreement)
+    without = agreement(studio.generate(BASE, STEPS))
+    yield ratio_row(part, f"edge F1, times the run without it{OLD_GOAL}", agreement(generated), without, WELL_ABOVE)
     things = (studio.prompts.coverage > 0).float()[:, None]
     both = torch.cat([wanted, things], dim=1)
-    on_things = by_picture(
-        studio, lambda pictures, told: edge_f1(edges(pictures), told[:, :1], within=told[:, 1:]), both
-    )
-    yield from _obedience_rows(studio, part, "edge F1 on the things", painted, on_things)
-    yield from attribute_rows(part, studio.mark(painted), None)
+    on_things = by_image(studio, lambda images, told: edge_f1(edges(images), told[:, :1], within=told[:, 1:]), both)
+    yield from _obedience_rows(studio, part, "edge F1 on the things", generated, on_things)
+    yield from attribute_rows(part, studio.mark(generated), None)
 
 
 def layout_rows(studio: Studio) -> Iterator[Row]:
@@ -72,16 +70,16 @@ def layout_rows(studio: Studio) -> Iterator[Row]:
     part = "controlnet-layout"
     check_trained(studio.work, "finder", f"--work {studio.work}")
     finder = load_trained(Finder(), studio.work / "finder")
-    painted = studio.paint_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes), STEPS)
-    agreement = by_picture(
-        studio, lambda pictures, told: place_iou(find_things(finder, pictures), told), studio.prompts.coverage
+    generated = studio.generate_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes), STEPS)
+    agreement = by_image(
+        studio, lambda images, told: place_iou(find_things(finder, images), told), studio.prompts.coverage
     )
-    yield from _obedience_rows(studio, part, "IoU of the things' places", painted, agreement)
-    yield from attribute_rows(part, studio.mark(painted), None)
+    yield from _obedience_rows(studio, part, "IoU of the things' places", generated, agreement)
+    yield from attribute_rows(part, studio.mark(generated), None)
 
 
-def _obedience_rows(studio: Studio, part: str, name: str, painted: Tensor, agreement: Agreement) -> Iterator[Row]:
-    obeyed, ceiling, without = agreement(painted), agreement(studio.rebuilt), agreement(studio.paint(BASE, STEPS))
+def _obedience_rows(studio: Studio, part: str, name: str, generated: Tensor, agreement: Agreement) -> Iterator[Row]:
+    obeyed, ceiling, without = agreement(generated), agreement(studio.rebuilt), agreement(studio.generate(BASE, STEPS))
     judged = "on the things" not in name
     yield ratio_row(part, f"{name}, share of reconstructions'", obeyed, ceiling, OF_THE_CEILING if judged else None)
     gain = BEYOND_NOISE if judged else None
@@ -113,18 +111,18 @@ def style_rows(studio: Studio, style: str) -> Iterator[Row]:
     """Yield the share of images with the style, by a classifier trained on drawings only."""
     part = f"lora-{style}"
     check_trained(studio.work, "style-judge", f"--work {studio.work}")
-    judge = load_trained(StyleJudge(), studio.work / "style-judge")
-    styled = studio.paint_styled(f"tiny-{part}", steps=STEPS)
-    seen = sees_style(judge, styled, style)
+    reader = load_trained(StyleClassifier(), studio.work / "style-judge")
+    styled = studio.generate_styled(f"tiny-{part}", steps=STEPS)
+    seen = sees_style(reader, styled, style)
     yield mean_row(part, "pictures in the style at weight 1", seen, Goal(at_least=0.9))
-    yield mean_row(part, "pictures in the style without it", sees_style(judge, studio.paint(BASE, STEPS), style))
+    yield mean_row(part, "pictures in the style without it", sees_style(reader, studio.generate(BASE, STEPS), style))
     yield from attribute_rows(part, studio.mark(styled), None)
 
 
-def sees_style(judge: StyleJudge, pictures: Tensor, style: str) -> Array:
+def sees_style(reader: StyleClassifier, images: Tensor, style: str) -> Array:
     """Return 1.0 if the style is the likeliest, for uint8 images (prompts, seeds, ...): (prompts, seeds)."""
-    likeliest = style_scores(judge, as_pixels(pictures.flatten(0, 1))).argmax(dim=1)
-    seen: Array = (likeliest == CLASSES.index(style)).view(pictures.shape[:2]).double().numpy()
+    likeliest = style_scores(reader, as_pixels(images.flatten(0, 1))).argmax(dim=1)
+    seen: Array = (likeliest == CLASSES.index(style)).view(images.shape[:2]).double().numpy()
     return seen
 
 
@@ -135,13 +133,13 @@ def discriminator_rows(studio: Studio) -> Iterator[Row]:
     model = AutoModelForImageClassification.from_pretrained(needed(studio.weights / "tiny-discriminator")).eval()
     calibration = read_calibration(model)
 
-    def confidence(pictures: Tensor) -> Array:
-        found = margins(model, as_pixels(pictures.flatten(0, 1)))
-        sure: Array = calibration.confidence(found).view(pictures.shape[:2]).double().numpy()
+    def confidence(images: Tensor) -> Array:
+        found = margins(model, as_pixels(images.flatten(0, 1)))
+        sure: Array = calibration.confidence(found).view(images.shape[:2]).double().numpy()
         return sure
 
     drawn, rebuilt = confidence(studio.prompts.drawn[:, None]), confidence(studio.rebuilt)
-    light, heavy = confidence(studio.paint(LIGHT)), confidence(studio.paint(BASE))
+    light, heavy = confidence(studio.generate(LIGHT)), confidence(studio.generate(BASE))
     for real, name in ((drawn, "drawings"), (rebuilt, "reconstructions")):
         figure = estimate(ranks_above, real, light)
         yield Row(part, f"AUROC, {name} against light", figure, Goal(at_least=0.9), samples=pairs(real, light))

@@ -26,7 +26,7 @@ from zoo.evaluate.detail import LEVELS_PX, patch_distance
 from zoo.evaluate.estimates import Array, estimate, mean, ratio
 from zoo.evaluate.examination import Marks
 from zoo.evaluate.studio import BASE, FLOW, LIGHT, Studio
-from zoo.painting.pipeline import paint
+from zoo.painting.pipeline import generate
 
 POOL = 256
 FEW_STEPS = 10
@@ -122,10 +122,10 @@ def heavy_steps_rows(studio: Studio) -> Iterator[Row]:
 def _detail_rows(studio: Studio, steps: int) -> Iterator[Row]:
     """Yield details: the content is fixed within few steps, after which the attribute scorer sees no change; fine
     detail still improves."""
-    many, few = studio.paint(BASE), studio.paint(BASE, FEW_STEPS)
+    many, few = studio.generate(BASE), studio.generate(BASE, FEW_STEPS)
     for level_px in LEVELS_PX:
         what = f"distance of patches from reconstructions', {level_px} px"
-        distances = [patch_distance(pictures, studio.rebuilt, level_px) for pictures in (few, many)]
+        distances = [patch_distance(images, studio.rebuilt, level_px) for images in (few, many)]
         goal = Goal(at_least=0.0, surely=True) if level_px in LEVELS_PX[:2] else None
         yield difference_row("heavy-steps", f"{what}, {FEW_STEPS} steps minus {steps}", *distances, goal)
 
@@ -181,7 +181,7 @@ def seconds_for_a_batch(studio: Studio, model: str, number: int) -> float:
     pipeline = studio.pipeline(model)
     captions = [studio.prompts.captions[(number + row) % len(studio.prompts)] for row in range(TIMED_BATCH)]
     started = time.perf_counter()
-    paint(pipeline, captions, list(range(TIMED_BATCH)), steps, scale)
+    generate(pipeline, captions, list(range(TIMED_BATCH)), steps, scale)
     return time.perf_counter() - started
 
 

@@ -23,22 +23,22 @@ BATCH = 64
 SEED = 7
 
 
-def patch_distance(pictures: Tensor, reference: Tensor, level_px: int) -> Array:
+def patch_distance(images: Tensor, reference: Tensor, level_px: int) -> Array:
     """Return the distances of uint8 images (prompts, seeds, 3, height, width) from the reference's, which may have one
     for all seeds.
 
     The result is (prompts, seeds), in units of pixels in -1..1; `level_px` is the side of the pyramid's level.
     """
-    whole = reference.expand(-1, pictures.shape[1], -1, -1, -1)
-    batches = zip(pictures.flatten(0, 1).split(BATCH), whole.flatten(0, 1).split(BATCH), strict=True)
+    whole = reference.expand(-1, images.shape[1], -1, -1, -1)
+    batches = zip(images.flatten(0, 1).split(BATCH), whole.flatten(0, 1).split(BATCH), strict=True)
     found = [_distance(_sorted_patches(ours, level_px), _sorted_patches(own, level_px)) for ours, own in batches]
-    distances: Array = torch.cat(found).view(pictures.shape[:2]).double().numpy()
+    distances: Array = torch.cat(found).view(images.shape[:2]).double().numpy()
     return distances
 
 
-def fine_detail(pictures: Tensor, reference: Tensor) -> Array:
+def fine_detail(images: Tensor, reference: Tensor) -> Array:
     """Return the mean of `patch_distance` over the two finest levels."""
-    distances: Array = np.mean([patch_distance(pictures, reference, level) for level in LEVELS_PX[:2]], axis=0)
+    distances: Array = np.mean([patch_distance(images, reference, level) for level in LEVELS_PX[:2]], axis=0)
     return distances
 
 
@@ -46,9 +46,9 @@ def _distance(ours: Tensor, theirs: Tensor) -> Tensor:
     return (ours - theirs).abs().mean(dim=(1, 2))
 
 
-def _sorted_patches(pictures: Tensor, level_px: int) -> Tensor:
+def _sorted_patches(images: Tensor, level_px: int) -> Tensor:
     """Return every patch along each direction, in ascending order: (n, patches, DIRECTIONS)."""
-    pixels = as_pixels(pictures)
+    pixels = as_pixels(images)
     while pixels.shape[-1] > level_px:
         pixels = functional.avg_pool2d(pixels, 2)
     coarse = functional.interpolate(functional.avg_pool2d(pixels, 2), scale_factor=2, mode="bilinear")

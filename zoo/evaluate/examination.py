@@ -20,7 +20,7 @@ from zoo.drawing.captions import ATTRIBUTES, UNSAID
 from zoo.drawing.dataset import as_pixels, tokenise
 from zoo.evaluate.encoder_apart import EncoderApart
 from zoo.evaluate.estimates import Array
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.loop import load_trained
 from zoo.train.parts import check_trained
 
@@ -108,9 +108,9 @@ class Examiner:
         self._work = work
 
     @cached_property
-    def judge(self) -> Judge:
+    def reader(self) -> AttributeReader:
         check_trained(self._work, "judge", f"--work {self._work}")
-        return load_trained(Judge(), self._work / "judge")
+        return load_trained(AttributeReader(), self._work / "judge")
 
     @torch.no_grad()
     def embed_texts(self, captions: list[str]) -> Tensor:
@@ -119,27 +119,27 @@ class Examiner:
         return functional.normalize(self.clip.text_projection(pooled), dim=-1)
 
     @torch.no_grad()
-    def embed_images(self, pictures: Tensor) -> Tensor:
+    def embed_images(self, images: Tensor) -> Tensor:
         """Return unit vectors (n, dimensions) of uint8 images (n, 3, height, width)."""
-        parts = [self.clip.vision_model(pixel_values=as_pixels(part)).pooler_output for part in pictures.split(BATCH)]
+        parts = [self.clip.vision_model(pixel_values=as_pixels(part)).pooler_output for part in images.split(BATCH)]
         return functional.normalize(self.clip.visual_projection(torch.cat(parts)), dim=-1)
 
-    def clip_scores(self, pictures: Tensor, captions: list[str]) -> Tensor:
+    def clip_scores(self, images: Tensor, captions: list[str]) -> Tensor:
         """Return cosines (n,) of uint8 images (n, 3, height, width) and their captions."""
-        return (self.embed_images(pictures) * self.embed_texts(captions)).sum(dim=-1)
+        return (self.embed_images(images) * self.embed_texts(captions)).sum(dim=-1)
 
     @torch.no_grad()
-    def read(self, pictures: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, images: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Return `read_attributes` of uint8 images (n, 3, height, width)."""
-        parts = zip(pictures.split(BATCH), wanted.split(BATCH), strict=True)
-        read = [read_attributes(self.judge(as_pixels(part)), target) for part, target in parts]
+        parts = zip(images.split(BATCH), wanted.split(BATCH), strict=True)
+        read = [read_attributes(self.reader(as_pixels(part)), target) for part, target in parts]
         return torch.cat([right for right, _ in read]), torch.cat([likelihood for _, likelihood in read])
 
-    def mark(self, pictures: Tensor, captions: tuple[str, ...], wanted: Tensor) -> Marks:
+    def mark(self, images: Tensor, captions: tuple[str, ...], wanted: Tensor) -> Marks:
         """Return the marks of uint8 images (prompts, seeds, 3, height, width); `wanted` (prompts, attributes) as in
         `Prompts`."""
-        prompts, seeds = pictures.shape[:2]
-        flat = pictures.flatten(0, 1)
+        prompts, seeds = images.shape[:2]
+        flat = images.flatten(0, 1)
         texts = self.embed_texts(list(captions)).repeat_interleave(seeds, dim=0)
         similarity = (self.embed_images(flat) * texts).sum(dim=-1)
         repeated = [caption for caption in captions for _ in range(seeds)]

@@ -16,11 +16,11 @@ from zoo.devices import device
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.examination import BATCH, Examiner, Marks, needed
-from zoo.painting.controlnet import add_control, paint_controlled
-from zoo.painting.flow import load_flow_pipeline, paint_flow
+from zoo.painting.controlnet import add_control, generate_controlled
+from zoo.painting.flow import generate_flow, load_flow_pipeline
 from zoo.painting.lora import add_style
-from zoo.painting.pipeline import load_pipeline, paint
-from zoo.painting.store import PaintedPictures, as_bytes, weights_digest
+from zoo.painting.pipeline import generate, load_pipeline
+from zoo.painting.store import ImageStore, as_bytes, weights_digest
 from zoo.registry import entry_of
 
 BASE, LIGHT, FLOW = "tiny-heavy", "tiny-light", "tiny-flow"
@@ -64,11 +64,11 @@ class Studio:
         entry = entry_of(model, self.weights)
         return int(entry["default_steps"]), float(entry["default_guidance_scale"])
 
-    def paint(self, model: str, steps: int | None = None, scale: float | None = None) -> Tensor:
-        flat = self.paint_these(model, self._flat_captions, self._flat_seeds, steps, scale)
+    def generate(self, model: str, steps: int | None = None, scale: float | None = None) -> Tensor:
+        flat = self.generate_these(model, self._flat_captions, self._flat_seeds, steps, scale)
         return flat.unflatten(0, (len(self.prompts), self.seed_count))
 
-    def paint_these(
+    def generate_these(
         self, model: str, captions: list[str], seeds: list[int], steps: int | None = None, scale: float | None = None
     ) -> Tensor:
         """Return images of any captions and seeds: uint8 (n, 3, height, width)."""
@@ -76,13 +76,13 @@ class Studio:
         manner: dict[str, object] = {"model": self.digest(model), "steps": steps, "scale": scale}
 
         def rows_of(rows: list[int]) -> Tensor:
-            painter = paint_flow if model == FLOW else paint
+            image_source = generate_flow if model == FLOW else generate
             chosen = [captions[row] for row in rows], [seeds[row] for row in rows]
-            return painter(self.pipeline(model), *chosen, steps, scale)
+            return image_source(self.pipeline(model), *chosen, steps, scale)
 
-        return PaintedPictures(self.work, manner).get(captions, seeds, rows_of)
+        return ImageStore(self.work, manner).get(captions, seeds, rows_of)
 
-    def paint_controlled(self, controlnet: str, conditions: Tensor, steps: int | None = None) -> Tensor:
+    def generate_controlled(self, controlnet: str, conditions: Tensor, steps: int | None = None) -> Tensor:
         """Return heavy's images under a ControlNet with `conditions` (prompts, 1, height, width) in 0..1."""
         steps, scale = self._manner(BASE, steps, None)
         told = conditions.repeat_interleave(self.seed_count, dim=0)
@@ -91,11 +91,11 @@ class Studio:
         pipeline = add_control(self.pipeline(BASE), needed(self.weights / controlnet))
 
         def rows_of(rows: list[int]) -> Tensor:
-            return paint_controlled(pipeline, *self._chosen(rows), told[rows], steps, scale)
+            return generate_controlled(pipeline, *self._chosen(rows), told[rows], steps, scale)
 
         return self._stored(manner, rows_of, names)
 
-    def paint_styled(self, lora: str, weight: float = 1.0, steps: int | None = None) -> Tensor:
+    def generate_styled(self, lora: str, weight: float = 1.0, steps: int | None = None) -> Tensor:
         """Return heavy's images with a LoRA at a weight."""
         steps, scale = self._manner(BASE, steps, None)
         manner = {"model": self.digest(BASE), "lora": self.digest(lora), "weight": weight}
@@ -110,7 +110,7 @@ class Studio:
             return styled
 
         def rows_of(rows: list[int]) -> Tensor:
-            return paint(pipeline(), *self._chosen(rows), steps, scale)
+            return generate(pipeline(), *self._chosen(rows), steps, scale)
 
         return self._stored({**manner, "steps": steps, "scale": scale}, rows_of)
 
@@ -119,11 +119,11 @@ class Studio:
         steps, scale = self._manner(model, steps, scale)
         key = (model, steps, scale)
         if key not in self._marks:
-            self._marks[key] = self.mark(self.paint(model, steps, scale))
+            self._marks[key] = self.mark(self.generate(model, steps, scale))
         return self._marks[key]
 
-    def mark(self, pictures: Tensor) -> Marks:
-        return self.examiner.mark(pictures, self.prompts.captions, self.prompts.asked)
+    def mark(self, images: Tensor) -> Marks:
+        return self.examiner.mark(images, self.prompts.captions, self.prompts.asked)
 
     @cached_property
     @torch.no_grad()
@@ -144,5 +144,5 @@ class Studio:
     def _stored(
         self, manner: dict[str, object], rows_of: Callable[[list[int]], Tensor], names: list[str] | None = None
     ) -> Tensor:
-        flat = PaintedPictures(self.work, manner).get(self._flat_captions, self._flat_seeds, rows_of, names)
+        flat = ImageStore(self.work, manner).get(self._flat_captions, self._flat_seeds, rows_of, names)
         return flat.unflatten(0, (len(self.prompts), self.seed_count))

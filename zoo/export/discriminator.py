@@ -27,11 +27,11 @@ from zoo.train.discriminator import (
     LIGHT_STEPS,
     MEASURING,
     MIX,
-    TrainingPictures,
+    TrainingImages,
     make_discriminator,
-    paint_pictures,
+    training_images,
 )
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.loop import CHECKPOINT, load_trained
 from zoo.train.parts import WORK
 
@@ -40,7 +40,7 @@ CASCADE = {"light": "tiny-light", "heavy": "tiny-heavy", "light_steps": LIGHT_ST
 
 def export_discriminator(work: Path, folder: Path, count: int = COUNT) -> None:
     """Calibrate the trained discriminator on its reserved fold, and write it."""
-    model, pictures = load_discriminator(work), paint_pictures(work, count)
+    model, pictures = load_discriminator(work), training_images(work, count)
     calibrating = pictures.fold(CALIBRATING)
     calibration = calibrate(model, calibrating)
     measured = measure(model, calibration, pictures.fold(MEASURING))
@@ -76,12 +76,12 @@ def write_discriminator(
     write_json(folder / "preprocessor_config.json", processor)
 
 
-def calibrate(model: PreTrainedModel, pictures: TrainingPictures) -> Calibration:
+def calibrate(model: PreTrainedModel, pictures: TrainingImages) -> Calibration:
     """Calibrate for a cascade: real images against the light model's, at even odds."""
     return fit_calibration(*_even_odds(model, pictures))
 
 
-def _even_odds(model: PreTrainedModel, pictures: TrainingPictures) -> tuple[Tensor, Tensor, Tensor]:
+def _even_odds(model: PreTrainedModel, pictures: TrainingImages) -> tuple[Tensor, Tensor, Tensor]:
     """Return margins, which are real, and weights: kinds of real images as in a batch, together equal to light's."""
     kinds = [margins(model, as_pixels(images)) for images in (pictures.drawn, pictures.rendered, pictures.light)]
     shares = (MIX[0], MIX[1], MIX[0] + MIX[1])
@@ -90,7 +90,7 @@ def _even_odds(model: PreTrainedModel, pictures: TrainingPictures) -> tuple[Tens
     return torch.cat(kinds), torch.cat(real), torch.cat(weights)
 
 
-def measure(model: PreTrainedModel, calibration: Calibration, pictures: TrainingPictures) -> dict[str, float]:
+def measure(model: PreTrainedModel, calibration: Calibration, pictures: TrainingImages) -> dict[str, float]:
     """Measure the confidence's ranking and error on unseen images."""
     found, real, weights = _even_odds(model, pictures)
     of = {kind: margins(model, as_pixels(getattr(pictures, kind))) for kind in ("drawn", "rendered", "light", "heavy")}
@@ -109,12 +109,12 @@ def measure(model: PreTrainedModel, calibration: Calibration, pictures: Training
 
 
 @torch.no_grad()
-def measure_routing(model: PreTrainedModel, judge: Judge, pictures: TrainingPictures) -> dict[str, float]:
+def measure_routing(model: PreTrainedModel, reader: AttributeReader, pictures: TrainingImages) -> dict[str, float]:
     """Measure whether light's images that are as good as heavy's of the same prompt, by the attribute scorer, rank
     above the others."""
     rows = pictures.heavy_rows
     right = [
-        read_attributes(judge(as_pixels(images)), pictures.asked[rows])[0].sum(dim=1)
+        read_attributes(reader(as_pixels(images)), pictures.asked[rows])[0].sum(dim=1)
         for images in (pictures.light[rows], pictures.heavy)
     ]
     easy = right[0] >= right[1]
@@ -132,13 +132,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model, pictures = load_discriminator(arguments.work), paint_pictures(arguments.work, arguments.count)
+    model, pictures = load_discriminator(arguments.work), training_images(arguments.work, arguments.count)
     calibration, kept = calibrate(model, pictures.fold(CALIBRATING)), pictures.fold(MEASURING)
     figures: dict[str, object] = {"scenes": len(kept.light), "scenes_heavy": len(kept.heavy), **asdict(calibration)}
     figures |= measure(model, calibration, kept)
     if (arguments.work / "judge" / CHECKPOINT).exists():
-        judge = load_trained(Judge(), arguments.work / "judge")
-        figures |= measure_routing(model, judge, kept)
+        reader = load_trained(AttributeReader(), arguments.work / "judge")
+        figures |= measure_routing(model, reader, kept)
     print(json.dumps(figures, indent=2))
 
 

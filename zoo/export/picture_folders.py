@@ -32,7 +32,7 @@ from zoo.export.directories import write_json
 from zoo.export.discriminator import write_discriminator
 from zoo.train.discriminator import BATCH, CALIBRATING, MEASURING, PLAN, make_discriminator
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
-from zoo.train.picture_folders import FolderDiscriminatorPart, FolderPictures, begun_from, read_folders
+from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages, begun_from, read_folders
 
 SIZE_PX, POINTS = 224, 51
 
@@ -46,7 +46,7 @@ class Examined:
 
 
 def fit(
-    part: FolderDiscriminatorPart, pictures: FolderPictures, plan: TrainingPlan, work: Path, folder: Path
+    part: FolderDiscriminatorPart, pictures: FolderImages, plan: TrainingPlan, work: Path, folder: Path
 ) -> Examined:
     """Train to the plan's end, calibrate and write."""
     TrainingRun(part, plan, work).train()

@@ -30,9 +30,9 @@ from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.calibration import auroc, fit_calibration
 from zoo.evaluate.examination import BATCH, Examiner, read_attributes
 from zoo.export.directories import save_half, write_json
-from zoo.painting.pairs import Painter
+from zoo.painting.pairs import ImageSource
 from zoo.registry import WEIGHTS, entry_of, write_registry
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.parts import WORK
 from zoo.train.prompt_head import HIDDEN_WIDTH, HeadData, train_head
 
@@ -47,8 +47,8 @@ POINTS = 51
 class CascadePair:
     """Hold both models, and their discriminator, which gets the head."""
 
-    light: Painter
-    heavy: Painter
+    light: ImageSource
+    heavy: ImageSource
     discriminator: Path
 
 
@@ -57,23 +57,23 @@ def shipped_pair(light: str, heavy: str, discriminator: Path, weights: Path = WE
     entries = [entry_of(name, weights) for name in (light, heavy)]
     scales = [float(entry["default_guidance_scale"]) for entry in entries]
     return CascadePair(
-        Painter(weights / light, int(entries[0]["default_steps"]), scales[0]),
-        Painter(weights / heavy, HEAVY_STEPS, scales[1]),
+        ImageSource(weights / light, int(entries[0]["default_steps"]), scales[0]),
+        ImageSource(weights / heavy, HEAVY_STEPS, scales[1]),
         discriminator,
     )
 
 
 @torch.no_grad()
-def share_right(judge: Judge, pictures: Tensor, asked: Tensor) -> Tensor:
+def share_right(reader: AttributeReader, images: Tensor, asked: Tensor) -> Tensor:
     """Return how many requested attributes the scorer sees in uint8 images (n, 3, height, width): (n,)."""
-    parts = zip(pictures.split(BATCH), asked.split(BATCH), strict=True)
-    return torch.cat([read_attributes(judge(as_pixels(part)), wanted)[0].sum(dim=1) for part, wanted in parts])
+    parts = zip(images.split(BATCH), asked.split(BATCH), strict=True)
+    return torch.cat([read_attributes(reader(as_pixels(part)), wanted)[0].sum(dim=1) for part, wanted in parts])
 
 
 @torch.no_grad()
-def features_of(discriminator: PictureDiscriminator, pictures: Tensor) -> Tensor:
+def features_of(discriminator: PictureDiscriminator, images: Tensor) -> Tensor:
     """Return the pooled features (n, width) of uint8 images, for networks of this zoo, which take -1 to 1."""
-    return torch.cat([discriminator.network.features(as_pixels(part)) for part in pictures.split(BATCH)])
+    return torch.cat([discriminator.network.features(as_pixels(part)) for part in images.split(BATCH)])
 
 
 def training_prompts(count: int) -> tuple[Prompts, list[int]]:
@@ -81,13 +81,13 @@ def training_prompts(count: int) -> tuple[Prompts, list[int]]:
     return examination_prompts(count, held_out=False, seed=SCENES_SEED), [FIRST_NOISE + row for row in range(count)]
 
 
-def head_data(pair: CascadePair, encoder: Path, judges: Path, work: Path, count: int = COUNT) -> HeadData:
+def head_data(pair: CascadePair, encoder: Path, scorers: Path, work: Path, count: int = COUNT) -> HeadData:
     """Return the head's data, generating images that are missing from the work folder."""
     prompts, seeds = training_prompts(count)
     captions = list(prompts.captions)
-    light, heavy = (painter.paint(work, captions, seeds) for painter in (pair.light, pair.heavy))
-    examiner = Examiner(encoder.parent, judges)
-    right = [share_right(examiner.judge, pictures, prompts.asked) for pictures in (light, heavy)]
+    light, heavy = (image_source.generate(work, captions, seeds) for image_source in (pair.light, pair.heavy))
+    examiner = Examiner(encoder.parent, scorers)
+    right = [share_right(examiner.reader, images, prompts.asked) for images in (light, heavy)]
     features = features_of(open_discriminator(pair.discriminator), light)
     return HeadData(features, examiner.embed_texts(captions), right[0] >= right[1])
 
@@ -122,10 +122,10 @@ def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, fo
 
 
 def fit(
-    pair: CascadePair, encoder: Path, judges: Path, work: Path, folder: Path, count: int = COUNT
+    pair: CascadePair, encoder: Path, scorers: Path, work: Path, folder: Path, count: int = COUNT
 ) -> dict[str, float]:
     """Train, calibrate and write a head; return its figures on its calibration prompts."""
-    data = head_data(pair, encoder, judges, work, count)
+    data = head_data(pair, encoder, scorers, work, count)
     learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
     network = train_head(learnt)
     network.load_state_dict({name: tensor.half().float() for name, tensor in network.state_dict().items()})
@@ -170,7 +170,8 @@ def _pair(arguments: argparse.Namespace) -> CascadePair:
     if arguments.scales is None:
         pair = shipped_pair(names[0], names[1], arguments.discriminator)
     else:
-        folders = [Painter(Path(name), HEAVY_STEPS, scale) for name, scale in zip(names, arguments.scales, strict=True)]
+        named = zip(names, arguments.scales, strict=True)
+        folders = [ImageSource(Path(name), HEAVY_STEPS, scale) for name, scale in named]
         pair = CascadePair(folders[0], folders[1], arguments.discriminator)
     if arguments.steps is None:
         return pair

@@ -11,7 +11,7 @@ from diffusers import ControlNetModel, StableDiffusionControlNetPipeline, Stable
 from torch import Tensor
 from torch.nn import functional
 
-from zoo.drawing.conditions import as_picture
+from zoo.drawing.conditions import as_rgb_condition
 
 
 def add_control(pipeline: StableDiffusionPipeline, folder: Path) -> StableDiffusionControlNetPipeline:
@@ -24,7 +24,7 @@ def add_control(pipeline: StableDiffusionPipeline, folder: Path) -> StableDiffus
     return controlled
 
 
-def paint_controlled(
+def generate_controlled(
     pipeline: StableDiffusionControlNetPipeline,
     prompts: list[str],
     seeds: list[int],
@@ -40,7 +40,7 @@ def paint_controlled(
         part = slice(start, start + batch)
         result = pipeline(
             prompts[part],
-            image=as_picture(conditions[part]),
+            image=as_rgb_condition(conditions[part]),
             num_inference_steps=steps,
             guidance_scale=scale,
             controlnet_conditioning_scale=control_scale,

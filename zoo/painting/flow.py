@@ -8,7 +8,7 @@ from pathlib import Path
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from zoo.painting.pipeline import load_quietly, paint
+from zoo.painting.pipeline import generate, load_quietly
 
 NO_PADDING = 0  # tokens in the place of the missing T5 encoder
 
@@ -17,7 +17,7 @@ def load_flow_pipeline(folder: Path) -> StableDiffusion3Pipeline:
     return load_quietly(StableDiffusion3Pipeline, folder, text_encoder_3=None, tokenizer_3=None)
 
 
-def paint_flow(
+def generate_flow(
     pipeline: StableDiffusion3Pipeline,
     prompts: list[str],
     seeds: list[int],
@@ -27,4 +27,4 @@ def paint_flow(
     padding: int = NO_PADDING,
 ) -> Tensor:
     """Return pixels in 0..1 (n, 3, height, width)."""
-    return paint(partial(pipeline, max_sequence_length=padding), prompts, seeds, steps, scale, batch)
+    return generate(partial(pipeline, max_sequence_length=padding), prompts, seeds, steps, scale, batch)

@@ -15,11 +15,11 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 from torch.nn import functional
 
-from zoo.painting.pipeline import paint
+from zoo.painting.pipeline import generate
 
 
 @dataclass(frozen=True)
-class StyledPictures:
+class StyledImages:
     pixels: Tensor  # (n, 3, height, width) in 0..1
     latents: Tensor  # (steps, n, channels, height, width): after each step
 
@@ -29,7 +29,7 @@ def add_style(pipeline: StableDiffusionPipeline, folder: Path, style: str) -> No
     pipeline.load_lora_weights(folder, adapter_name=style, weight_name="pytorch_lora_weights.safetensors")
 
 
-def paint_styled(
+def generate_styled(
     pipeline: StableDiffusionPipeline,
     style: str,
     prompts: list[str],
@@ -38,7 +38,7 @@ def paint_styled(
     scale: float,
     weight: float = 1.0,
     steps_without: int = 0,
-) -> StyledPictures:
+) -> StyledImages:
     """Generate with an added style, switched on at `weight` after the first `steps_without` steps.
 
     It is never on if `steps_without` equals `steps`. The pipeline keeps the last weight.
@@ -59,8 +59,8 @@ def paint_styled(
         batches.append(torch.stack(passed))
         return result
 
-    pixels = paint(pipeline_of_a_batch, prompts, seeds, steps, scale)
-    return StyledPictures(pixels, torch.cat(batches, dim=1))
+    pixels = generate(pipeline_of_a_batch, prompts, seeds, steps, scale)
+    return StyledImages(pixels, torch.cat(batches, dim=1))
 
 
 def latent_cosines(first: Tensor, second: Tensor) -> Tensor:

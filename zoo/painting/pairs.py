@@ -9,19 +9,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from zoo.painting.pipeline import load_pipeline, paint
-from zoo.painting.store import PaintedPictures, weights_digest
+from zoo.painting.pipeline import generate, load_pipeline
+from zoo.painting.store import ImageStore, weights_digest
 
 
 @dataclass(frozen=True)
-class Painter:
+class ImageSource:
     """Name a pipeline's directory and its settings."""
 
     folder: Path
     steps: int
     scale: float
 
-    def paint(self, work: Path, prompts: Sequence[str], seeds: Sequence[int], batch: int = 16) -> Tensor:
+    def generate(self, work: Path, prompts: Sequence[str], seeds: Sequence[int], batch: int = 16) -> Tensor:
         """Return images as uint8 (n, 3, height, width), generated or cached in the folder by an earlier run."""
         pipeline = cache(lambda: load_pipeline(self.folder))  # needed if something is not cached yet
         manner: dict[str, object] = {
@@ -30,8 +30,8 @@ class Painter:
             "scale": self.scale,
         }
 
-        def painted(rows: list[int]) -> Tensor:
+        def generated(rows: list[int]) -> Tensor:
             chosen = [prompts[row] for row in rows], [seeds[row] for row in rows]
-            return paint(pipeline(), *chosen, self.steps, self.scale, batch)
+            return generate(pipeline(), *chosen, self.steps, self.scale, batch)
 
-        return PaintedPictures(work, manner).get(prompts, seeds, painted)
+        return ImageStore(work, manner).get(prompts, seeds, generated)

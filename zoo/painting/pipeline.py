@@ -34,7 +34,7 @@ def load_quietly(kind: type[Pipeline], folder: Path, **parts: object) -> Pipelin
     return pipeline.to(device())
 
 
-def paint(
+def generate(
     pipeline: Callable[..., Any], prompts: list[str], seeds: list[int], steps: int, scale: float, batch: int = 64
 ) -> Tensor:
     """Return pixels in 0..1 (n, 3, height, width), by a pipeline or an equivalent function."""

@@ -18,11 +18,11 @@ from zoo.drawing.conditions import edges, layout
 from zoo.drawing.dataset import HELD_OUT_SEED
 from zoo.drawing.scenes import IMAGE_SIZE, Scene, draw, scene_at
 from zoo.files import bad_file
-from zoo.painting.controlnet import add_control, paint_controlled
-from zoo.painting.flow import load_flow_pipeline, paint_flow
+from zoo.painting.controlnet import add_control, generate_controlled
+from zoo.painting.flow import generate_flow, load_flow_pipeline
 from zoo.painting.grid import Tile
 from zoo.painting.lora import add_style
-from zoo.painting.pipeline import load_pipeline, paint
+from zoo.painting.pipeline import generate, load_pipeline
 from zoo.registry import WEIGHTS, entry_of
 
 PROMPTS = (
@@ -39,7 +39,7 @@ PROMPTS = (
     "dotted drawing of a yellow star, a green diamond and a pink square in a row on black",
     "a large crosshatched brown ring at the bottom against a blue sky",
 )
-Paint = Callable[[Sequence[str], Sequence[int]], Tensor]
+Generate = Callable[[Sequence[str], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Manner:
     controlnet: str | None = None
 
 
-def painter(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None = None) -> Paint:
+def image_source(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None = None) -> Generate:
     """Return a function from captions with seeds to pixels (n, 3, height, width) in 0..1; `conditions` are for a
     ControlNet."""
     entry = kind_of(manner.model, "pipeline", weights)
@@ -65,17 +65,17 @@ def painter(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None =
             raise InvalidArgument.of(kind, f"{name} does not stand on {manner.model}")
     if entry["family"] == "sd3":
         flow = load_flow_pipeline(weights / manner.model)
-        return lambda prompts, seeds: paint_flow(flow, list(prompts), list(seeds), steps, scale)
+        return lambda prompts, seeds: generate_flow(flow, list(prompts), list(seeds), steps, scale)
     pipeline = load_pipeline(weights / manner.model)
     if manner.lora is not None:
         add_style(pipeline, weights / manner.lora, manner.lora)
         pipeline.set_adapters(manner.lora, manner.lora_weight)
     if manner.controlnet is None:
-        return lambda prompts, seeds: paint(pipeline, list(prompts), list(seeds), steps, scale)
+        return lambda prompts, seeds: generate(pipeline, list(prompts), list(seeds), steps, scale)
     assert conditions is not None
     told = conditions
     controlled = add_control(pipeline, weights / manner.controlnet)
-    return lambda prompts, seeds: paint_controlled(controlled, list(prompts), list(seeds), told, steps, scale)
+    return lambda prompts, seeds: generate_controlled(controlled, list(prompts), list(seeds), told, steps, scale)
 
 
 def kind_of(name: str, kind: str, weights: Path) -> dict[str, Any]:
@@ -110,19 +110,19 @@ def read_condition(path: Path) -> Tensor:
     return torch.from_numpy(pixels / 255.0)[None]
 
 
-def paint_tiles(
+def sample_tiles(
     manner: Manner, prompts: Sequence[str], seed: int, weights: Path = WEIGHTS, condition: Path | None = None
 ) -> list[Tile]:
     """Return one tile a prompt; under a ControlNet each follows a tile of its condition."""
     if manner.controlnet is None:
         asked = prompts or PROMPTS
-        painted = painter(manner, weights)(asked, range(seed, seed + len(asked)))
-        return [Tile(picture, caption) for picture, caption in zip(painted, asked, strict=True)]
+        generated = image_source(manner, weights)(asked, range(seed, seed + len(asked)))
+        return [Tile(picture, caption) for picture, caption in zip(generated, asked, strict=True)]
     scenes = example_scenes(len(prompts) or 6)
     asked = prompts or [canonical_caption(scene) for scene in scenes]
     told = conditions_of(manner.controlnet, scenes)
     if condition is not None:
         told = read_condition(condition).expand(len(asked), -1, -1, -1)
-    painted = painter(manner, weights, told)(asked, range(seed, seed + len(asked)))
-    rows = zip(told, painted, asked, strict=True)
+    generated = image_source(manner, weights, told)(asked, range(seed, seed + len(asked)))
+    rows = zip(told, generated, asked, strict=True)
     return [tile for line, picture, caption in rows for tile in (Tile(line, "told"), Tile(picture, caption))]

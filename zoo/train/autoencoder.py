@@ -54,7 +54,7 @@ class AutoencoderPart:
         self.images = torch.cat([plain.images, *(d.images for d in treated)])
         self.coverage = torch.cat([plain.coverage, *(d.coverage for d in treated)])
 
-    def _pictures(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _images(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return whole images, or the same number of pixels in crops around the objects."""
         crops = bool(torch.rand((), generator=generator) < 0.5)
         count = self.batch * (IMAGE_SIZE // CROP) ** 2 if crops else self.batch
@@ -77,7 +77,7 @@ class AutoencoderPart:
         return cut, torch.stack([coverage[box] for box in boxes])
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        images, coverage = self._pictures(generator)
+        images, coverage = self._images(generator)
         pixels = as_pixels(images).to(device())
         weight = 1.0 + FOREGROUND_WEIGHT * (coverage > 0).float().to(device())
         weight = (weight / weight.mean())[:, None]

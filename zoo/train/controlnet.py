@@ -13,7 +13,7 @@ from diffusers import ControlNetModel, UNet2DConditionModel
 from torch import Tensor
 
 from zoo.devices import device
-from zoo.drawing.conditions import as_picture, ball_table, edges, layout_of_balls
+from zoo.drawing.conditions import as_rgb_condition, ball_table, edges, layout_of_balls
 from zoo.drawing.dataset import TRAIN_COUNT, TRAIN_SEED, cached_drawings
 from zoo.drawing.scenes import scene_at
 from zoo.drawing.tokenizer import load_tokenizer
@@ -61,7 +61,7 @@ class ControlNetPart(DenoiserPart):
         raise NotImplementedError
 
     def _predict(self, noisy: Tensor, timesteps: Tensor, states: Tensor, rows: Tensor) -> Tensor:
-        told = as_picture(self.conditions(rows)).to(noisy)
+        told = as_rgb_condition(self.conditions(rows)).to(noisy)
         down, middle = self.module(noisy, timesteps, states, controlnet_cond=told, return_dict=False)
         return self.unet(
             noisy,

@@ -25,7 +25,7 @@ BATCH = 96
 PIXEL_NOISE = 0.15
 
 
-class Judge(nn.Module):
+class AttributeReader(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         channels = (3, width, 2 * width, 3 * width, 4 * width)
@@ -42,12 +42,12 @@ class Judge(nn.Module):
         return {name: head(features).float() for name, head in self.heads.items()}
 
 
-class JudgePart:
+class AttributeReaderPart:
     name = "judge"
 
     def __init__(self, work: Path, seed: int = 0, count: int = JUDGE_COUNT, batch: int = BATCH) -> None:
         torch.manual_seed(seed + 77)
-        self.module = Judge().to(device())
+        self.module = AttributeReader().to(device())
         self.batch = batch
         self.drawings = cached_drawings(work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None)
 

@@ -16,7 +16,7 @@ PARTS = {
     "autoencoder": ("zoo.train.autoencoder", "AutoencoderPart", "PLAN"),
     "dual-encoder": ("zoo.train.dual_encoder", "DualEncoderPart", "PLAN"),
     "image-tower": ("zoo.train.image_tower", "ImageTowerPart", "PLAN"),
-    "judge": ("zoo.train.judge", "JudgePart", "PLAN"),
+    "judge": ("zoo.train.judge", "AttributeReaderPart", "PLAN"),
     "heavy": ("zoo.train.denoiser", "HeavyPart", "HEAVY_PLAN"),
     "light": ("zoo.train.denoiser", "LightPart", "LIGHT_PLAN"),
     "flow": ("zoo.train.flow", "FlowPart", "PLAN"),
@@ -28,7 +28,7 @@ PARTS = {
     "lora-neon": ("zoo.train.lora", "NeonPart", "PLAN"),
     "lora-blueprint": ("zoo.train.lora", "BlueprintPart", "PLAN"),
     "lora-mosaic": ("zoo.train.lora", "MosaicPart", "PLAN"),
-    "style-judge": ("zoo.train.style_judge", "StyleJudgePart", "PLAN"),
+    "style-judge": ("zoo.train.style_judge", "StyleClassifierPart", "PLAN"),
     "discriminator": ("zoo.train.discriminator", "DiscriminatorPart", "PLAN"),
 }
 

@@ -21,7 +21,7 @@ LEAST = 2 * FOLDS  # images of a folder, so that every fold has some
 
 
 @dataclass(frozen=True)
-class FolderPictures:
+class FolderImages:
     """Hold uint8 (n, 3, size, size) images of each kind, and each one's fold (n,)."""
 
     real: Tensor
@@ -38,7 +38,7 @@ class FolderPictures:
         )
 
 
-def read_folders(real: Path, generated: Path, size_px: int) -> FolderPictures:
+def read_folders(real: Path, generated: Path, size_px: int) -> FolderImages:
     """Return the images of two folders, squeezed into squares as served.
 
     Images of the same name, such as those of one prompt, are in the same fold. Raises InvalidArgument for a folder with
@@ -52,7 +52,7 @@ def read_folders(real: Path, generated: Path, size_px: int) -> FolderPictures:
         if len(found.unique()) < FOLDS:
             raise InvalidArgument.of(option, "must have images for each fold: use the same names in both folders")
     pictures = [torch.stack([_read(file, size_px) for file in found]) for found in files]
-    return FolderPictures(pictures[0], pictures[1], folds[0], folds[1])
+    return FolderImages(pictures[0], pictures[1], folds[0], folds[1])
 
 
 def _files(option: str, folder: Path) -> list[Path]:
@@ -96,7 +96,7 @@ def begun_from(directory: Path, size_px: int) -> EfficientNetForImageClassificat
 class FolderDiscriminatorPart:
     name = "discriminator"
 
-    def __init__(self, module: EfficientNetForImageClassification, pictures: FolderPictures, batch: int) -> None:
+    def __init__(self, module: EfficientNetForImageClassification, pictures: FolderImages, batch: int) -> None:
         self.module = module.to(device(), memory_format=torch.channels_last)
         self.batch = batch
         self.real, self.generated = pictures.fold(*range(CALIBRATING))

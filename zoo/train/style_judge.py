@@ -16,7 +16,7 @@ from zoo.drawing.dataset import JUDGE_SEED, as_pixels, cached_drawings
 from zoo.drawing.scenes import TREATMENTS
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.augmentation import noisy, softened
-from zoo.train.judge import PIXEL_NOISE, Judge
+from zoo.train.judge import PIXEL_NOISE, AttributeReader
 from zoo.train.loop import TrainingPlan
 
 PLAN = TrainingPlan(steps=1200, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02)
@@ -26,22 +26,22 @@ BATCH = 64
 WIDTH = 16
 
 
-class StyleJudge(nn.Module):
+class StyleClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = Judge(WIDTH).body
+        self.body = AttributeReader(WIDTH).body
         self.head = nn.Linear(256, len(CLASSES))
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.head(self.body(pixels)).float()
 
 
-class StyleJudgePart:
+class StyleClassifierPart:
     name = "style-judge"
 
     def __init__(self, work: Path, seed: int = 0, count: int = COUNT, batch: int = BATCH) -> None:
         torch.manual_seed(seed + 78)
-        self.module = StyleJudge().to(device())
+        self.module = StyleClassifier().to(device())
         self.batch = batch
         tokenizer = load_tokenizer(work / "tokenizer")
         drawn = [cached_drawings(work, JUDGE_SEED, count, tokenizer, None, t) for t in (None, *TREATMENTS)]
@@ -62,6 +62,6 @@ class StyleJudgePart:
 
 
 @torch.no_grad()
-def style_scores(judge: StyleJudge, pixels: Tensor) -> Tensor:
+def style_scores(reader: StyleClassifier, pixels: Tensor) -> Tensor:
     """Return probabilities (n, classes) in the order of CLASSES, of images (n, 3, size, size) in -1..1."""
-    return judge(pixels).softmax(dim=1)
+    return reader(pixels).softmax(dim=1)

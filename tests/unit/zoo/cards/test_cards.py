@@ -14,7 +14,7 @@ from zoo.cards.curves import draw_curve
 from zoo.cards.examples import GRIDS, example_grid, save_within
 from zoo.cards.figures import figures_in_words, read_figures
 from zoo.drawing.scenes import IMAGE_SIZE
-from zoo.painting.samples import Manner, paint_tiles, painter
+from zoo.painting.samples import Manner, image_source, sample_tiles
 from zoo.registry import MODELS
 from zoo.train.loop import LOG
 
@@ -132,7 +132,7 @@ def test_what_stands_beside_a_pipeline_is_shown_with_it(
     name: str, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.cards.examples.SCENES", 1)
-    monkeypatch.setattr("zoo.cards.examples.painter", quick_painter)
+    monkeypatch.setattr("zoo.cards.examples.image_source", quick_painter)
 
     sheet = example_grid(MODELS[name], exported)
 
@@ -142,12 +142,12 @@ def test_what_stands_beside_a_pipeline_is_shown_with_it(
 
 
 def quick_painter(manner: Manner, *arguments: object) -> object:
-    return painter(Manner(**vars(manner) | {"steps": 2}), *arguments)  # type: ignore[arg-type]
+    return image_source(Manner(**vars(manner) | {"steps": 2}), *arguments)  # type: ignore[arg-type]
 
 
 def test_captions_are_painted_by_every_family(exported: Path) -> None:
     for model in ("tiny-light", "tiny-flow"):
-        (tile,) = paint_tiles(Manner(model, steps=2), ["a red circle"], 0, exported)
+        (tile,) = sample_tiles(Manner(model, steps=2), ["a red circle"], 0, exported)
 
         assert tile.caption == "a red circle"
         assert tile.picture.shape == (3, IMAGE_SIZE, IMAGE_SIZE)
@@ -163,9 +163,9 @@ def test_captions_are_painted_by_every_family(exported: Path) -> None:
 )
 def test_what_does_not_go_together_is_refused(manner: Manner, told: str, exported: Path) -> None:
     with pytest.raises(InvalidArgument, match=told):
-        painter(manner, exported)
+        image_source(manner, exported)
 
 
 def test_a_model_that_is_not_there_lists_those_that_are(exported: Path) -> None:
     with pytest.raises(NotFound, match="tiny-heavy, tiny-light"):
-        painter(Manner("tiny-heavier"), exported)
+        image_source(Manner("tiny-heavier"), exported)

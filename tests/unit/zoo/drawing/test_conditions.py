@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.drawing.conditions import (
     EDGE_THRESHOLD,
-    as_picture,
+    as_rgb_condition,
     ball_table,
     edge_f1,
     edges,
@@ -155,7 +155,7 @@ def test_place_iou_is_intersection_over_union() -> None:
 
 
 def test_a_condition_is_given_in_three_equal_channels() -> None:
-    found = as_picture(random_map(0, 0.5))
+    found = as_rgb_condition(random_map(0, 0.5))
 
     assert found.shape == (1, 3, 8, 8)
     assert torch.equal(found[:, 0], found[:, 2])

@@ -16,7 +16,7 @@ from zoo.evaluate.examination import Examiner
 from zoo.files import write_tensors
 from zoo.registry import WEIGHTS
 from zoo.train.dual_encoder import TowersAndHeads, make_dual_encoder
-from zoo.train.judge import Judge
+from zoo.train.judge import AttributeReader
 from zoo.train.loop import CHECKPOINT
 
 
@@ -56,7 +56,7 @@ def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads,
 
 @pytest.mark.usefixtures("towers")
 def test_an_examiner_reads_pictures_by_both_encoders(work: Path) -> None:
-    write_checkpoint(Judge(), work / "judge")
+    write_checkpoint(AttributeReader(), work / "judge")
     prompts = examination_prompts(2)
     pictures = torch.stack([prompts.drawn, prompts.drawn.flip(0), prompts.drawn], dim=1)
 

@@ -14,7 +14,7 @@ from zoo.drawing.prompts import examination_prompts
 from zoo.drawing.scenes import is_held_out
 from zoo.evaluate.estimates import estimate, mean, mean_difference, ratio
 from zoo.evaluate.examination import Marks, attribute_names, read_attributes
-from zoo.painting.store import PaintedPictures, as_bytes, weights_digest
+from zoo.painting.store import ImageStore, as_bytes, weights_digest
 
 
 def two_stage_draws(samples: list[list[float]], resamples: int) -> list[float]:
@@ -129,9 +129,9 @@ class Painter:
 def test_painted_pictures_are_painted_once(tmp_path: Path) -> None:
     seeds = [10, 20, 30]
     first, second = Painter(seeds), Painter(seeds)
-    PaintedPictures(tmp_path, {"steps": 5}).get(["a", "b"], seeds[:2], first)
+    ImageStore(tmp_path, {"steps": 5}).get(["a", "b"], seeds[:2], first)
 
-    pictures = PaintedPictures(tmp_path, {"steps": 5}).get(["a", "b", "a"], seeds, second)
+    pictures = ImageStore(tmp_path, {"steps": 5}).get(["a", "b", "a"], seeds, second)
 
     assert (first.rows, second.rows) == ([0, 1], [2])
     assert pictures[:, 0, 0, 0].tolist() == seeds
@@ -140,16 +140,16 @@ def test_painted_pictures_are_painted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manner", [{"steps": 6}, {"steps": 5, "scale": 2.0}])
 def test_another_manner_is_another_picture(tmp_path: Path, manner: dict[str, object]) -> None:
-    PaintedPictures(tmp_path, {"steps": 5}).get(["a"], [1], Painter([1]))
+    ImageStore(tmp_path, {"steps": 5}).get(["a"], [1], Painter([1]))
     painter = Painter([1])
 
-    PaintedPictures(tmp_path, manner).get(["a"], [1], painter)
+    ImageStore(tmp_path, manner).get(["a"], [1], painter)
 
     assert painter.rows == [0]
 
 
 def test_pictures_of_one_prompt_under_two_conditions_are_two(tmp_path: Path) -> None:
-    pictures = PaintedPictures(tmp_path, {}).get(["a", "a"], [1, 1], Painter([5, 6]), conditions=["x", "y"])
+    pictures = ImageStore(tmp_path, {}).get(["a", "a"], [1, 1], Painter([5, 6]), conditions=["x", "y"])
 
     assert pictures[:, 0, 0, 0].tolist() == [5, 6]
 

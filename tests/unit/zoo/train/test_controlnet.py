@@ -14,8 +14,8 @@ from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.drawing.tokenizer import MAX_TOKENS, build_tokenizer
 from zoo.export.controlnet import export_controlnet
 from zoo.export.directories import save_diffusers_model
-from zoo.painting.controlnet import add_control, adjacent_cosines, paint_controlled, recorded_residuals
-from zoo.painting.pipeline import load_pipeline, paint
+from zoo.painting.controlnet import add_control, adjacent_cosines, generate_controlled, recorded_residuals
+from zoo.painting.pipeline import generate, load_pipeline
 from zoo.train import controlnet
 from zoo.train.autoencoder import LATENT_CHANNELS, make_autoencoder
 from zoo.train.controlnet import ControlNetPart, EdgesPart, LayoutPart, copy_encoder, make_controlnet
@@ -169,18 +169,18 @@ def test_a_stock_pipeline_paints_with_an_untrained_controlnet_what_it_paints_wit
     controlnet = ControlNetModel.from_pretrained(untrained)
     stock = StableDiffusionControlNetPipeline.from_pretrained(heavy, controlnet=controlnet)
 
-    found = paint_controlled(stock, PROMPTS, SEEDS, told(), STEPS, 3.0)
+    found = generate_controlled(stock, PROMPTS, SEEDS, told(), STEPS, 3.0)
 
     assert found.shape == (3, 3, IMAGE_SIZE, IMAGE_SIZE)
-    assert torch.equal(found, paint(plain, PROMPTS, SEEDS, STEPS, 3.0))
+    assert torch.equal(found, generate(plain, PROMPTS, SEEDS, STEPS, 3.0))
 
 
 def test_pictures_of_several_batches_each_follow_their_own_condition(
     controlled: StableDiffusionControlNetPipeline,
 ) -> None:
-    whole = paint_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0)
-    parts = paint_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, batch=2)
-    swapped = paint_controlled(controlled, PROMPTS, SEEDS, told().flip(0), STEPS, 3.0)
+    whole = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0)
+    parts = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, batch=2)
+    swapped = generate_controlled(controlled, PROMPTS, SEEDS, told().flip(0), STEPS, 3.0)
 
     torch.testing.assert_close(parts, whole, atol=1e-3, rtol=0.0)
     torch.testing.assert_close(swapped[1], whole[1], atol=1e-3, rtol=0.0)
@@ -190,17 +190,17 @@ def test_pictures_of_several_batches_each_follow_their_own_condition(
 def test_a_scale_of_zero_is_no_control(
     plain: StableDiffusionPipeline, controlled: StableDiffusionControlNetPipeline
 ) -> None:
-    found = paint_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, control_scale=0.0)
+    found = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, control_scale=0.0)
 
-    assert torch.equal(found, paint(plain, PROMPTS, SEEDS, STEPS, 3.0))
+    assert torch.equal(found, generate(plain, PROMPTS, SEEDS, STEPS, 3.0))
 
 
 def test_residuals_are_recorded_for_every_step_and_no_longer_than_asked(
     controlled: StableDiffusionControlNetPipeline,
 ) -> None:
     with recorded_residuals(controlled.controlnet) as residuals:
-        paint_controlled(controlled, PROMPTS, SEEDS, told(), 3, 3.0)
-    paint_controlled(controlled, PROMPTS, SEEDS, told(), 1, 3.0)
+        generate_controlled(controlled, PROMPTS, SEEDS, told(), 3, 3.0)
+    generate_controlled(controlled, PROMPTS, SEEDS, told(), 1, 3.0)
 
     assert len(residuals) == 3
     assert all(one.shape == residuals[0].shape and len(one) == 2 * len(PROMPTS) for one in residuals)

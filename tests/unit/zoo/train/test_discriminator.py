@@ -15,7 +15,7 @@ from zoo.drawing.tokenizer import build_tokenizer
 from zoo.evaluate.calibration import Calibration, auroc, calibration_error, confidence, fit_calibration, margins
 from zoo.export.discriminator import export_discriminator, measure, write_discriminator
 from zoo.train import discriminator
-from zoo.train.discriminator import DiscriminatorPart, TrainingPictures, make_discriminator, paint_pictures
+from zoo.train.discriminator import DiscriminatorPart, TrainingImages, make_discriminator, training_images
 from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun
 from zoo.train.parts import part_and_plan
 
@@ -61,10 +61,10 @@ def test_an_untrained_network_hears_its_input() -> None:
 
 
 def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = paint_pictures(work, COUNT)
-    monkeypatch.setattr(discriminator, "paint", None)
+    first = training_images(work, COUNT)
+    monkeypatch.setattr(discriminator, "generate", None)
 
-    again = paint_pictures(work, COUNT)
+    again = training_images(work, COUNT)
 
     assert torch.equal(first.light, again.light)
     assert len(first.heavy) == COUNT / 3
@@ -73,7 +73,7 @@ def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_every_picture_of_a_scene_is_in_one_fold(work: Path) -> None:
     numbered = torch.arange(48)
     images = numbered[:, None, None, None].to(torch.uint8)
-    pictures = TrainingPictures(images, images, images, images[::3], numbered[::3], numbered[:, None])
+    pictures = TrainingImages(images, images, images, images[::3], numbered[::3], numbered[:, None])
 
     folds = [pictures.fold(number) for number in range(8)]
 
@@ -100,7 +100,7 @@ def test_a_stock_classifier_loads_it_with_its_calibration(trained: Path, tmp_pat
     model, loading = AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
 
     record = json.loads((tmp_path / "config.json").read_text())["pentimento_calibration"]
-    pixels = as_pixels(paint_pictures(trained, COUNT).light)
+    pixels = as_pixels(training_images(trained, COUNT).light)
     own = Calibration(record["slope"], record["intercept"]).confidence(margins(model, pixels))
     assert not any(loading.values())
     assert model.dtype == torch.float32
@@ -144,7 +144,7 @@ def test_a_calibration_that_is_no_number_names_itself(slope: object) -> None:
 
 
 def test_the_figures_tell_ranks_and_calibration(trained: Path) -> None:
-    figures = measure(make_discriminator().eval(), Calibration(), paint_pictures(trained, COUNT).fold(7))
+    figures = measure(make_discriminator().eval(), Calibration(), training_images(trained, COUNT).fold(7))
 
     assert all(0.0 <= value <= 1.0 for value in figures.values())
 

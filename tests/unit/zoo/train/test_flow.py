@@ -16,7 +16,7 @@ from zoo.drawing.dataset import TRAIN_SEED
 from zoo.drawing.scenes import IMAGE_SIZE, scene_at
 from zoo.drawing.tokenizer import build_tokenizer
 from zoo.export.flow import export_flow
-from zoo.painting.flow import load_flow_pipeline, paint_flow
+from zoo.painting.flow import generate_flow, load_flow_pipeline
 from zoo.train.autoencoder import LATENT_CHANNELS
 from zoo.train.denoiser import LATENT_SIZE
 from zoo.train.dual_encoder import PROJECTION, WIDTH
@@ -173,8 +173,8 @@ def test_the_stock_pipeline_loads_the_directory_and_paints_by_its_defaults(folde
 def test_a_picture_is_its_prompt_and_its_seed_whatever_it_is_painted_with(pipeline: StableDiffusion3Pipeline) -> None:
     prompts, seeds = ["a red circle", "a blue star", "a green ring"], [3, 4, 5]
 
-    together = paint_flow(pipeline, prompts, seeds, steps=2, scale=2.0)
-    apart = paint_flow(pipeline, prompts, seeds, steps=2, scale=2.0, batch=1)
+    together = generate_flow(pipeline, prompts, seeds, steps=2, scale=2.0)
+    apart = generate_flow(pipeline, prompts, seeds, steps=2, scale=2.0, batch=1)
 
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(together[0], together[1], atol=0.05)

@@ -12,12 +12,12 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from zoo.drawing.tokenizer import MAX_TOKENS, build_tokenizer
 from zoo.export.lora import write_kohya, write_lora, write_peft
-from zoo.painting.lora import StyledPictures, add_style, latent_cosines, paint_styled
+from zoo.painting.lora import StyledImages, add_style, generate_styled, latent_cosines
 from zoo.train.autoencoder import LATENT_CHANNELS, make_autoencoder
 from zoo.train.denoiser import LATENT_SIZE, make_heavy, make_scheduler
 from zoo.train.dual_encoder import WIDTH, make_dual_encoder
 from zoo.train.lora import ALPHA, RANK, StyledUNet
-from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+from zoo.train.style_judge import CLASSES, StyleClassifier, style_scores
 
 pytestmark = pytest.mark.training
 
@@ -154,8 +154,8 @@ def test_a_lora_of_other_modules_is_refused() -> None:
         styled.load_state_dict(state | {f"another.{name}": value})
 
 
-def painted(pipeline: StableDiffusionPipeline, **options: float) -> StyledPictures:
-    return paint_styled(pipeline, "neon", ["a red circle", "a blue ring"], [1, 2], STEPS, 2.0, **options)  # type: ignore[arg-type]
+def painted(pipeline: StableDiffusionPipeline, **options: float) -> StyledImages:
+    return generate_styled(pipeline, "neon", ["a red circle", "a blue ring"], [1, 2], STEPS, 2.0, **options)  # type: ignore[arg-type]
 
 
 def test_a_style_takes_effect_after_the_steps_without_it(folder: Path, pipeline: StableDiffusionPipeline) -> None:
@@ -177,7 +177,7 @@ def test_a_style_takes_effect_after_the_steps_without_it(folder: Path, pipeline:
 def test_style_scores_are_probabilities_of_every_class() -> None:
     pixels = torch.zeros((3, 3, 64, 64))
 
-    scores = style_scores(StyleJudge().eval(), pixels)
+    scores = style_scores(StyleClassifier().eval(), pixels)
 
     assert scores.shape == (3, len(CLASSES))
     assert scores.sum(dim=1) == pytest.approx(torch.ones(3))
