@@ -1,4 +1,4 @@
-"""What a request is worth, when it comes, and what a fleet's throughput is."""
+"""Test a request's worth, its arrival, and a fleet's throughput."""
 
 from pathlib import Path
 

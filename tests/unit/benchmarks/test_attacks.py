@@ -1,4 +1,4 @@
-"""Weapons are what they claim to be: a bomb that does not explode proves nothing."""
+"""Test that the hostile inputs work: a bomb that does not explode proves nothing."""
 
 import io
 import zlib

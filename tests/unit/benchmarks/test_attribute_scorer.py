@@ -1,4 +1,4 @@
-"""What the judge of attributes says of pictures: the share of what its own prompt asks for."""
+"""Test the attribute scorer: the share of its own prompt's attributes."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from zoo.drawing.captions import UNSAID
 
 
 class SeesClassOne:
-    """Sees the class 1 of every attribute, whatever the picture."""
+    """See class 1 of every attribute in any image."""
 
     def __init__(self, *_: Any) -> None:
         pass

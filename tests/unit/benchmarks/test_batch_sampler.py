@@ -1,4 +1,4 @@
-"""Pictures painted in batches equal the ones that the worker's engine paints alone."""
+"""Test that images in batches equal the engine's single ones."""
 
 import pytest
 import torch

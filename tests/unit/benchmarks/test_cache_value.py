@@ -1,4 +1,4 @@
-"""What the benchmark of the cache's value makes of rounds and of judged pictures, on figures that are known."""
+"""Test `cache_value`'s figures of rounds and of scored images with known values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from pentimento.domain.errors import NotFound
 from zoo.drawing.captions import ATTRIBUTES
 from zoo.evaluate.examination import COLUMNS
 
-# Two rounds of two requests: vanilla takes 1 s a picture and then 2 s, all-light a tenth of it.
+# Two rounds of two requests: vanilla takes 1 s an image and then 2 s, all-light a tenth.
 ROUNDS = ArmRounds(
     "images",
     arm_s=[1.0, 2.0],
@@ -33,7 +33,7 @@ ROUNDS = ArmRounds(
 
 
 def judged(score: float, right: bool, count: int = 8) -> ScoredImages:
-    """Each asks for everything, and all or nothing of it is right."""
+    """Return images with every attribute requested, all right or all wrong."""
     shape = count, len(ATTRIBUTES)
     scores: Array = np.full(count, score)
     return ScoredImages(scores, scores, np.full(shape, right), np.full(shape, True), scores[:, None])
@@ -43,7 +43,7 @@ def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hit
     vanilla, ceiling, instant = throughput_figures("log", ROUNDS, informative(), at_least(0.85))
 
     assert vanilla.value == 2.0
-    # 1 s and half of 0.1 s; then two halves of 2 s: what the hits would take at that round's costs.
+    # 1 s and half of 0.1 s; then two halves of 2 s: the hits' time at that round's costs.
     assert [pair[0] for pair in ceiling.samples] == pytest.approx([1.05, 2.0])
     assert (ceiling.value, ceiling.ok) == (pytest.approx(3.05 / 3.0), True)
     assert (instant.value, str(instant.target)) == (pytest.approx(0.3 / 3.0), "none")
@@ -87,7 +87,7 @@ def test_retrieval_answers_with_the_nearest_stored_picture_and_stores_misses_alo
     texts = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2]]
     images = np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 2]]
 
-    # The second is answered by the first, and leaves nothing for the third, whose text its own picture would fit.
+    # The first answers the second, which stores nothing for the third, although its image would fit the third's text.
     assert donors_above(texts, images, 0.9) == [0, 0, 2, 3, 2]
 
 
@@ -122,7 +122,7 @@ def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: 
 
 @pytest.mark.parametrize(("share", "hits"), [(0.0, 0), (0.4, 2), (0.5, 2), (1.0, 4)])
 def test_retrieval_answers_as_many_from_the_store_as_it_may(share: float, hits: int) -> None:
-    """Rows 1 to 4 are ever farther from row 0, in directions of their own; row 0 has nobody before it."""
+    """Rows 1 to 4 are increasingly far from row 0, in different directions; row 0 has no earlier one."""
     angles = np.array([0.0, 0.1, 0.4, 0.8, 1.3], np.float32)
     texts = np.zeros((5, 6), np.float32)
     texts[:, 0] = np.cos(angles)

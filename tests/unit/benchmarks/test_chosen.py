@@ -1,4 +1,4 @@
-"""Profiles and rows that benchmarks measure with."""
+"""Test the choice of benchmarks' profiles and rows."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_none_and_several_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("model", ["tiny-flow", "tiny-heavy", "tiny-light"])
 def test_thinning_is_measured_by_the_profile_without_adapters(model: str) -> None:
-    """Of `tiny-heavy` there are seven more, with LoRAs, whose files come before its own."""
+    """`tiny-heavy` has seven more, with LoRAs, and their files come first."""
     profile = plain_profile(model)
 
     assert (profile.model, profile.adapters) == (model, ())

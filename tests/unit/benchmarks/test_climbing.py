@@ -1,4 +1,4 @@
-"""How the most load that a server takes is found."""
+"""Test the search for a server's highest load."""
 
 import asyncio
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ def run_of(rate_per_s: float, held: bool) -> RateRun:
 
 
 class Server:
-    """Keeps its promise up to a rate."""
+    """Meet the target up to a rate."""
 
     def __init__(self, most: float) -> None:
         self.most = most
@@ -80,7 +80,7 @@ async def test_a_run_that_keeps_the_promise_holds() -> None:
 
 
 async def test_a_run_ends_early_once_its_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is answered before the next one is due, however late the machine is."""
+    """Each is answered before the next one is due, on any machine."""
     waiting: list[asyncio.Future[None]] = []
 
     def sleep(seconds: float) -> "asyncio.Future[None]":
@@ -88,7 +88,7 @@ async def test_a_run_ends_early_once_its_promise_is_broken(monkeypatch: pytest.M
         return waiting[-1]
 
     async def ask(arrival: WorkerArrival) -> None:
-        """At once, which is later than promised here."""
+        """immediately, which is later than the target here"""
 
     monkeypatch.setattr(worker_load, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather))
     running = asyncio.create_task(ClimbTrial("side", ask, Promise(-1e9), 40, "search").run(100.0, seed=0))

@@ -1,4 +1,4 @@
-"""A second commit of a result is seen, whoever makes it and whatever it writes."""
+"""Test that every second commit of a result is counted, by any writer and with any content."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(file: Path) -> Iterator[Journal]:
-    """With one request whose only attempt runs, and its commits counted."""
+    """Yield a journal with one request, its only attempt running, and its commits counted."""
     journal = open_journal(f"sqlite:///{file}")
     count_commits(file)
     journal.accept(AcceptedRequest("r1", "tenant", b"body", "hash", accepted_at=100.5)).result()

@@ -1,4 +1,4 @@
-"""What `controlnet_parallel` makes of spans."""
+"""Test `controlnet_parallel`'s figures of spans."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def span(what: str, began_ms: float, length_ms: float, process_id: int = 1) -> S
 
 
 WORKER = [span(what, step * 30.0 + at, 10.0) for step in range(3) for what, at in (("encode", 0.0), ("decode", 14.0))]
-# The first pass tells the shapes of what is to come, before the first step.
+# The first pass reports the residuals' shapes, before the first step.
 CONTROL = [span("residuals", -40.0, 90.0, 2), *(span("residuals", step * 30.0, 12.0, 2) for step in range(3))]
 
 
@@ -34,7 +34,7 @@ def test_of_several_controlnets_the_slowest_decides() -> None:
 
 
 def test_a_transformers_ideal_is_by_its_blocks() -> None:
-    # Of 24 blocks of 1 s; behind the last of 12 residuals, which is behind block 22, comes one more.
+    # 24 blocks of 1 s; after the last of 12 residuals, which follows block 22, comes one more
     assert Blocks(24, 12).ideal_s(24.0, 12.0) == pytest.approx(24.0)
     assert Blocks(24, 12).ideal_s(24.0, 18.0) == pytest.approx(24.5)  # the first residual half a second late
     assert Blocks(24, 12).ideal_s(24.0, 36.0) == pytest.approx(37.0)

@@ -1,4 +1,4 @@
-"""What end_to_end makes of a log and of answers that are known."""
+"""Test `end_to_end` with a known log and known answers."""
 
 import pytest
 

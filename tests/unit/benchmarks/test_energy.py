@@ -1,4 +1,4 @@
-"""What NIRVANA's device-seconds are accounted for by."""
+"""Test the causes of NIRVANA's device-seconds."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_under_the_busy_load_requests_come_as_others_are_answered() -> None:
 
 
 def test_steps_saved_are_those_of_all_requests() -> None:
-    """Half of them leave out 25 of 50 steps, a tenth ten."""
+    """Half skip 25 of 50 steps, a tenth ten."""
     spent = SpentSeconds("a", 1, 1.0, 0.6, starts={0: 0.4, 25: 0.5, 10: 0.1})
 
     assert spent.saved == pytest.approx(0.27)
@@ -54,7 +54,7 @@ def test_steps_saved_are_those_of_all_requests() -> None:
 
 
 def test_what_a_run_cost_is_counted_by_those_who_were_answered() -> None:
-    """One device at a time by the large model, 91.5 s each, of which hits leave out their steps."""
+    """One device at a time by the large model, 91.5 s each; hits skip their steps."""
     load = load_of(30, 30, 1)
     single = account_of(30)["one at a time"]
 

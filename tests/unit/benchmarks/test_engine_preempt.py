@@ -1,4 +1,4 @@
-"""What comes of the rounds with and without preemption."""
+"""Test the figures of rounds with and without preemption."""
 
 import math
 

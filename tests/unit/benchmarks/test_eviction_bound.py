@@ -1,4 +1,4 @@
-"""The offline bound of the benchmark `eviction`, against every choice that any rule could make in small caches."""
+"""Test the offline bound of `eviction` against every choice that any rule could make in small caches."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -21,7 +21,7 @@ LOGS = st.lists(st.lists(st.sampled_from([0, 0, 10, 20, 25]), min_size=5, max_si
 
 
 def log_from(rows: list[list[int]]) -> ReuseLog:
-    """Row t's allowed steps for each earlier request, 0 for none; the nearest first."""
+    """Build a log from each row's allowed steps by earlier request, 0 for none, nearest first."""
     donors = [
         [(row, allowed) for row, allowed in enumerate(each[:number]) if allowed] for number, each in enumerate(rows)
     ]
@@ -29,7 +29,7 @@ def log_from(rows: list[list[int]]) -> ReuseLog:
 
 
 def best_by_search(log: ReuseLog, begin: int, capacity: int, regime: Regime) -> int:
-    """The most steps that requests from `begin` on save, over every choice of what is kept after every request."""
+    """Return the most steps that requests from `begin` on save, over every choice after every request."""
 
     def most(row: int, held: frozenset[Latent]) -> int:
         if row == len(log):
@@ -49,14 +49,14 @@ def start_of(log: ReuseLog, row: int, held: frozenset[Latent], regime: Regime) -
 
 
 def choices(items: frozenset[Latent], capacity: int) -> Iterator[frozenset[Latent]]:
-    """All that may be kept: anything may be let go of at any time."""
+    """Yield every set that may stay: any item may be dropped at any time."""
     for count in range(min(len(items), capacity) + 1):
         yield from map(frozenset, combinations(sorted(items), count))
 
 
 @pytest.fixture(autouse=True)
 def _two_latents_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer choices to search through."""
+    """Reduce the number of choices."""
     monkeypatch.setattr("benchmarks.eviction_replay.CAPTURED", CAPTURED)
     monkeypatch.setattr("benchmarks.eviction_bound.CAPTURED", CAPTURED)
 
@@ -78,7 +78,7 @@ def test_no_choice_saves_more_than_the_bound(regime: Regime, rows: list[list[int
 
 
 def test_a_bound_knows_the_capacity() -> None:
-    """Requests 2 and 3 want the latents at 25 of 0 and 1; only one can be held."""
+    """Requests 2 and 3 want the latents at 25 of 0 and 1; only one can be stored."""
     log = log_from([[], [0], [25, 0], [0, 25, 0]])
 
     assert offline_bound(log, 0, 2, PAPER) == pytest.approx(50)
@@ -86,7 +86,7 @@ def test_a_bound_knows_the_capacity() -> None:
 
 
 def test_a_bound_knows_that_what_hits_adds_nothing_where_misses_alone_add() -> None:
-    """Request 1 may take ten steps of 0, or miss and let 2 and 3 take 25 of it; where all add, it may do both."""
+    """Request 1 may take ten steps of 0, or miss and let 2 and 3 take 25 of it; if all add, it may do both."""
     log = log_from([[], [10], [0, 25], [0, 25, 0]])
     all_add = REGIMES[1]
 
@@ -114,7 +114,7 @@ def test_a_hole_lets_the_next_smaller_step_serve() -> None:
 
 
 def test_the_nearest_entry_serves_even_where_another_would_save_more() -> None:
-    """Entry 1 began at ten, so it holds 25 alone and allows 20."""
+    """Entry 1 began at ten, so that it only has 25 and allows 20."""
     log = ReuseLog(((), ((0, 10),), ((1, 20), (0, 10))))
     saved = [replay(log, open_eviction("fifo", 9), regime, 9)[2] for regime in REGIMES[1:]]
 

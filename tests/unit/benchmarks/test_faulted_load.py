@@ -1,4 +1,4 @@
-"""What counts as lost, as changed and as committed twice."""
+"""Test which requests count as lost, as changed and as committed twice."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A filling that was ended goes on where it stopped."""
+"""Test that an interrupted filling continues."""
 
 import os
 import signal

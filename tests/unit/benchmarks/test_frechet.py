@@ -1,4 +1,4 @@
-"""The Fréchet distance, against what it is for Gaussians whose axes are known."""
+"""Test the Fréchet distance against the closed form of Gaussians with known axes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_a_shift_and_a_stretch_are_what_they_are() -> None:
     own = moments(reference.project(REAL))
     shifted = Moments(own.mean + np.array([0.0, 3.0, 0.0, 4.0]), own.covariance * 4.0)
 
-    # Twice as wide along each axis: the sum of the variances again.
+    # twice as wide along each axis: the sum of the variances again
     assert reference.distance(shifted) == pytest.approx(25.0 + np.trace(own.covariance))
 
 

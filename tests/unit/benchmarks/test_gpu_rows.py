@@ -1,5 +1,6 @@
-"""The rows of `gpu_rows` on a CPU: each gives figures or the reason why not. Those that compile take minutes, and are
-left to the command itself."""
+"""Test the rows of `gpu_rows` on a CPU: each gives figures or the reason for none. Rows that compile take minutes, and
+are left to the command.
+"""
 
 import json
 import subprocess
@@ -26,7 +27,7 @@ def options(tmp_path: Path, **rest: object) -> Options:
     return Options("gpu_rows", True, tmp_path / "out.json", {"device": "cpu", "tiny": True, **rest})
 
 
-# Steps are taken by the tests below; what a row does for one network it does for the other.
+# The tests below cover steps; a row treats its networks in the same way.
 SHOWN = (
     "device",
     "kernel_accuracy",
@@ -58,7 +59,7 @@ def test_what_a_cpu_cannot_do_is_named_and_the_rest_is_measured() -> None:
 
 
 def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's own operations for kernels, and functions run again for graphs."""
+    """Torch's operations replace kernels, and repeated functions replace graphs."""
     from benchmarks import gpu_steps
     from pentimento.diffusion.kernels import REFERENCE, KernelMode
     from tests.unit.diffusion.engine.test_captured import Rerun
@@ -95,7 +96,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, ex
 
 
 def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the rows' processes print is taken from this one."""
+    """The rows' processes print a copy of this one's output."""
 
     def answered(command: list[str], **rest: object) -> subprocess.CompletedProcess[str]:
         name = command[command.index("--row") + 1]

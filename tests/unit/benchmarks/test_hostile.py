@@ -1,4 +1,4 @@
-"""What an attack leaves in memory is read once the suite has rested."""
+"""Test that an attack's memory is read once the suite has rested."""
 
 import asyncio
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.hostile import MIB, Played, figures_of, kept_after_rest
 
 HELD_MIB = 200
-# Holds much until it hears a line.
+# holds much memory until it receives a line
 PROGRAM = f"""
 import sys
 held = bytearray(b"x" * ({HELD_MIB} << 20))
@@ -32,7 +32,7 @@ def holder() -> Iterator["subprocess.Popen[str]"]:
 
 
 def before(process: "subprocess.Popen[str]") -> dict[str, tuple[psutil.Process, int]]:
-    """As if half of what it holds had come by an attack."""
+    """Return sizes as if half of the memory had come by an attack."""
     known = psutil.Process(process.pid)
     return {"holder": (known, known.memory_info().rss - HELD_MIB * MIB // 2)}
 

@@ -1,4 +1,4 @@
-"""What joint makes of runs that are known."""
+"""Test `joint`'s figures of known runs."""
 
 import pytest
 
@@ -43,13 +43,13 @@ def test_correlation_grows_with_auroc_from_nothing() -> None:
 
 
 def test_own_deviation_is_what_spread_leaves() -> None:
-    """A uniform spread of 0.6 has a standard deviation of 0.1732, so that 0.1 is left of 0.2."""
+    """A uniform spread of 0.6 has a standard deviation of 0.1732, so that 0.1 remains of 0.2."""
     assert own_deviation(0.6, 0.2) == pytest.approx(0.1)
     assert own_deviation(0.32, 0.05) == 0.0
 
 
 def test_plan_is_not_below_modm_where_confidence_tells_nothing() -> None:
-    """Steps of load that MoDM is late with: joint answers all, at no less quality."""
+    """MoDM is late at these loads: joint answers all, at no less quality."""
     ours, modm = (play(system, Trace("steps", 1), 0.8, 20.0, CASES[UNINFORMED]) for system in (OURS, RIVAL))
 
     assert ours.violations <= modm.violations

@@ -1,4 +1,4 @@
-"""What a load cost beyond what of it does not fit in K steps."""
+"""Test a load's cost beyond the part that does not fit in K steps."""
 
 import pytest
 
@@ -8,7 +8,7 @@ STEP_S = 0.1
 
 
 def found(load_steps: float, latency_steps: float, steps: int = 10) -> LoadRound:
-    """A round whose steps take a tenth of a second, with a load of so many and a picture that took so many."""
+    """Return a round with steps of a tenth of a second, and a load and an image of these numbers of steps."""
     return LoadRound((steps + 1) * STEP_S, {1.0: LateImage(latency_steps * STEP_S, load_steps * STEP_S)})
 
 
@@ -22,7 +22,7 @@ def test_a_longer_one_costs_what_does_not_fit_and_no_more() -> None:
 
 
 def test_a_loader_that_waits_from_the_start_is_seen() -> None:
-    """Had the picture not begun before its LoRA was there, all of the load were in the latency."""
+    """If the image had waited for its LoRA from the start, the latency would include the whole load."""
     assert beyond(found(load_steps=5, latency_steps=16), 1.0, 10) == pytest.approx(1.0)
 
 

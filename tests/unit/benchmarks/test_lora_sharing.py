@@ -1,4 +1,4 @@
-"""Which latents requests with LoRAs share, on logs that are worked out by hand, under the gateway's own keys."""
+"""Test which latents requests with LoRAs share, on hand-made logs, under the gateway's keys."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def asking(*loras: str, model: str = "base") -> Choice:
 
 
 def alike(count: int, cosine: float = 1.0) -> Vectors:
-    """Unit vectors, of which any two are so alike."""
+    """Return unit vectors with this cosine between any two."""
     common, own = np.sqrt(cosine), np.sqrt(1.0 - cosine)
     return np.concatenate([np.full((count, 1), common), own * np.eye(count)], axis=1).astype(np.float32)
 
@@ -31,7 +31,7 @@ def test_bound_latents_serve_the_same_loras_alone() -> None:
 def test_latents_from_before_the_patch_serve_all_of_the_model_and_later_ones_their_own_lora_alone() -> None:
     choices = [asking("a"), asking("b"), asking(), asking("a"), asking("a", model="another")]
 
-    # 25 steps are allowed. Of the first one's latents those up to 10 are nobody's own.
+    # 25 steps are allowed. The first one's latents up to 10 are shared.
     assert saved(alike(5), choices, 10) == [0, 10, 10, 25, 0]
 
 

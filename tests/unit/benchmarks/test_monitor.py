@@ -1,4 +1,4 @@
-"""What sixteen devices can carry of a load at all."""
+"""Test the share of a load that sixteen devices can carry."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The figures of a run are those of the hits before the threshold rose and since it rose last."""
+"""Test that a run's figures use the hits before the threshold rose and after its last rise."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the services cost: figures of rounds, and the pixels of two files."""
+"""Test the services' cost: figures of rounds, and the pixels of two files."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Overloads over their rounds' peaks."""
+"""Test overloads over their rounds' peaks."""
 
 import pytest
 

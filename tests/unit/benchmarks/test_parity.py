@@ -1,4 +1,4 @@
-"""What the parity benchmark makes of runs: pure parts, without a suite."""
+"""Test the pure parts of `parity`, without a suite."""
 
 from pathlib import Path
 from random import Random
@@ -116,7 +116,7 @@ def test_rounds_of_a_load_are_compared_together() -> None:
 def test_an_interval_is_over_rounds() -> None:
     found = interval([ROUNDS], lambda loads: violations_apart(loads[0]))
 
-    # The first round alone is 10 points apart, the second 0.
+    # The first round is 10 points apart, the second 0.
     assert found is not None
     assert (found.low, found.high) == pytest.approx((0.0, 10.0))
 

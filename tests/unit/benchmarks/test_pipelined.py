@@ -1,4 +1,4 @@
-"""What the figures of pipelined ControlNets say, of numbers that are known."""
+"""Test the figures of pipelined ControlNets with known numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The result form: what is written, what is printed last, which exit code."""
+"""Test the result's form: the file, the last printed line, the exit code."""
 
 import json
 import math
@@ -195,7 +195,7 @@ def test_count_keeps_its_rounds_as_samples() -> None:
 
 @pytest.fixture
 def nothing_known() -> Iterator[None]:
-    """The commit has not been asked for yet, and what a test makes of it is forgotten."""
+    """Clear the cached commit before and after a test."""
     machine.current_commit.cache_clear()
     yield
     machine.current_commit.cache_clear()

@@ -1,4 +1,4 @@
-"""What a log's own hits would save, on logs that are worked out by hand."""
+"""Test a log's possible savings, on hand-made logs."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def unit(*angles: float) -> Vectors:
 def test_hits_of_latents_leave_none_so_the_next_finds_the_miss_before_them() -> None:
     texts = unit(0, 20, 40, 60)
 
-    # 20 degrees are near enough (0.94), 40 are not (0.77): the third is no hit, since the second left nothing.
+    # 20 degrees are near enough (0.94), 40 are not (0.77): the third is no hit, since the second stored nothing.
     assert log_starts(texts, texts, LATENTS, COSTS) == [
         FROM_NOISE,
         LogStart(False, 25, 0),
@@ -42,8 +42,8 @@ def test_hits_of_latents_leave_none_so_the_next_finds_the_miss_before_them() -> 
 def test_images_are_found_by_their_own_vectors_and_refined_by_the_light_model() -> None:
     texts, images = unit(0, 10, 100), unit(180, 60, 90)
 
-    # The first picture is nowhere near any text; the second is at 50 degrees (0.64) from the third text, not from its
-    # own, which comes too early.
+    # The first image is far from every text; the second is at 50 degrees (0.64) from the third text, not from its own,
+    # which comes too early.
     assert log_starts(texts, images, IMAGES, COSTS) == [FROM_NOISE, FROM_NOISE, LogStart(True, 4, 1)]
 
 
@@ -64,7 +64,7 @@ def test_what_is_still_under_way_cannot_be_found() -> None:
 
 
 def test_images_that_have_too_many_ancestors_are_nobody_s_donors() -> None:
-    """Each text is near the picture before it alone."""
+    """Each text is only near the image before it."""
     texts = unit(*(10.0 * number for number in range(12)))
     tables = ReuseTables(images=(Threshold(0.98, 0.4),))
 

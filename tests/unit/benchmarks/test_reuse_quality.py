@@ -1,4 +1,4 @@
-"""The arithmetic of what reuse is worth, on figures that are known."""
+"""Test the arithmetic of reuse's quality with known figures."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_set_is_no_distance_from_itself() -> None:
 
 
 def test_the_distance_of_normals_is_the_closed_form() -> None:
-    """Of N(0, diag(1, 4)) and N(1, diag(9, 4)): 2 for the means, (1 - 3)² for the first scale."""
+    """N(0, diag(1, 4)) and N(1, diag(9, 4)): 2 for the means, (1 - 3)² for the first scale."""
     ours, theirs = normal(200_000, 1.0, 2.0, seed=1), normal(200_000, 3.0, 2.0, mean=1.0, seed=2)
 
     assert frechet_distance(ours, theirs) == pytest.approx(2.0 + 4.0, rel=0.02)

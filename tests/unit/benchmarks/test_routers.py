@@ -1,4 +1,4 @@
-"""What a cascade serves by a router, against the same put together by hand."""
+"""Test a cascade's served values by a router against hand-made ones."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_a_gain_is_what_our_clients_get_less_what_theirs_get() -> None:
 
 
 def test_margin_is_what_the_baselines_do_not_tell() -> None:
-    """Of two prompts light is as good as heavy for the first: one router knows, one has it wrong, one cannot tell."""
+    """Light is as good as heavy for the first of two prompts: one router knows, one is wrong, one cannot decide."""
     read = Reading(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
     knows, wrong, even = np.array([0.9, 0.1]), np.array([0.1, 0.9]), np.array([0.5, 0.5])
     confidences = {PROMPT_AWARE: knows, THING_COUNT: even, CLIP_SCORE: wrong}

@@ -1,4 +1,4 @@
-"""What routers are worth, against the same worked out one prompt at a time."""
+"""Test routers' estimates against the same computed prompt by prompt."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_the_least_sure_share_of_a_resample_is_served_by_the_heavy_model() -> No
 
     found = served_values(CONFIDENCE, light, heavy, 0.5, weights)
 
-    # Rows 0, 4 and 2 are the least sure; of the resample both draws of row 4, and one of row 1.
+    # Rows 0, 4 and 2 have the least confidence; the resample has both draws of row 4, and one of row 1.
     assert found.tolist() == pytest.approx([(10 + 1 + 12 + 3 + 14 + 5) / 6, (14 * 2 + 11 + 1 + 5 * 2) / 6])
 
 

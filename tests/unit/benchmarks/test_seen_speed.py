@@ -1,4 +1,4 @@
-"""What runs tell of a device's speed: found again where it is known, in simulated ones."""
+"""Test that a device's speed is recovered from simulated runs with a known one."""
 
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +20,7 @@ SCENARIO = one_model({1: 1.0, 2: 1.2, 4: 1.8, 8: 3.2}, steps=50, answers_late=Fa
 
 
 def run_on(device: Scenario, duration_s: float) -> ObservedRun:
-    """As one of a device of which only its costs are known."""
+    """Return a run of a device with known costs and an unknown speed."""
     workload = steady_load(3.2, duration_s, 7.0, seed=0, steps=50, model="m")
     return ObservedRun(SCENARIO, workload, Simulation(device, workload, Random(99)).run())
 

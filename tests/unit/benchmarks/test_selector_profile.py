@@ -1,4 +1,4 @@
-"""What the benchmark of selector profiles counts, on outcomes whose share is known."""
+"""Test the counts of `selector_profile` on outcomes with known shares."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ PAIRS = tuple(ReusePair(number, 0, 0.75 + number * 0.001) for number in range(20
 
 
 class Scripted(HeldOut):
-    """Keeps quality at every K up to the one that the similarity is worth, and counts what it paints."""
+    """Keep quality at every K up to the one that the similarity allows, and count generated images."""
 
     painted: int = 0
 
@@ -37,7 +37,7 @@ def held_out() -> Scripted:
 
 def test_a_threshold_is_judged_by_the_pairs_from_it_on(held_out: Scripted) -> None:
     five, ten, *_ = figures_of_rule(held_out, ThresholdRule.LOWER_BOUND)
-    # From 0.8 on there are 150 pairs, all of which keep it; from 0.9 on 50, of which the 30 from 0.92 on do.
+    # From 0.8 on there are 150 pairs, and all keep it; from 0.9 on 50, and the 30 from 0.92 on do.
     assert (five.value, len(five.samples), five.ok) == (1.0, 150, True)
     assert (ten.value, len(ten.samples), ten.ok) == (0.6, 50, False)
 

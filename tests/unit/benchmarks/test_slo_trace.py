@@ -1,4 +1,4 @@
-"""What slo_trace makes of runs that are known."""
+"""Test `slo_trace`'s figures of known runs."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def runs_of(system: str, violations: float, quality: float) -> list[TraceRun]:
 
 
 def test_the_static_cascade_carries_what_its_heavy_devices_carry() -> None:
-    # Twelve in batches of four of 3.68 s; 26 % of what comes is sent on.
+    # twelve in batches of four of 3.68 s; 26 % of the requests are deferred
     assert static_capacity_per_s(CASCADE) == pytest.approx(12 * 4 / 3.68 / 0.26)
 
 

@@ -1,4 +1,4 @@
-"""A link lets bytes through at its rate, and changes none of them."""
+"""Test that a link lets bytes through unchanged at its rate."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ from benchmarks.slow_link import TokenBucket, pump
 
 
 class Clock:
-    """Sleeping moves it, a little further than was asked for where `late_s` says so."""
+    """Advance by sleeping, with `late_s` a little too far."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now = 100.0
@@ -34,7 +34,7 @@ def test_many_parts_take_as_long_as_their_bytes_less_a_burst_at_most(late_s: flo
     for _ in range(100):
         link.spend(50)
 
-    # 5000 bytes at 1000 a second; a sleep that was too long is made up for by those behind it.
+    # 5000 bytes at 1000 a second; later sleeps compensate for one that was too long
     assert 4.85 <= clock.now - 100.0 <= 5.02
 
 

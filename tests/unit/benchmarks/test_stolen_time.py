@@ -1,4 +1,4 @@
-"""What a host leaves a machine, from the counts that its kernel keeps."""
+"""Test the host's share of a machine's time from the kernel's counts."""
 
 import time
 from random import Random

@@ -1,4 +1,4 @@
-"""What a suite left behind is found; what it still needs is not taken for it."""
+"""Test that a suite's remains are found, and that needed files are not counted."""
 
 import shutil
 import sqlite3
@@ -17,14 +17,14 @@ from pentimento.supervisor.state import StateDirectory
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDirectory]:
-    """Of a suite that never served anybody."""
+    """Yield the state of a suite that never served a request."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     open_journal(f"sqlite:///{tmp_path}/frontdoor.sqlite").close()
     open_cache_ledger(f"sqlite:///{tmp_path}/gateway.sqlite").close()
     FilesystemObjectStore(tmp_path / "objects")
     made = StateDirectory(tmp_path)
     yield made
-    # It lies outside of the state directory, under a name that a later run's directory may give it again.
+    # It is outside of the state directory, under a name that a later run's directory may reuse.
     shutil.rmtree(made.sockets, ignore_errors=True)
 
 

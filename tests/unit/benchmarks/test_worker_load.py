@@ -1,4 +1,4 @@
-"""The load that benchmarks offer: the same stream for everybody, and failures that count as late."""
+"""Test the benchmarks' load: the same stream for every server, and failures that count as late."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where the servers of a benchmark run, and that none outlives it."""
+"""Test the cores of a benchmark's servers, and that none outlives it."""
 
 import os
 import signal

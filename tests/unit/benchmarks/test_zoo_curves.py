@@ -1,4 +1,4 @@
-"""Pairs of captions, the order of resumed pictures, and results that are put together of parts."""
+"""Test pairs of captions, the order of resumed images, and results assembled from parts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The bar's figures say on which set of prompts they were measured."""
+"""Test that the bar's figures name their set of prompts."""
 
 from collections.abc import Iterable
 
