@@ -51,7 +51,7 @@ class RateRun:
 
 @dataclass(frozen=True)
 class ClimbTrial:
-    """Name the server and the images per run."""
+    """Climb on one server, with the same number of images per run."""
 
     side: str
     ask: Ask

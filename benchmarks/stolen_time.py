@@ -21,7 +21,7 @@ LEAST_LEFT = 0.05
 
 @dataclass(frozen=True)
 class WhatIsLeft:
-    """Return a device's speed over a run (a `SpeedCourse`): the host's remaining share by period, the last one
+    """Give a device's speed over a run (a `SpeedCourse`): the share that the host leaves by period, the last one
     continuing."""
 
     shares: tuple[float, ...]
@@ -33,7 +33,7 @@ class WhatIsLeft:
 
 
 class StolenTime:
-    """Sample it on a thread, from `with` on. Without a kernel's count it is 0."""
+    """Sample the stolen time on a thread, from `with` on; 0 if the kernel does not count it."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float, float]] = []

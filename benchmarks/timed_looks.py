@@ -69,7 +69,7 @@ def looks_ms(quick: bool, reading: LookReading) -> list[float]:
 
 
 def _timed(scenario: Scenario, load: Workload, seed: int, reading: LookReading) -> list[float]:
-    """Skip the first plan, which loads the solver."""
+    """Return the milliseconds of all plans but the first, which loads the solver."""
     timed = TimedAllocator(scenario.policy.allocator, reading)
     Simulation(replace(scenario, policy=replace(scenario.policy, allocator=timed)), load, Random(seed)).run()
     return timed.took_ms[1:]

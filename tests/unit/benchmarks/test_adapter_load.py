@@ -28,7 +28,7 @@ def pace(tmp_path: Path) -> DevicePace:
     return write_pace(tmp_path / "pace.toml", read_pace(SDXL), [PLAIN, BOTH])
 
 
-def test_the_profile_is_that_of_the_base_slowed_down_with_the_adapters_of_the_mix(pace: DevicePace) -> None:
+def test_pace_has_slowed_base_and_adapters_of_mix(pace: DevicePace) -> None:
     base = read_pace(SDXL)
 
     assert pace.encode.of(1) == pytest.approx(SLOWNESS * base.encode.of(1))
@@ -36,14 +36,14 @@ def test_the_profile_is_that_of_the_base_slowed_down_with_the_adapters_of_the_mi
     assert {one.name for one in pace.controlnets} >= {"controlnet-000", "controlnet-007"}
 
 
-def test_a_request_is_worth_its_own_passes_its_patch_and_each_controlnets_steps(pace: DevicePace) -> None:
+def test_worth_counts_passes_patch_and_controlnet_steps(pace: DevicePace) -> None:
     more_s = pace.patch_s + 2 * STEPS * pace.controlnets[0].step.of(1)
 
     assert worth_s(pace, PLAIN) == pytest.approx(STEPS * (pace.encode.of(1) + pace.decode.of(1)) + pace.picture_s)
     assert worth_s(pace, BOTH) == pytest.approx(worth_s(pace, PLAIN) + more_s)
 
 
-def test_requests_come_as_far_apart_as_loads_all_devices_alike(pace: DevicePace) -> None:
+def test_workload_gaps_load_devices_equally(pace: DevicePace) -> None:
     plain, both = (workload_of([one] * 4, pace, [1.0, 2.0, 0.5, 0.5], 1) for one in (PLAIN, BOTH))
 
     for workload, choice in ((plain, PLAIN), (both, BOTH)):
@@ -53,7 +53,7 @@ def test_requests_come_as_far_apart_as_loads_all_devices_alike(pace: DevicePace)
     assert both.arrivals[0].loras == BOTH.loras and plain.arrivals[0].controlnets == ()
 
 
-def test_what_is_not_answered_is_worth_nothing() -> None:
+def test_throughput_ignores_unanswered_requests() -> None:
     answered = LoadedRequest(1.0, 11.0, 8.0, "completed")
     failed = LoadedRequest(3.0, 5.0, 8.0, "failed")
 

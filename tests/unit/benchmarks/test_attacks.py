@@ -21,7 +21,7 @@ def images() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "size"), [("wide", (16_777_216, 1)), ("tall", (1, 16_777_216))])
-def test_a_thin_picture_is_small_and_whole(
+def test_hostile_image_is_small_and_valid(
     images: dict[str, bytes], name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
@@ -32,14 +32,14 @@ def test_a_thin_picture_is_small_and_whole(
     assert len(images[name]) < 40_000
 
 
-def test_the_second_header_differs_from_the_first(images: dict[str, bytes]) -> None:
+def test_two_header_image_has_different_headers(images: dict[str, bytes]) -> None:
     data = images["two headers"]
 
     assert data.count(b"IHDR") == 2
     assert int.from_bytes(data[16:20], "big") == 64
 
 
-def test_the_text_of_a_bomb_grows_a_thousandfold(images: dict[str, bytes]) -> None:
+def test_text_bomb_inflates_thousandfold(images: dict[str, bytes]) -> None:
     data = images["text bomb"]
     start = data.index(b"zTXta\0\0") + 7
 
@@ -47,7 +47,7 @@ def test_the_text_of_a_bomb_grows_a_thousandfold(images: dict[str, bytes]) -> No
     assert len(data) < 1 << 20
 
 
-def test_noise_is_as_large_as_a_picture_may_be() -> None:
+def test_noise_image_has_largest_allowed_size() -> None:
     assert 7.9 * 2**20 < len(noise(1670, 1670)) <= 8 << 20
 
 
@@ -59,7 +59,7 @@ def test_nested_messages_are_well_formed() -> None:
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
-async def test_silent_http_connections_are_more_than_there_is_room_for_and_shut_nobody_out(
+async def test_silent_http_connections_exceed_limit_and_health_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lab.fixtures.edge_suite import running_edge

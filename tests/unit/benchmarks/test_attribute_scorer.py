@@ -24,9 +24,7 @@ class SeesClassOne:
         return wanted == 1, torch.zeros(wanted.shape)
 
 
-def test_a_picture_is_worth_the_share_of_its_own_prompts_attributes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attribute_scorer_returns_share_of_own_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "checkpoint.safetensors").touch()
     monkeypatch.setattr(attribute_scorer, "Examiner", SeesClassOne)

@@ -38,7 +38,7 @@ def painted_alone(sampler: BatchSampler, number: int, start: PaintingStart, unti
     return painting
 
 
-def test_from_noise_and_on_the_way(sampler: BatchSampler) -> None:
+def test_batch_sampler_from_noise_equals_engine(sampler: BatchSampler) -> None:
     final, held = sampler.denoise(sampler.noise(SEEDS), PROMPTS, kept=(2,))
 
     for number in range(len(PROMPTS)):
@@ -48,7 +48,7 @@ def test_from_noise_and_on_the_way(sampler: BatchSampler) -> None:
         torch.testing.assert_close(final[number : number + 1], whole, atol=1e-4, rtol=0.0)
 
 
-def test_from_another_prompts_latent(sampler: BatchSampler) -> None:
+def test_batch_sampler_from_latent_equals_engine(sampler: BatchSampler) -> None:
     _, held = sampler.denoise(sampler.noise(SEEDS), PROMPTS[::-1], last_step=2, kept=(2,))
 
     final, _ = sampler.denoise(held[2], PROMPTS, first_step=2)
@@ -57,7 +57,7 @@ def test_from_another_prompts_latent(sampler: BatchSampler) -> None:
     torch.testing.assert_close(final[:1], alone, atol=1e-4, rtol=0.0)
 
 
-def test_from_an_image(sampler: BatchSampler) -> None:
+def test_batch_sampler_from_image_equals_engine(sampler: BatchSampler) -> None:
     images = torch.randint(256, (2, 3, SIDE_PX, SIDE_PX), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
     final, _ = sampler.denoise(sampler.renoised(images, SEEDS, 1), PROMPTS, first_step=1)

@@ -39,7 +39,7 @@ def judged(score: float, right: bool, count: int = 8) -> ScoredImages:
     return ScoredImages(scores, scores, np.full(shape, right), np.full(shape, True), scores[:, None])
 
 
-def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hits() -> None:
+def test_throughput_figures_compare_vanilla_and_ceiling_by_round() -> None:
     vanilla, ceiling, instant = throughput_figures("log", ROUNDS, informative(), at_least(0.85))
 
     assert vanilla.value == 2.0
@@ -49,11 +49,11 @@ def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hit
     assert (instant.value, str(instant.target)) == (pytest.approx(0.3 / 3.0), "none")
 
 
-def test_steps_cost_what_vanilla_and_all_light_took_over_all_rounds() -> None:
+def test_costs_use_vanilla_and_all_light_of_all_rounds() -> None:
     assert (ROUNDS.costs.heavy_step_s, ROUNDS.costs.light_step_s) == pytest.approx((6 / 200, 0.6 / 48))
 
 
-def test_pictures_as_good_as_vanilla_s_pass_the_gate_and_worse_ones_fail_each_figure_of_it() -> None:
+def test_gate_passes_equal_images_and_fails_worse_ones() -> None:
     vanilla, near, far = judged(0.8, True), Distances(1.0, 2.0, 6.0), Distances(5.0, 2.0, 6.0)
 
     attributes = {f"arm: {name} right ÷ vanilla's" for name in COLUMNS}
@@ -66,7 +66,7 @@ def test_pictures_as_good_as_vanilla_s_pass_the_gate_and_worse_ones_fail_each_fi
         assert failed == {"arm: CLIPScore ÷ vanilla's", f"arm: Fréchet {distance[gate]}", *attributes}
 
 
-def test_the_gate_of_images_has_a_higher_bound_of_scores() -> None:
+def test_image_gate_has_higher_score_bound() -> None:
     vanilla, ours, near = judged(1.0, True), judged(0.97, True), Distances(1.0, 2.0, 6.0)
 
     short = [
@@ -77,13 +77,13 @@ def test_the_gate_of_images_has_a_higher_bound_of_scores() -> None:
     assert short == [[], ["arm: CLIPScore ÷ vanilla's"]]
 
 
-def test_a_control_has_to_fail_something() -> None:
+def test_control_must_fail_a_figure() -> None:
     passed, failed = (Figure("score", value, at_least(0.98), [], None) for value in (0.99, 0.5))
 
     assert (failing_control("light", [passed]).ok, failing_control("light", [passed, failed]).ok) == (False, True)
 
 
-def test_retrieval_answers_with_the_nearest_stored_picture_and_stores_misses_alone() -> None:
+def test_retrieval_returns_nearest_stored_image_and_stores_misses() -> None:
     texts = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2]]
     images = np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 2]]
 
@@ -91,18 +91,18 @@ def test_retrieval_answers_with_the_nearest_stored_picture_and_stores_misses_alo
     assert donors_above(texts, images, 0.9) == [0, 0, 2, 3, 2]
 
 
-def test_rounds_are_the_rows_after_the_warm_up_in_order() -> None:
+def test_rounds_follow_warm_up_in_order() -> None:
     plan = LogPlan(warm_count=3, count=7, round_count=3, in_flight=1, first_seed=0)
 
     assert [list(rows) for rows in plan.rounds] == [[3, 4], [5, 6], [7, 8, 9]]
     assert (list(plan.warm_rows), list(plan.rows)) == ([0, 1, 2], [3, 4, 5, 6, 7, 8, 9])
 
 
-def test_arms_take_turns_forwards_and_backwards() -> None:
+def test_arms_alternate_direction() -> None:
     assert list(in_turns(0)) == list(in_turns(1))[::-1] == list(ARMS)
 
 
-def test_what_was_served_is_counted_by_kind_and_steps() -> None:
+def test_saved_counts_group_by_kind_and_steps() -> None:
     noise = ServedImage(b"", "tiny-heavy", "noise", 0, "miss: nearest similarity 0.8, needed 0.938")
     image = replace(noise, model="tiny-light", kind="image", saved_steps=7)
 
@@ -111,7 +111,7 @@ def test_what_was_served_is_counted_by_kind_and_steps() -> None:
     assert starts_of_served([noise, image]) == [FROM_NOISE, LogStart(True, 7)]
 
 
-def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: Path) -> None:
+def test_check_scorers_names_training_command(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=rf"pentimento zoo train judge --work {tmp_path}"):
         check_scorers(tmp_path, tmp_path)
     (tmp_path / "judge").mkdir()
@@ -121,7 +121,7 @@ def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: 
 
 
 @pytest.mark.parametrize(("share", "hits"), [(0.0, 0), (0.4, 2), (0.5, 2), (1.0, 4)])
-def test_retrieval_answers_as_many_from_the_store_as_it_may(share: float, hits: int) -> None:
+def test_donors_at_share_reaches_allowed_share(share: float, hits: int) -> None:
     """Rows 1 to 4 are increasingly far from row 0, in different directions; row 0 has no earlier one."""
     angles = np.array([0.0, 0.1, 0.4, 0.8, 1.3], np.float32)
     texts = np.zeros((5, 6), np.float32)
@@ -135,7 +135,7 @@ def test_retrieval_answers_as_many_from_the_store_as_it_may(share: float, hits: 
     assert donors == [0, *[0] * hits, *range(hits + 1, 5)]
 
 
-def test_the_share_is_that_of_the_rows_that_count() -> None:
+def test_hit_share_covers_given_rows() -> None:
     texts = np.ones((4, 1), np.float32)
 
     assert hit_share([0, 0, 2, 2], [2, 3]) == 0.5

@@ -7,11 +7,11 @@ from benchmarks.thinning import plain_profile
 from pentimento.domain.errors import FailedPrecondition, NotFound
 
 
-def test_the_one_that_is_found_is_chosen() -> None:
+def test_only_returns_single_match() -> None:
     assert only(iter([7]), "number") == 7
 
 
-def test_none_and_several_are_refused_by_name() -> None:
+def test_only_rejects_none_and_several() -> None:
     with pytest.raises(NotFound, match="no profile of tiny found"):
         only([], "profile of tiny")
     with pytest.raises(FailedPrecondition, match="2 found, expected one: profile of tiny"):
@@ -19,7 +19,7 @@ def test_none_and_several_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny-flow", "tiny-heavy", "tiny-light"])
-def test_thinning_is_measured_by_the_profile_without_adapters(model: str) -> None:
+def test_plain_profile_has_no_adapters(model: str) -> None:
     """`tiny-heavy` has seven more, with LoRAs, and their files come first."""
     profile = plain_profile(model)
 

@@ -24,36 +24,36 @@ class Server:
         return run_of(rate_per_s, rate_per_s <= self.most)
 
 
-async def test_up_from_a_rate_that_holds_until_one_does_not() -> None:
+async def test_climb_from_held_rate_ends_at_first_miss() -> None:
     runs = await climb(Server(1.2), 1.0)
 
     assert [run.rate_per_s for run in runs] == pytest.approx([1.0, STEP, STEP**2])
     assert [run.held for run in runs] == [True, True, False]
 
 
-async def test_down_from_a_rate_that_does_not_hold_until_one_does() -> None:
+async def test_climb_from_missed_rate_ends_at_first_held() -> None:
     runs = await climb(Server(0.9), 1.0)
 
     assert [run.rate_per_s for run in runs] == pytest.approx([1.0, 1 / STEP, 1 / STEP**2])
     assert [run.held for run in runs] == [False, False, True]
 
 
-async def test_a_server_that_holds_nothing_or_everything_is_left_after_some_runs() -> None:
+async def test_climb_without_limit_ends_after_most_runs() -> None:
     assert len(await climb(Server(0.0), 1.0)) == len(await climb(Server(1e9), 1.0)) == MOST_RUNS
     assert len(await climb_up(Server(0.0), 1.0)) == 1
 
 
-def test_the_best_is_the_fastest_that_held() -> None:
+def test_best_returns_fastest_held_run() -> None:
     assert best([run_of(1.0, True), run_of(1.1, True), run_of(1.2, False)]) == run_of(1.1, True)
     assert best([run_of(1.2, False)]) is None
 
 
-def test_a_limit_lies_between_a_rate_that_held_and_one_that_did_not() -> None:
+def test_limit_of_lies_between_held_and_missed_rates() -> None:
     assert limit_of([run_of(1.0, True), run_of(1.1, False)]) == run_of(1.0, True)
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_climb_without_end_found_no_limit(held: bool) -> None:
+def test_limit_of_rejects_endless_climb(held: bool) -> None:
     with pytest.raises(RuntimeError, match="no limit"):
         limit_of([run_of(1.0, held), run_of(1.1, held)])
 
@@ -62,14 +62,14 @@ def answers(late: int, early: int) -> list[Answer]:
     return [Answer(WorkerArrival(0, 0.0, 0), 9.0, 0.0)] * late + [Answer(WorkerArrival(0, 0.0, 0), 0.5, 0.0)] * early
 
 
-def test_a_promise_is_broken_once_more_than_a_twentieth_of_all_requests_is_late() -> None:
+def test_promise_breaks_above_five_percent_late() -> None:
     promise = Promise(1.0)
 
     assert not promise.is_broken(answers(late=2, early=3), request_count=40)
     assert promise.is_broken(answers(late=3, early=0), request_count=40)
 
 
-async def test_a_run_that_keeps_the_promise_holds() -> None:
+async def test_trial_run_within_bound_holds() -> None:
     async def ask(arrival: WorkerArrival) -> None:
         pass
 
@@ -79,7 +79,7 @@ async def test_a_run_that_keeps_the_promise_holds() -> None:
     assert run.answered == 20
 
 
-async def test_a_run_ends_early_once_its_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trial_run_ends_once_bound_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is answered before the next one is due, on any machine."""
     waiting: list[asyncio.Future[None]] = []
 
@@ -104,7 +104,7 @@ async def test_a_run_ends_early_once_its_promise_is_broken(monkeypatch: pytest.M
     assert run.answered == 3
 
 
-async def test_a_failure_breaks_the_promise() -> None:
+async def test_trial_run_with_failure_does_not_hold() -> None:
     async def ask(arrival: WorkerArrival) -> None:
         if arrival.number % 20 == 0:
             raise RuntimeError("no")

@@ -36,23 +36,23 @@ def result(content: str = "a") -> ResultRecord:
     return ResultRecord(ObjectReference(f"results/{content}", "sha256:a", 3), "png", 8, 8, b"", completed_at=105.0)
 
 
-def test_nothing_is_committed_before_a_result_is(journal: Journal, file: Path) -> None:
+def test_commits_before_result_are_none(journal: Journal, file: Path) -> None:
     assert commits_by_request(file)["r1"] == 0
 
 
-def test_a_result_is_one_commit(journal: Journal, file: Path) -> None:
+def test_commits_of_result_are_one(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
 
     assert commits_by_request(file)["r1"] == 1
 
 
-def test_a_request_that_ends_otherwise_is_no_commit(journal: Journal, file: Path) -> None:
+def test_commits_of_other_endings_are_none(journal: Journal, file: Path) -> None:
     journal.finish("r1", RequestState.CANCELLED, "CANCELLED", "").result()
 
     assert commits_by_request(file)["r1"] == 0
 
 
-def test_a_second_commit_of_the_same_picture_is_counted(journal: Journal, file: Path) -> None:
+def test_commits_count_same_image_twice(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
 
     journal.commit_result(ATTEMPT, result("b")).result()
@@ -60,7 +60,7 @@ def test_a_second_commit_of_the_same_picture_is_counted(journal: Journal, file: 
     assert commits_by_request(file)["r1"] == 2
 
 
-def test_a_commit_that_leaves_the_state_as_it_was_is_counted(journal: Journal, file: Path) -> None:
+def test_commits_count_unchanged_state(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
 
     with closing(sqlite3.connect(file)) as other, other:
@@ -69,7 +69,7 @@ def test_a_commit_that_leaves_the_state_as_it_was_is_counted(journal: Journal, f
     assert commits_by_request(file)["r1"] == 2
 
 
-def test_forgetting_a_picture_is_no_commit(journal: Journal, file: Path) -> None:
+def test_commits_ignore_removed_image(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
 
     with closing(sqlite3.connect(file)) as other, other:
@@ -78,7 +78,7 @@ def test_forgetting_a_picture_is_no_commit(journal: Journal, file: Path) -> None
     assert commits_by_request(file)["r1"] == 1
 
 
-def test_commits_are_counted_over_restarts_of_the_frontdoor(journal: Journal, file: Path) -> None:
+def test_commits_survive_frontdoor_restarts(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
     journal.close()
     count_commits(file)

@@ -15,7 +15,7 @@ WORKER = [span(what, step * 30.0 + at, 10.0) for step in range(3) for what, at i
 CONTROL = [span("residuals", -40.0, 90.0, 2), *(span("residuals", step * 30.0, 12.0, 2) for step in range(3))]
 
 
-def test_a_pictures_share_of_the_ideal_is_by_its_own_passes() -> None:
+def test_share_of_ideal_uses_image_passes() -> None:
     image = _timed(3, 1, 0.120, WORKER, [CONTROL])
 
     assert image.control_s == pytest.approx(0.012)
@@ -27,13 +27,13 @@ def test_a_pictures_share_of_the_ideal_is_by_its_own_passes() -> None:
     assert image.device_s == pytest.approx(0.060 + 0.126)
 
 
-def test_of_several_controlnets_the_slowest_decides() -> None:
+def test_ideal_step_uses_slowest_controlnet() -> None:
     slower = [span("residuals", step * 30.0, 15.0, 3) for step in range(3)]
 
     assert _timed(3, 2, 0.120, WORKER, [CONTROL, slower]).control_s == pytest.approx(0.015)
 
 
-def test_a_transformers_ideal_is_by_its_blocks() -> None:
+def test_transformer_ideal_uses_blocks() -> None:
     # 24 blocks of 1 s; after the last of 12 residuals, which follows block 22, comes one more
     assert Blocks(24, 12).ideal_s(24.0, 12.0) == pytest.approx(24.0)
     assert Blocks(24, 12).ideal_s(24.0, 18.0) == pytest.approx(24.5)  # the first residual half a second late
@@ -41,13 +41,13 @@ def test_a_transformers_ideal_is_by_its_blocks() -> None:
     assert Blocks(24, 6).ideal_s(24.0, 30.0) == pytest.approx(33.0)
 
 
-def test_what_is_written_of_residuals_while_a_pass_goes_on_is_no_part_of_it() -> None:
+def test_pass_time_excludes_residual_writing() -> None:
     parts = [span("deliver", step * 30.0 + 4.0, 3.0, 2) for step in range(3)]
 
     assert _timed(3, 1, 0.120, WORKER, [CONTROL + parts]).control_s == pytest.approx(0.009)
 
 
-def test_a_trace_begins_at_its_first_span_and_names_its_processes() -> None:
+def test_trace_events_start_at_first_span_and_name_processes() -> None:
     events = trace_events(_timed(3, 1, 0.120, WORKER, [CONTROL]), ["worker", "edges"])["traceEvents"]
 
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["worker", "edges"]

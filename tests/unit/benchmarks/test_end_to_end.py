@@ -9,25 +9,25 @@ from zoo.registry import entry_of
 LOG = [LogRow(row, f"number {row}", ()) for row in range(7)]
 
 
-def test_every_row_is_in_one_part_in_the_order_of_the_log() -> None:
+def test_parts_of_keeps_rows_in_order() -> None:
     parts = parts_of(LOG, 3)
 
     assert [one for part in parts for one in part] == LOG
     assert [len(part) for part in parts] == [2, 2, 3]
 
 
-def test_loras_of_the_mix_are_folded_and_none_is_asked_for_twice() -> None:
+def test_folded_loras_have_no_duplicates() -> None:
     assert folded(("lora-000", "lora-004", "lora-003")) == (LORAS[0], LORAS[1])
 
 
-def test_the_peer_is_asked_for_the_same_picture() -> None:
+def test_peer_order_equals_suite_request() -> None:
     order = peer_order(LogRow(3, "a circle", (LORAS[0],)))
 
     assert (order.prompt, order.loras, order.seed) == ("a circle", (LORAS[0],), LOG[3].seed)
     assert order.steps == entry_of(HEAVY)["default_steps"]
 
 
-async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_never_answered() -> None:
+async def test_play_generates_each_row_once_and_failures_are_infinite() -> None:
     run, under_way, most = SideRun(), set[int](), 0
 
     async def paint(asked: LogRow) -> tuple[bytes, str, int]:
@@ -48,7 +48,7 @@ async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_nev
 
 
 @pytest.mark.parametrize(("failed_count", "p95_s"), [(0, 95.0), (5, 95.0), (6, float("inf"))])
-def test_the_95th_percentile_is_infinite_where_more_than_a_twentieth_failed(failed_count: int, p95_s: float) -> None:
+def test_p95_with_many_failures_is_infinite(failed_count: int, p95_s: float) -> None:
     latencies_s = {row: float(row + 1) if row < 100 - failed_count else float("inf") for row in range(100)}
     run = SideRun({0: b""}, latencies_s, [1.0])
 
@@ -56,7 +56,7 @@ def test_the_95th_percentile_is_infinite_where_more_than_a_twentieth_failed(fail
     assert run.trial_row("trial", 2)[-1] == (p95_s if p95_s < 100 else None)
 
 
-def test_processor_time_is_added_up_by_service() -> None:
+def test_processor_seconds_sum_by_service() -> None:
     run = SideRun()
 
     run.note_processor_s({"gateway": 1.0}, {"gateway": 1.5, "embedder": 0.25})

@@ -25,7 +25,7 @@ from benchmarks.paper_systems import run
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
 
 
-def test_each_line_of_the_account_changes_one_thing_of_the_line_before() -> None:
+def test_account_lines_change_one_cause_each() -> None:
     swamped, wide, single, unbounded, translated, adding = account_of(100).values()
 
     assert (swamped.closed_loop, wide.closed_loop) == (0, 16)
@@ -37,13 +37,13 @@ def test_each_line_of_the_account_changes_one_thing_of_the_line_before() -> None
     assert adding.cache.rules == replace(translated.cache.rules, keeps_latents_of_hits=True)
 
 
-def test_under_the_busy_load_requests_come_as_others_are_answered() -> None:
+def test_busy_load_is_closed_loop() -> None:
     vanilla = systems(100)["vanilla"]
 
     assert (loaded(vanilla, BUSY).closed_loop, loaded(vanilla, SWAMPED).closed_loop) == (32, 0)
 
 
-def test_steps_saved_are_those_of_all_requests() -> None:
+def test_saved_counts_all_requests() -> None:
     """Half skip 25 of 50 steps, a tenth ten."""
     spent = SpentSeconds("a", 1, 1.0, 0.6, starts={0: 0.4, 25: 0.5, 10: 0.1})
 
@@ -53,7 +53,7 @@ def test_steps_saved_are_those_of_all_requests() -> None:
     ]
 
 
-def test_what_a_run_cost_is_counted_by_those_who_were_answered() -> None:
+def test_spent_seconds_divide_by_answered_requests() -> None:
     """One device at a time by the large model, 91.5 s each; hits skip their steps."""
     load = load_of(30, 30, 1)
     single = account_of(30)["one at a time"]
@@ -65,7 +65,7 @@ def test_what_a_run_cost_is_counted_by_those_who_were_answered() -> None:
     assert spent.hit_share == pytest.approx(1.0 - (spent.starts or {})[0])
 
 
-def test_seconds_are_compared_with_vanilla_and_with_the_thriftiest_paper() -> None:
+def test_figures_compare_vanilla_and_best_paper() -> None:
     seconds = {VANILLA: 100.0, NIRVANA: 80.0, SDXL: 50.0, SANA: 40.0, JOINT: 42.0}
     spent = [SpentSeconds(name, seed, value, 0.5) for seed in (1, 2) for name, value in seconds.items()]
 

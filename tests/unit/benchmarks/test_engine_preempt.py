@@ -16,7 +16,7 @@ def outcome(short_s: list[float], seconds: float, error: str = "") -> StreamOutc
     return StreamOutcome((*short, *long), seconds)
 
 
-def test_the_ratio_is_that_of_the_short_requests_over_all_rounds() -> None:
+def test_p99_ratio_covers_short_requests_of_all_rounds() -> None:
     rounds = [{"with": outcome([1.0, 1.0], 10.0), "without": outcome([4.0, 4.0], 10.0)}] * 3
 
     ratio, throughput, *_ = figures_of(rounds)
@@ -27,7 +27,7 @@ def test_the_ratio_is_that_of_the_short_requests_over_all_rounds() -> None:
 
 
 @pytest.mark.parametrize("side", ["with", "without"])
-def test_a_failure_on_either_side_leaves_no_figure(side: str) -> None:
+def test_failure_on_either_side_gives_no_figure(side: str) -> None:
     sides = {"with": outcome([1.0], 10.0), "without": outcome([4.0], 10.0)}
     sides[side] = outcome([math.inf], 10.0, error="Unavailable: gone")
 

@@ -64,7 +64,7 @@ def _two_latents_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
 @settings(deadline=None, max_examples=25)
 @given(rows=LOGS, capacity=st.integers(1, 3), begin=st.integers(0, 2))
-def test_no_choice_saves_more_than_the_bound(regime: Regime, rows: list[list[int]], capacity: int, begin: int) -> None:
+def test_offline_bound_exceeds_every_choice(regime: Regime, rows: list[list[int]], capacity: int, begin: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.eviction_replay.CAPTURED", CAPTURED)
         patch.setattr("benchmarks.eviction_bound.CAPTURED", CAPTURED)
@@ -77,7 +77,7 @@ def test_no_choice_saves_more_than_the_bound(regime: Regime, rows: list[list[int
             assert bound >= sum(replay(log, open_eviction(name, capacity), regime, capacity)[begin:]) - 1e-6
 
 
-def test_a_bound_knows_the_capacity() -> None:
+def test_offline_bound_respects_capacity() -> None:
     """Requests 2 and 3 want the latents at 25 of 0 and 1; only one can be stored."""
     log = log_from([[], [0], [25, 0], [0, 25, 0]])
 
@@ -85,7 +85,7 @@ def test_a_bound_knows_the_capacity() -> None:
     assert offline_bound(log, 0, 1, PAPER) == pytest.approx(25)
 
 
-def test_a_bound_knows_that_what_hits_adds_nothing_where_misses_alone_add() -> None:
+def test_offline_bound_without_hit_additions_is_lower() -> None:
     """Request 1 may take ten steps of 0, or miss and let 2 and 3 take 25 of it; if all add, it may do both."""
     log = log_from([[], [10], [0, 25], [0, 25, 0]])
     all_add = REGIMES[1]
@@ -94,18 +94,18 @@ def test_a_bound_knows_that_what_hits_adds_nothing_where_misses_alone_add() -> N
     assert offline_bound(log, 0, 3, all_add) == pytest.approx(60)
 
 
-def test_a_bound_counts_the_scored_requests_alone() -> None:
+def test_offline_bound_counts_scored_requests() -> None:
     log = log_from([[], [25], [25, 25]])
 
     assert offline_bound(log, 2, 5, PAPER) == pytest.approx(25)
 
 
-def test_a_cache_smaller_than_a_run_is_refused() -> None:
+def test_latent_cache_rejects_capacity_below_one_run() -> None:
     with pytest.raises(ValueError, match="at least 2 latents"):
         LatentCache(open_eviction("fifo", 1), PAPER, 1)
 
 
-def test_a_hole_lets_the_next_smaller_step_serve() -> None:
+def test_latent_cache_hole_serves_next_smaller_step() -> None:
     cache = LatentCache(open_eviction("lcbfu", 2), PAPER, 2)
     cache.serve(0, [])
     cache._held[0].discard(25)
@@ -113,7 +113,7 @@ def test_a_hole_lets_the_next_smaller_step_serve() -> None:
     assert cache.serve(1, [(0, 25)]) == 10
 
 
-def test_the_nearest_entry_serves_even_where_another_would_save_more() -> None:
+def test_nearest_entry_serves_before_larger_saving() -> None:
     """Entry 1 began at ten, so that it only has 25 and allows 20."""
     log = ReuseLog(((), ((0, 10),), ((1, 20), (0, 10))))
     saved = [replay(log, open_eviction("fifo", 9), regime, 9)[2] for regime in REGIMES[1:]]
@@ -121,7 +121,7 @@ def test_the_nearest_entry_serves_even_where_another_would_save_more() -> None:
     assert saved == [0, 10]
 
 
-def test_donors_are_earlier_requests_by_nearness() -> None:
+def test_log_donors_are_earlier_and_nearest_first() -> None:
     """Cosines of 0.92 and 1 with the third: NIRVANA's table allows 20 and 25 of 50 steps."""
     vectors = np.array([[0.92, np.sqrt(1 - 0.92**2)], [1, 0], [1, 0], [0, 1]], np.float32)
 

@@ -20,7 +20,7 @@ GOOD = Sample(
 LEFT = replace(GOOD, images=[], state="cancelled", error="CLIENT_LEFT", commits=0)
 
 
-def test_a_request_that_ended_in_its_picture_is_neither() -> None:
+def test_sample_with_image_is_neither_lost_nor_changed() -> None:
     assert (GOOD.lost, GOOD.changed, GOOD.committed_twice) == (False, False, False)
 
 
@@ -34,11 +34,11 @@ def test_a_request_that_ended_in_its_picture_is_neither() -> None:
         replace(LEFT, commits=1),
     ],
 )
-def test_without_its_picture_a_request_is_lost(sample: Sample) -> None:
+def test_sample_without_image_is_lost(sample: Sample) -> None:
     assert sample.lost
 
 
-def test_a_request_whose_client_was_taken_for_gone_is_not_lost() -> None:
+def test_sample_cancelled_for_lost_client_is_not_lost() -> None:
     assert not LEFT.lost
 
 
@@ -51,10 +51,10 @@ def test_a_request_whose_client_was_taken_for_gone_is_not_lost() -> None:
         replace(GOOD, stays_the_same=False),
     ],
 )
-def test_a_second_commit_is_seen(sample: Sample) -> None:
+def test_sample_with_second_commit_is_committed_twice(sample: Sample) -> None:
     assert sample.committed_twice
 
 
-def test_a_picture_from_the_cache_may_be_another() -> None:
+def test_cached_sample_may_differ_from_reference() -> None:
     assert replace(GOOD, equals_reference=False).changed
     assert not replace(GOOD, equals_reference=False, cached=True).changed

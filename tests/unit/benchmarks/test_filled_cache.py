@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FilledCache:
     return FilledCache(tmp_path / "filled", COUNT)
 
 
-def test_pieces_add_up_to_a_cache_in_which_every_entry_is_found(cache: FilledCache) -> None:
+def test_fill_pieces_make_every_entry_findable(cache: FilledCache) -> None:
     counts = []
     while not cache.pointer.exists():
         counts.append(fill_piece(cache, 1, 40))
@@ -34,7 +34,7 @@ def test_pieces_add_up_to_a_cache_in_which_every_entry_is_found(cache: FilledCac
     assert_filled(cache)
 
 
-def test_a_filling_whose_process_died_between_pages_loses_and_repeats_nothing(
+def test_fill_after_killed_process_neither_loses_nor_repeats(
     cache: FilledCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, pages = filled_cache._put, iter(range(1000))
@@ -53,7 +53,7 @@ def test_a_filling_whose_process_died_between_pages_loses_and_repeats_nothing(
     assert_filled(cache)
 
 
-def test_where_the_disk_has_no_room_nothing_is_begun(cache: FilledCache) -> None:
+def test_fill_without_disk_space_writes_nothing(cache: FilledCache) -> None:
     endless = FilledCache(cache.directory, 10**12)
 
     with pytest.raises(RuntimeError, match="are free"):

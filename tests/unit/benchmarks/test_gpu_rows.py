@@ -41,7 +41,7 @@ SHOWN = (
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_row_gives_figures_or_reasons(name: str) -> None:
+def test_row_gives_figures_or_reasons(name: str) -> None:
     answer = row(name)
 
     assert answer["figures"] or answer["not_run"]
@@ -49,7 +49,7 @@ def test_a_row_gives_figures_or_reasons(name: str) -> None:
     assert all(reason.split(":")[0].isupper() for reason in answer["not_run"].values()), answer["not_run"]
 
 
-def test_what_a_cpu_cannot_do_is_named_and_the_rest_is_measured() -> None:
+def test_row_on_cpu_names_missing_ways() -> None:
     step = row("step_sd15")
 
     assert "tiny SD 1.5 step, float32: eager" in names(step)
@@ -58,7 +58,7 @@ def test_what_a_cpu_cannot_do_is_named_and_the_rest_is_measured() -> None:
     }
 
 
-def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_row_compares_every_way_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's operations replace kernels, and repeated functions replace graphs."""
     from benchmarks import gpu_steps
     from pentimento.diffusion.kernels import REFERENCE, KernelMode
@@ -75,7 +75,7 @@ def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.
     assert len(ratios) == len(gpu_steps.WAYS) - 1
 
 
-def test_a_row_that_fails_costs_itself_alone(tmp_path: Path) -> None:
+def test_failing_row_leaves_others(tmp_path: Path) -> None:
     collected = Collected()
 
     collect("no such row", options(tmp_path), 120, collected)
@@ -95,7 +95,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, ex
     return result
 
 
-def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_has_rows_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows' processes print a copy of this one's output."""
 
     def answered(command: list[str], **rest: object) -> subprocess.CompletedProcess[str]:
@@ -116,16 +116,14 @@ def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: py
     assert any(figure["name"].startswith("GEGLU, tiny") for figure in result["figures"])
 
 
-def test_time_that_is_gone_is_told_and_a_run_without_a_row_reaches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_time_reports_it_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = written(tmp_path, monkeypatch, "--limit-s", "0", "--rows", "device", exit_code=1)
 
     assert result["notes"]["not_run"]["device"].startswith("OUT_OF_TIME")
 
 
 @pytest.mark.parametrize(("failing", "exit_code"), [("", 0), ("transport", 1)])
-def test_a_run_reaches_its_target_where_every_row_ran(
+def test_run_with_every_row_succeeds(
     failing: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answered(command: list[str], **rest: object) -> subprocess.CompletedProcess[str]:

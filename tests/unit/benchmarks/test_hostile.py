@@ -37,13 +37,13 @@ def before(process: "subprocess.Popen[str]") -> dict[str, tuple[psutil.Process, 
     return {"holder": (known, known.memory_info().rss - HELD_MIB * MIB // 2)}
 
 
-async def test_what_is_still_kept_at_the_limit_is_told(holder: "subprocess.Popen[str]") -> None:
+async def test_kept_memory_at_limit_is_reported(holder: "subprocess.Popen[str]") -> None:
     kept = await kept_after_rest(before(holder), limit_s=0.0)
 
     assert kept == {"holder": pytest.approx(HELD_MIB / 2, abs=1.0)}
 
 
-async def test_a_process_that_gives_memory_back_is_waited_for(holder: "subprocess.Popen[str]") -> None:
+async def test_kept_memory_waits_for_release(holder: "subprocess.Popen[str]") -> None:
     waiting = asyncio.create_task(kept_after_rest(before(holder), limit_s=60.0))
     await asyncio.sleep(0)
     assert holder.stdin is not None
@@ -53,7 +53,7 @@ async def test_a_process_that_gives_memory_back_is_waited_for(holder: "subproces
     assert (await waiting)["holder"] < 0
 
 
-async def test_a_process_that_is_gone_keeps_nothing(holder: "subprocess.Popen[str]") -> None:
+async def test_kept_memory_skips_ended_process(holder: "subprocess.Popen[str]") -> None:
     processes = before(holder)
     holder.kill()
     holder.wait()
@@ -62,7 +62,7 @@ async def test_a_process_that_is_gone_keeps_nothing(holder: "subprocess.Popen[st
 
 
 @pytest.mark.parametrize("kept_mib, ok", [(64.0, True), (64.1, False)])
-def test_the_process_that_keeps_most_is_judged(kept_mib: float, ok: bool) -> None:
+def test_kept_memory_figure_uses_largest_process(kept_mib: float, ok: bool) -> None:
     played = [
         Played("flood", {}, 1.0, {"edge": 1.0}, {"edge": 1.0, "frontdoor": kept_mib}, attacked_s={"status": [0.1]}),
         Played("bombs", {}, 1.0, {"edge": 1.0}, {"edge": 2.0}),

@@ -22,29 +22,29 @@ def saved(vectors: Vectors, choices: list[Choice], patched_after: int) -> list[i
     return [start.saved_steps for start in lora_starts(vectors, choices, patched_after)]
 
 
-def test_bound_latents_serve_the_same_loras_alone() -> None:
+def test_bound_latents_serve_same_loras_only() -> None:
     choices = [asking("a"), asking("b"), asking(), asking("a"), asking("b", "a")]
 
     assert saved(alike(5), choices, BOUND) == [0, 0, 0, 25, 0]
 
 
-def test_latents_from_before_the_patch_serve_all_of_the_model_and_later_ones_their_own_lora_alone() -> None:
+def test_shared_latents_before_patch_serve_whole_model() -> None:
     choices = [asking("a"), asking("b"), asking(), asking("a"), asking("a", model="another")]
 
     # 25 steps are allowed. The first one's latents up to 10 are shared.
     assert saved(alike(5), choices, 10) == [0, 10, 10, 25, 0]
 
 
-def test_what_sharing_adds_is_no_more_than_the_similarity_allows() -> None:
+def test_shared_latents_respect_similarity() -> None:
     assert saved(alike(2, 0.7), [asking("a"), asking("b")], 20) == [0, 5]
     assert saved(alike(2, 0.5), [asking("a"), asking("b")], 20) == [0, 0]
 
 
-def test_loras_in_another_order_are_the_same_ones() -> None:
+def test_lora_order_does_not_change_scope() -> None:
     assert saved(alike(2), [asking("a", "b"), asking("b", "a")], BOUND) == [0, 25]
 
 
-def test_extras_are_counted_over_blocks_in_points() -> None:
+def test_extra_hits_are_in_points_over_blocks() -> None:
     choices = [asking("a"), asking("b"), asking(), asking("a")]
     bound, shared = (lora_starts(alike(4), choices, after) for after in (BOUND, 10))
 

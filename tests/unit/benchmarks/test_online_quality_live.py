@@ -33,14 +33,14 @@ def figure(figures: Sequence[Figure], part: str) -> Figure:
     return found
 
 
-def test_a_profile_that_promises_too_much_has_one_row_at_a_lower_similarity() -> None:
+def test_too_lenient_profile_has_one_row_at_lower_similarity() -> None:
     (row,) = GIVEN.thresholds()
 
     assert row.min_similarity < lowest(SHIPPED)
     assert row.saved_share == SHIPPED.thresholds()[-1].saved_share
 
 
-def test_hits_are_told_apart_by_the_threshold_that_allowed_them() -> None:
+def test_figures_split_hits_by_threshold() -> None:
     low, middle, high = lowest(GIVEN), 0.6, 0.7
     hits = (hit(1, low, 1.0), hit(2, low, 0.5), hit(5, middle, 0.5), hit(7, high, 0.95), hit(9, high, None))
     figures = figures_of(WatchedRun(10, hits, high), SHIPPED, GIVEN)
@@ -55,14 +55,14 @@ def test_hits_are_told_apart_by_the_threshold_that_allowed_them() -> None:
     assert figure(figures, "quality kept before").value == pytest.approx(0.75)
 
 
-def test_a_run_whose_threshold_stays_falls_short() -> None:
+def test_run_with_constant_threshold_falls_short() -> None:
     hits = (hit(1, lowest(GIVEN), 1.0), hit(2, lowest(GIVEN), 1.0))
     figures = figures_of(WatchedRun(4, hits, lowest(GIVEN)), SHIPPED, GIVEN)
 
     assert not figure(figures, "the threshold rose").ok
 
 
-async def test_what_the_gateway_counted_is_read_from_its_ledger(tmp_path: Path) -> None:
+async def test_ledger_watch_reads_gateway_samples(tmp_path: Path) -> None:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/gateway.sqlite")
     watched = WatchedThreshold(
         SHIPPED.encoder_digest, SHIPPED.model_digest, SHIPPED.reference_model_digest, True, 600_000

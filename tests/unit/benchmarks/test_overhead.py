@@ -16,19 +16,19 @@ def png(pixels: bytes, size: tuple[int, int] = (2, 1)) -> bytes:
     return file.getvalue()
 
 
-def test_pixels_of_a_png_are_compared_with_raw_ones() -> None:
+def test_pixel_difference_compares_png_with_raw() -> None:
     raw = b"P6 2 1 255\n" + bytes([10, 20, 30, 40, 53, 60])
 
     assert pixel_difference(png(PIXELS), raw) == 3
     assert pixel_difference(png(PIXELS), b"P6 2 1 255\n" + PIXELS) == 0
 
 
-def test_images_of_other_sizes_are_not_compared() -> None:
+def test_pixel_difference_rejects_other_size() -> None:
     with pytest.raises(RuntimeError, match=r"ours is \(2, 1\), theirs \(1, 2\)"):
         pixel_difference(png(PIXELS), png(PIXELS, (1, 2)))
 
 
-def test_services_are_compared_with_the_same_mode() -> None:
+def test_overhead_figures_compare_same_mode() -> None:
     took_ms = {
         **{("compiled", side): ms for side, ms in ((SERVICES, 110.0), (ENGINE, 100.0), (DIFFUSERS, 220.0))},
         **{("eager", side): ms for side, ms in ((SERVICES, 330.0), (ENGINE, 300.0), (DIFFUSERS, 330.0))},

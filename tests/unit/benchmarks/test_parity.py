@@ -56,14 +56,14 @@ def record(**changes: object) -> RequestRecord:
     return RequestRecord(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_delays_are_what_is_spent_outside_queues_and_devices() -> None:
+def test_delays_exclude_queues_and_devices() -> None:
     delays = delays_of([record(), record()], Delays())
 
     found = [delays.accept, delays.route, delays.attempt, delays.execute, delays.result, delays.answer]
     assert [cost.mean_s for cost in found] == pytest.approx([0.5, 0.25, 0.125, 0.125, 0.25, 0.75])
 
 
-def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
+def test_delays_skip_requests_without_stages() -> None:
     others = [record(outcome=Outcome.DROPPED), record(deferred=True), record(stages=())]
 
     assert delays_of([*others, record()], Delays()).answer.sample_count == 1
@@ -72,18 +72,18 @@ def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0)])
-def test_the_deferral_curve_is_read_between_its_points(threshold: float, share: float) -> None:
+def test_share_deferred_interpolates_curve(threshold: float, share: float) -> None:
     assert share_deferred(((0.0, 0.0), (0.5, 0.2), (1.0, 1.0)), threshold) == pytest.approx(share)
 
 
-def test_capacity_is_that_of_full_batches() -> None:
+def test_capacity_assumes_full_batches() -> None:
     fleet = read_fleet(FLEETS / "heavy-16.toml")
 
     assert capacity_per_s(fleet, "sd15") == pytest.approx(16 * 4 / 3.68)
     assert rate_and_slo(heavy_side()) == pytest.approx((16 * 4 / 3.68, 2 * 3.68))
 
 
-def test_a_simulated_run_matches_another_of_itself(tmp_path: Path) -> None:
+def test_simulated_run_matches_another_seed(tmp_path: Path) -> None:
     side = heavy_side()
     scenario = scenario_of(side, tmp_path)
     rate, slo_s = rate_and_slo(side)
@@ -108,12 +108,12 @@ def tally(violations: int, *latencies_s: float) -> Tally:
 ROUNDS = [(tally(1, 1.0), tally(2, 1.25)), (tally(3, 3.0), tally(3, 3.75))]
 
 
-def test_rounds_of_a_load_are_compared_together() -> None:
+def test_compared_load_covers_all_rounds() -> None:
     assert violations_apart(ROUNDS) == pytest.approx(100 * (5 - 4) / 20)
     assert latencies_apart(50, ROUNDS) == pytest.approx(25.0)
 
 
-def test_an_interval_is_over_rounds() -> None:
+def test_interval_resamples_rounds() -> None:
     found = interval([ROUNDS], lambda loads: violations_apart(loads[0]))
 
     # The first round is 10 points apart, the second 0.
@@ -121,11 +121,11 @@ def test_an_interval_is_over_rounds() -> None:
     assert (found.low, found.high) == pytest.approx((0.0, 10.0))
 
 
-def test_loads_played_once_have_no_interval() -> None:
+def test_interval_of_one_round_is_none() -> None:
     assert interval([ROUNDS[:1]], lambda loads: violations_apart(loads[0])) is None
 
 
-def test_a_diagnosis_is_held_to_no_target(tmp_path: Path) -> None:
+def test_diagnosis_has_no_target(tmp_path: Path) -> None:
     scenario = scenario_of(heavy_side(), tmp_path)
     workload = steady_load(20.0, 2.0, 7.0, seed=5)
     turns = [Turn(1.3, 20.0, workload, scenario, Simulation(scenario, workload, Random(99)).run())]
@@ -136,7 +136,7 @@ def test_a_diagnosis_is_held_to_no_target(tmp_path: Path) -> None:
     assert {one.target.limit for one in told} == {None}
 
 
-def test_the_discriminators_time_is_a_delay_of_its_own() -> None:
+def test_discriminator_time_is_separate_delay() -> None:
     scored = record(stages=(*record().stages, StageSpan("score", 14.75, 15.0)))
 
     delays = delays_of([scored], Delays())

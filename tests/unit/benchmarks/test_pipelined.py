@@ -16,7 +16,7 @@ def verdicts(synchronous: Array, pipelined: Array, other: Array) -> dict[str, tu
     return {row.name.partition(", ")[2]: (row.value, row.ok) for row in rows}
 
 
-def test_a_loss_on_every_prompt_is_one_by_both_readings() -> None:
+def test_loss_on_every_prompt_fails_both_readings() -> None:
     synchronous = np.linspace(0.5, 0.9, 40)[:, None]
 
     found = verdicts(synchronous, synchronous - 0.2, synchronous + 0.01)
@@ -25,7 +25,7 @@ def test_a_loss_on_every_prompt_is_one_by_both_readings() -> None:
     assert found["loss beyond what seeds differ by"] == (pytest.approx(0.19), False)
 
 
-def test_a_loss_that_is_as_large_as_what_seeds_differ_by_is_noise_by_that_reading_alone() -> None:
+def test_loss_within_seed_difference_passes_seed_reading() -> None:
     synchronous = np.linspace(0.5, 0.9, 40)[:, None]
 
     found = verdicts(synchronous, synchronous - 0.02, synchronous - 0.03)
@@ -34,7 +34,7 @@ def test_a_loss_that_is_as_large_as_what_seeds_differ_by_is_noise_by_that_readin
     assert found["loss beyond what seeds differ by"] == (0.0, True)
 
 
-def test_what_differs_both_ways_is_no_loss() -> None:
+def test_difference_in_both_directions_is_no_loss() -> None:
     rng = np.random.default_rng(0)
     synchronous = rng.random((40, 1))
 
@@ -43,7 +43,7 @@ def test_what_differs_both_ways_is_no_loss() -> None:
     assert all(ok for _, ok in found.values())
 
 
-def test_ssim_is_one_for_the_same_picture_and_falls_with_noise() -> None:
+def test_ssim_of_same_image_is_one_and_falls_with_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(2, 3, 32, 32, generator=generator)
     noise = torch.randn(2, 3, 32, 32, generator=generator)
@@ -55,7 +55,7 @@ def test_ssim_is_one_for_the_same_picture_and_falls_with_noise() -> None:
     assert (little < 1.0).all() and (much < little).all()
 
 
-def test_ssim_of_flat_pictures_is_that_of_their_means() -> None:
+def test_ssim_of_flat_images_depends_on_means() -> None:
     dark, bright = torch.full((1, 3, 16, 16), 0.2), torch.full((1, 3, 16, 16), 0.6)
 
     # (2 * 0.2 * 0.6 + C1) / (0.2^2 + 0.6^2 + C1), with C1 = 0.0001; no variance, so that the rest is 1.
@@ -63,5 +63,5 @@ def test_ssim_of_flat_pictures_is_that_of_their_means() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_ideal_is_the_longer_of_encoder_and_controlnet_and_the_decoder(case: LinkCase) -> None:
+def test_ideal_is_longer_first_half_plus_decoder(case: LinkCase) -> None:
     assert ideal_s(read_pace(H800), case, 50) == pytest.approx(50 * 0.0302 * case.slower * case.stretch)

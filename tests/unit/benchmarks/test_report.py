@@ -38,7 +38,7 @@ def published(tmp_path: Path, figures: list[Figure]) -> tuple[int, dict[str, Any
     return code, json.loads(out.read_text())
 
 
-def test_result_has_every_key_of_the_form(tmp_path: Path) -> None:
+def test_result_has_every_key(tmp_path: Path) -> None:
     _, result = published(tmp_path, [measured("latency", [1.0, 2.0, 3.0], statistics.median, at_most(5, "ms"))])
 
     assert " ".join(result) == "benchmark figure unit target ok commit at machine seconds quick notes figures"
@@ -64,21 +64,21 @@ def test_result_keeps_notes_without_lists_and_long_texts(tmp_path: Path) -> None
     assert json.loads(out.read_text())["notes"] == kept
 
 
-def test_a_result_says_how_long_its_run_took(tmp_path: Path) -> None:
+def test_result_has_duration(tmp_path: Path) -> None:
     options = Options("example", False, tmp_path / "example.json", began_s=time.monotonic() - 3600.0)
     publish(options, [measured("latency", [1.0], statistics.median, at_most(5, "ms"))])
 
     assert 3600.0 <= json.loads(options.out.read_text())["seconds"] < 7200.0
 
 
-def test_last_line_says_ok_and_exit_code_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_publish_ok_prints_ok_and_returns_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = published(tmp_path, [measured("latency", [1.0, 2.0, 3.0], statistics.median, at_most(5, "ms"))])
 
     assert code == 0
     assert capsys.readouterr().out.splitlines()[-1] == "figure 2 ms target <= 5 ms ok"
 
 
-def test_one_short_figure_makes_the_whole_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_publish_with_short_figure_returns_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = measured("latency", [1.0], statistics.median, at_most(5, "ms"))
     short = measured("hits", [0.5], statistics.mean, at_least(0.8))
 
@@ -88,7 +88,7 @@ def test_one_short_figure_makes_the_whole_short(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.splitlines()[-1] == "figure 1 ms, 0.5 target <= 5 ms, >= 0.8 short"
 
 
-def test_informative_row_decides_nothing(tmp_path: Path) -> None:
+def test_informative_figure_decides_nothing(tmp_path: Path) -> None:
     judged = measured("latency", [1.0], statistics.median, at_most(5, "ms"))
     beside = measured("peak", [1e9], max, informative("bytes"))
 
@@ -99,12 +99,12 @@ def test_informative_row_decides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value, ok", [(0.74, False), (0.75, True), (0.9, True), (0.91, False)])
-def test_a_target_of_two_bounds_holds_both_of_its_ends(value: float, ok: bool) -> None:
+def test_two_sided_target_checks_both_bounds(value: float, ok: bool) -> None:
     assert between(0.75, 0.9).met_by(value) is ok
 
 
 @pytest.mark.parametrize("low, ok", [(-0.01, False), (0.0, False), (0.01, True)])
-def test_surely_above_asks_for_the_whole_interval(low: float, ok: bool) -> None:
+def test_surely_above_requires_whole_interval(low: float, ok: bool) -> None:
     figure = Figure("gain", 0.2, surely_above(0.0), [], Interval(low, 0.4, 0.95, "by hand"))
 
     assert figure.ok is ok
@@ -123,24 +123,24 @@ def test_surely_above_asks_for_the_whole_interval(low: float, ok: bool) -> None:
         (informative(), True),
     ],
 )
-def test_a_noisy_figure_reaches_its_target_where_its_whole_interval_does(target: Target, ok: bool) -> None:
+def test_figure_target_requires_whole_interval(target: Target, ok: bool) -> None:
     figure = Figure("ratio", 1.5, target, [], Interval(0.9, 2.1, 0.95, "by hand"))
 
     assert figure.ok is ok
 
 
 @pytest.mark.parametrize("events, ok", [(0, True), (1, False)])
-def test_that_nothing_may_happen_is_judged_by_the_count(events: int, ok: bool) -> None:
+def test_zero_target_uses_count(events: int, ok: bool) -> None:
     assert counted("lost", events, 50, at_most(0, "requests"), samples=[]).ok is ok
 
 
-def test_a_share_of_counts_reaches_its_target_where_its_whole_interval_does() -> None:
+def test_count_target_requires_whole_interval() -> None:
     killed = Interval(*binomial_interval(19, 20), 0.95, "Clopper-Pearson")
 
     assert not Figure("killed", 0.95, at_least(0.9), [], killed).ok
 
 
-def test_a_figure_that_is_missing_is_short_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_figure_is_short_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result = published(tmp_path, [Figure("gain", None, at_least(0.5, "dB"), [], None)])
 
     assert (code, result["figure"]) == (1, None)
@@ -150,7 +150,7 @@ def test_a_figure_that_is_missing_is_short_and_null(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     "target", [at_most(5, "ms"), at_least(0.5), between(0.2, 0.4), surely_above(0.0, "dB"), informative("images per s")]
 )
-def test_a_figure_reads_back_as_it_was_published(tmp_path: Path, target: Target) -> None:
+def test_figure_round_trips_through_result(tmp_path: Path, target: Target) -> None:
     figure = Figure("gain", 0.25, target, [1.0, [2.0, 3.0]], Interval(0.1, 0.3, 0.95, "by hand"))
 
     _, result = published(tmp_path, [figure])
@@ -160,7 +160,7 @@ def test_a_figure_reads_back_as_it_was_published(tmp_path: Path, target: Target)
     assert read.row() == figure.row()
 
 
-def test_bootstrap_is_reproducible_and_holds_the_statistic() -> None:
+def test_bootstrap_is_reproducible_and_contains_statistic() -> None:
     samples = [float(value) for value in range(100)]
 
     low, high = bootstrap_interval(samples, statistics.median)
@@ -170,7 +170,7 @@ def test_bootstrap_is_reproducible_and_holds_the_statistic() -> None:
 
 
 @pytest.mark.parametrize(("count", "least_share"), [(5, 0.90), (7, 0.925), (20, 0.93)])
-def test_intervals_of_few_samples_hold_the_true_value_as_often_as_they_say(count: int, least_share: float) -> None:
+def test_bootstrap_of_few_samples_has_nominal_coverage(count: int, least_share: float) -> None:
     rng = random.Random(3)
     runs = [[rng.gauss(0.0, 1.0) for _ in range(count)] for _ in range(400)]
 
@@ -179,7 +179,7 @@ def test_intervals_of_few_samples_hold_the_true_value_as_often_as_they_say(count
     assert sum(low <= 0.0 <= high for low, high in intervals) / len(runs) >= least_share
 
 
-def test_no_event_in_fifty_trials_does_not_claim_certainty() -> None:
+def test_zero_events_have_nonzero_interval() -> None:
     low, high = binomial_interval(0, 50)
 
     assert low == 0.0
@@ -201,7 +201,7 @@ def nothing_known() -> Iterator[None]:
     machine.current_commit.cache_clear()
 
 
-def test_what_a_run_writes_is_no_part_of_the_commit_that_it_measured(
+def test_current_commit_ignores_files_of_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_known: None
 ) -> None:
     written: list[str] = []
@@ -220,7 +220,7 @@ def test_what_a_run_writes_is_no_part_of_the_commit_that_it_measured(
     assert json.loads(options.out.read_text())["commit"] == "f00d"
 
 
-def test_a_quick_run_never_takes_the_place_of_a_result() -> None:
+def test_quick_run_does_not_replace_result() -> None:
     assert default_out("example", quick=True) != default_out("example", quick=False)
 
 
@@ -230,9 +230,7 @@ def publish_from(monkeypatch: pytest.MonkeyPatch, commit: str, out: Path, value:
     publish(Options("example", quick, out), [Figure("latency", value, at_most(5, "ms"), [value, value], interval)])
 
 
-def test_a_result_takes_the_place_of_a_file_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_replaces_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "example.json"
     out.write_text('{"benchmark": ')
 
@@ -241,7 +239,7 @@ def test_a_result_takes_the_place_of_a_file_that_cannot_be_read(
     assert json.loads(out.read_text())["figure"] == 2.0
 
 
-def test_interval_of_a_few_paired_ratios_is_that_of_students_t() -> None:
+def test_paired_ratio_interval_uses_students_t() -> None:
     pairs = [(math.exp(log), 1.0) for log in (0.1, 0.2, 0.3)]
 
     low, high = paired_ratio_interval(pairs)
@@ -250,7 +248,7 @@ def test_interval_of_a_few_paired_ratios_is_that_of_students_t() -> None:
     assert (math.log(low), math.log(high)) == pytest.approx((0.2 - 4.303 * 0.1 / 3**0.5, 0.2 + 4.303 * 0.1 / 3**0.5))
 
 
-def test_a_result_is_not_written_to_a_directory_and_that_is_said_before_the_run(
+def test_out_option_rejects_directory_before_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["name", "--out", str(tmp_path)])

@@ -27,7 +27,7 @@ def unit(*angles: float) -> Vectors:
     return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
 
 
-def test_hits_of_latents_leave_none_so_the_next_finds_the_miss_before_them() -> None:
+def test_log_starts_latent_hits_leave_no_latents() -> None:
     texts = unit(0, 20, 40, 60)
 
     # 20 degrees are near enough (0.94), 40 are not (0.77): the third is no hit, since the second stored nothing.
@@ -39,7 +39,7 @@ def test_hits_of_latents_leave_none_so_the_next_finds_the_miss_before_them() -> 
     ]
 
 
-def test_images_are_found_by_their_own_vectors_and_refined_by_the_light_model() -> None:
+def test_log_starts_images_use_image_vectors() -> None:
     texts, images = unit(0, 10, 100), unit(180, 60, 90)
 
     # The first image is far from every text; the second is at 50 degrees (0.64) from the third text, not from its own,
@@ -47,7 +47,7 @@ def test_images_are_found_by_their_own_vectors_and_refined_by_the_light_model() 
     assert log_starts(texts, images, IMAGES, COSTS) == [FROM_NOISE, FROM_NOISE, LogStart(True, 4, 1)]
 
 
-def test_the_cheaper_of_two_starts_is_taken() -> None:
+def test_log_starts_choose_cheaper_start() -> None:
     texts = unit(0, 5)
     dear = GenerationCosts(50, 10, 0.02, light_step_s=0.2)
 
@@ -56,14 +56,14 @@ def test_the_cheaper_of_two_starts_is_taken() -> None:
     assert (cheap, costly) == (LogStart(True, 4, 0), LogStart(False, 25, 0))
 
 
-def test_what_is_still_under_way_cannot_be_found() -> None:
+def test_log_starts_skip_images_in_flight() -> None:
     texts = unit(0, 5, 50)
 
     assert log_starts(texts[:2], texts[:2], LATENTS, COSTS, unseen=1)[1] == FROM_NOISE
     assert log_starts(unit(0, 50, 5), texts, LATENTS, COSTS, unseen=1)[2] == LogStart(False, 25, 0)
 
 
-def test_images_that_have_too_many_ancestors_are_nobody_s_donors() -> None:
+def test_log_starts_skip_images_with_many_ancestors() -> None:
     """Each text is only near the image before it."""
     texts = unit(*(10.0 * number for number in range(12)))
     tables = ReuseTables(images=(Threshold(0.98, 0.4),))
@@ -74,7 +74,7 @@ def test_images_that_have_too_many_ancestors_are_nobody_s_donors() -> None:
     assert donors == [-1, 0, 1, 2, 3, 4, -1, 6, 7, 8, 9, 10]
 
 
-def test_the_ceiling_is_what_all_cost_from_noise_by_what_they_cost() -> None:
+def test_throughput_ceiling_is_cost_ratio() -> None:
     starts = [FROM_NOISE, LogStart(False, 25, 0), LogStart(True, 4, 0)]
 
     # 1 s from noise, half of it from the latent, six steps of 0.01 s for the image.

@@ -23,20 +23,20 @@ def judged(right: list[list[int]], asked: list[list[int]]) -> ScoredImages:
     return ScoredImages(nothing, nothing, np.array(right, bool), np.array(asked, bool), nothing[:, None])
 
 
-def test_a_set_is_no_distance_from_itself() -> None:
+def test_feature_space_distance_to_itself_is_zero() -> None:
     vectors = normal(200, 1.0, 2.0, 3.0)
 
     assert frechet_distance(vectors, vectors) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_distance_of_normals_is_the_closed_form() -> None:
+def test_frechet_distance_of_normals_is_closed_form() -> None:
     """N(0, diag(1, 4)) and N(1, diag(9, 4)): 2 for the means, (1 - 3)² for the first scale."""
     ours, theirs = normal(200_000, 1.0, 2.0, seed=1), normal(200_000, 3.0, 2.0, mean=1.0, seed=2)
 
     assert frechet_distance(ours, theirs) == pytest.approx(2.0 + 4.0, rel=0.02)
 
 
-def test_covariances_that_do_not_commute_have_their_distance_too() -> None:
+def test_frechet_distance_handles_non_commuting_covariances() -> None:
     turn = np.array([[0.6, -0.8], [0.8, 0.6]])
     plain = normal(100_000, 1.0, 3.0, seed=3)
 
@@ -47,7 +47,7 @@ def test_covariances_that_do_not_commute_have_their_distance_too() -> None:
     assert found == pytest.approx(20.0 - 2.0 * mixed, rel=0.03)
 
 
-def test_a_space_keeps_the_directions_that_vary_most() -> None:
+def test_feature_space_keeps_largest_variance() -> None:
     features = normal(500, 0.01, 5.0, 0.01, 2.0)
 
     space = FeatureSpace.of(features, count=2)
@@ -57,7 +57,7 @@ def test_a_space_keeps_the_directions_that_vary_most() -> None:
     assert space.distance(moved, features) < 0.1 < space.distance(features + np.array([0.0, 3.0, 0.0, 0.0]), features)
 
 
-def test_an_attribute_counts_where_it_is_asked_for_and_second_things_count_with_the_first() -> None:
+def test_attribute_pairs_count_requested_values() -> None:
     asked = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
     ours, vanilla = judged([[1, 1, 0], [0, 0, 0], [0, 0, 0]], asked), judged([[1, 0, 0], [1, 0, 0], [0, 0, 0]], asked)
 
@@ -67,7 +67,7 @@ def test_an_attribute_counts_where_it_is_asked_for_and_second_things_count_with_
     assert ratio_of_sums(found["shape"]) == 1.0
 
 
-def test_excess_is_what_lies_beyond_the_seeds() -> None:
+def test_distance_excess_is_beyond_seeds() -> None:
     assert Distances(ours=3.0, seeds=2.0, light=6.0).of_light == pytest.approx(0.25)
     assert Distances(ours=1.0, seeds=2.0, light=6.0).of_light == 0.0
     assert Distances(ours=1.0, seeds=2.0, light=6.0).of_seeds == 0.5

@@ -26,7 +26,7 @@ def served(confidence: np.ndarray, light: np.ndarray, heavy: np.ndarray, count: 
     return found
 
 
-def test_the_least_sure_are_served_by_heavy() -> None:
+def test_least_confident_rows_are_deferred() -> None:
     reference = FrechetReference(HEAVY, 3)
     confidence = CONFIDENCES[PROMPT_AWARE]
     whole = served_moments(confidence, FeaturePairs(LIGHT, HEAVY, reference), 0.25, np.ones(COUNT))
@@ -37,7 +37,7 @@ def test_the_least_sure_are_served_by_heavy() -> None:
     assert whole.covariance == pytest.approx(by_hand.covariance)
 
 
-def test_a_router_that_knows_nothing_is_the_mean_of_its_draws() -> None:
+def test_random_router_is_mean_of_draws() -> None:
     draws = [CONFIDENCES[f"{RANDOM} {seed}"] for seed in range(2)]
     reference = FrechetReference(HEAVY, 3)
     values = scorer_values(CONFIDENCES, READ)(RANDOM, 0.5)
@@ -49,14 +49,14 @@ def test_a_router_that_knows_nothing_is_the_mean_of_its_draws() -> None:
     assert len(distances) == 5
 
 
-def test_those_that_two_routers_serve_alike_are_no_samples() -> None:
+def test_gain_samples_skip_equally_served_prompts() -> None:
     ours, theirs = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.1, 0.4, 0.3, 0.2])
     read = Reading(np.array([1.0, 2.0, 3.0, 4.0]), np.array([11.0, 12.0, 13.0, 14.0]))
 
     assert served_apart((ours, theirs), read, 0.5) == ["1:12:2", "3:4:14"]
 
 
-def test_a_gain_is_what_our_clients_get_less_what_theirs_get() -> None:
+def test_gain_is_difference_of_served_values() -> None:
     worse, better = np.arange(COUNT, dtype=float), READ.light - READ.heavy
     routed = RoutedPrompts({"r": READ}, {PROMPT_AWARE: better, DIFFSERVE: worse}, resampling_weights(COUNT, 50))
 
@@ -67,7 +67,7 @@ def test_a_gain_is_what_our_clients_get_less_what_theirs_get() -> None:
     assert found.ok
 
 
-def test_margin_is_what_the_baselines_do_not_tell() -> None:
+def test_margin_is_auroc_above_baseline() -> None:
     """Light is as good as heavy for the first of two prompts: one router knows, one is wrong, one cannot decide."""
     read = Reading(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
     knows, wrong, even = np.array([0.9, 0.1]), np.array([0.1, 0.9]), np.array([0.5, 0.5])

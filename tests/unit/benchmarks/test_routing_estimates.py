@@ -19,7 +19,7 @@ def pairs_won(confidence: np.ndarray, good: np.ndarray, counts: np.ndarray) -> f
     return float(np.mean(wins))
 
 
-def test_auroc_is_the_share_of_pairs_in_every_resample() -> None:
+def test_aurocs_equal_pair_shares_by_resample() -> None:
     weights = np.array([[1, 1, 1, 1, 1, 1], [2, 0, 1, 1, 0, 2], [0, 3, 0, 1, 2, 0]], dtype=float)
 
     found = aurocs(CONFIDENCE, GOOD, weights)
@@ -27,7 +27,7 @@ def test_auroc_is_the_share_of_pairs_in_every_resample() -> None:
     assert found.tolist() == pytest.approx([pairs_won(CONFIDENCE, GOOD, row) for row in weights])
 
 
-def test_the_least_sure_share_of_a_resample_is_served_by_the_heavy_model() -> None:
+def test_served_values_defer_least_confident_share() -> None:
     light, heavy = np.arange(6.0), np.arange(6.0) + 10.0
     weights = np.array([[1, 1, 1, 1, 1, 1], [0, 2, 0, 0, 2, 2]], dtype=float)
 
@@ -38,11 +38,11 @@ def test_the_least_sure_share_of_a_resample_is_served_by_the_heavy_model() -> No
 
 
 @pytest.mark.parametrize(("rate", "deferred"), [(0.0, [0, 0, 0]), (0.5, [1, 1, 0]), (1.0, [1, 2, 1])])
-def test_a_rate_counts_draws_not_prompts(rate: float, deferred: list[float]) -> None:
+def test_deferral_rate_counts_draws(rate: float, deferred: list[float]) -> None:
     assert deferred_weights(np.array([[1.0, 2.0, 1.0]]), rate).tolist() == [deferred]
 
 
-def test_resamples_draw_as_many_prompts_as_there_are_and_the_first_has_each_once() -> None:
+def test_resampling_weights_start_with_each_prompt_once() -> None:
     weights = resampling_weights(50, 20)
 
     assert weights.shape == (21, 50)
@@ -51,7 +51,7 @@ def test_resamples_draw_as_many_prompts_as_there_are_and_the_first_has_each_once
     assert (resampling_weights(50, 20) == weights).all()
 
 
-def test_the_figure_is_that_of_all_prompts_and_its_interval_that_of_the_resamples() -> None:
+def test_figure_uses_all_prompts_and_interval_resamples() -> None:
     value, interval = figure_of(np.array([7.0, *np.linspace(0.0, 1.0, 1001)]))
 
     assert value == 7.0

@@ -33,14 +33,14 @@ def image(began_s: float, seconds: float) -> RequestRecord:
     return RequestRecord("r", "t", "standard", "m", 0.0, 9.0, 9.0, Outcome.COMPLETED, stages=stages)
 
 
-def test_pictures_are_told_by_their_first_and_last_moment_on_the_device() -> None:
+def test_image_times_use_first_and_last_device_moment() -> None:
     found = image_times([image(0.0, 1.0), image(1.0, 2.0), image(3.0, 3.0)])
 
     assert found.mean_s == pytest.approx(2.0)
     assert found.spread == pytest.approx((2 / 3) ** 0.5 / 2.0)
 
 
-def test_what_began_when_another_ended_has_much_in_common_with_it_at_a_lasting_speed() -> None:
+def test_image_times_of_lasting_speed_correlate() -> None:
     slow_then_fast = [image(now, 2.0) for now in range(0, 20, 2)] + [image(20.0 + now, 1.0) for now in range(20)]
     by_turns = [image(1.5 * (number - odd) + odd, 1.0 + odd) for number in range(20) for odd in [number % 2]]
 
@@ -48,11 +48,11 @@ def test_what_began_when_another_ended_has_much_in_common_with_it_at_a_lasting_s
     assert image_times(by_turns).persistence < 0.0
 
 
-def test_a_speed_is_found_again() -> None:
+def test_speed_seen_recovers_known_speed() -> None:
     assert speed_seen(run_on(with_speed(SCENARIO, 0.8), 40.0)) == pytest.approx(0.8, rel=0.05)
 
 
-def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_seen_recovers_known_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_speed, "SEEDS", range(1))
     device = with_course(SCENARIO, SpeedChanges(0.2, period_s=4.0))
 
@@ -62,14 +62,14 @@ def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert 1.0 < found.period_s < 16.0
 
 
-def test_a_speed_is_found_beside_what_the_host_took() -> None:
+def test_speed_seen_recovers_speed_with_stolen_time() -> None:
     left = WhatIsLeft((0.5, 1.0, 0.7, 0.9) * 10, 1.0)
     seen = run_on(with_course(with_speed(SCENARIO, 0.8), left), 40.0)
 
     assert speed_seen(replace(seen, scenario=with_course(SCENARIO, left))) == pytest.approx(0.8, rel=0.05)
 
 
-def test_two_courses_at_once_are_multiplied() -> None:
+def test_both_courses_multiply() -> None:
     scenario = with_course(with_course(SCENARIO, WhatIsLeft((0.5, 1.0), 3.0)), WhatIsLeft((0.5, 0.8, 1.0), 2.0))
 
     course = scenario.devices[0].speed_changes.speeds(Random(1))
@@ -77,11 +77,11 @@ def test_two_courses_at_once_are_multiplied() -> None:
     assert list(islice(course, 4)) == [(0.25, 2.0), (0.4, 1.0), (0.8, 1.0), (1.0, inf)]
 
 
-def test_a_steady_device_is_found_steady() -> None:
+def test_changes_seen_of_steady_device_is_none() -> None:
     assert changes_seen([run_on(SCENARIO, 40.0)]).variation < 0.03
 
 
-def test_one_speed_does_not_touch_the_rest_of_a_scenario() -> None:
+def test_with_speed_keeps_rest_of_scenario() -> None:
     changed = with_course(with_speed(SCENARIO, 0.5), SpeedChanges(0.1))
 
     assert replace(changed, devices=SCENARIO.devices) == SCENARIO

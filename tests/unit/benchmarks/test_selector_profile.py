@@ -35,35 +35,35 @@ def held_out() -> Scripted:
     return Scripted(PROFILE, cast("Any", study), cast("Any", None), PAIRS)
 
 
-def test_a_threshold_is_judged_by_the_pairs_from_it_on(held_out: Scripted) -> None:
+def test_threshold_figure_uses_pairs_from_threshold(held_out: Scripted) -> None:
     five, ten, *_ = figures_of_rule(held_out, ThresholdRule.LOWER_BOUND)
     # From 0.8 on there are 150 pairs, and all keep it; from 0.9 on 50, and the 30 from 0.92 on do.
     assert (five.value, len(five.samples), five.ok) == (1.0, 150, True)
     assert (ten.value, len(ten.samples), ten.ok) == (0.6, 50, False)
 
 
-def test_a_share_whose_interval_reaches_below_is_short(held_out: Scripted) -> None:
+def test_share_with_low_interval_is_short(held_out: Scripted) -> None:
     held_out.pairs = tuple(pair for pair in PAIRS if pair.similarity >= 0.92)
     _, ten, *_ = figures_of_rule(held_out, ThresholdRule.LOWER_BOUND)
     # 30 of 30: the exact interval begins at 0.884.
     assert (ten.value, ten.ok) == (1.0, False)
 
 
-def test_as_selected_every_pair_is_served_once(held_out: Scripted) -> None:
+def test_as_selected_serves_every_pair_once(held_out: Scripted) -> None:
     *_, kept, quality, saved = figures_of_rule(held_out, ThresholdRule.MEAN)
     assert kept.value == pytest.approx((100 + 30) / 150)
     assert quality.value == pytest.approx((130 + 20 * 0.5) / 150)
     assert saved.value == pytest.approx((100 * 5 + 50 * 10) / 50 / 100)
 
 
-def test_rules_share_what_was_painted(held_out: Scripted) -> None:
+def test_rules_share_generated_images(held_out: Scripted) -> None:
     list(figures_of_rule(held_out, ThresholdRule.LOWER_BOUND))
     before = held_out.painted
     list(figures_of_rule(held_out, ThresholdRule.MEAN))
     assert before == held_out.painted == 150 + 50
 
 
-def test_an_empty_table_is_missing_and_short_of_the_target(held_out: Scripted) -> None:
+def test_empty_table_is_missing_and_short(held_out: Scripted) -> None:
     held_out.profile = replace(PROFILE, steps=(ProfiledStep(5, 80),))
     (lower_bound,) = figures_of_rule(held_out, ThresholdRule.LOWER_BOUND)
     (minimum,) = figures_of_rule(held_out, ThresholdRule.MINIMUM)

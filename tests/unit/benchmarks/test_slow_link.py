@@ -27,7 +27,7 @@ def bucket(clock: Clock, rate: float = 1000.0, burst: int = 100) -> TokenBucket:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.01])
-def test_many_parts_take_as_long_as_their_bytes_less_a_burst_at_most(late_s: float) -> None:
+def test_token_bucket_limits_rate_after_burst(late_s: float) -> None:
     clock = Clock(late_s)
     link = bucket(clock)
 
@@ -38,7 +38,7 @@ def test_many_parts_take_as_long_as_their_bytes_less_a_burst_at_most(late_s: flo
     assert 4.85 <= clock.now - 100.0 <= 5.02
 
 
-def test_a_pause_earns_a_burst_and_no_more() -> None:
+def test_token_bucket_pause_allows_one_burst() -> None:
     clock = Clock()
     link = bucket(clock)
     clock.now += 60.0
@@ -49,7 +49,7 @@ def test_a_pause_earns_a_burst_and_no_more() -> None:
     assert clock.now == pytest.approx(161.0)
 
 
-def test_bytes_are_carried_as_they_are_until_the_end() -> None:
+def test_slow_link_carries_bytes_unchanged() -> None:
     clock = Clock()
     (near, source), (target, far) = socket.socketpair(), socket.socketpair()
     carrying = threading.Thread(target=pump, args=(source, target, bucket(clock, rate=1e6)))

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.stolen_time import STAT, StolenTime, WhatIsLeft, busy_and_stolen
 
 
-def test_the_counts_are_those_that_others_read() -> None:
+def test_busy_and_stolen_equal_psutil_counts() -> None:
     before = psutil.cpu_times()
     busy, stolen = busy_and_stolen(STAT.read_text())
     after = psutil.cpu_times()
@@ -18,7 +18,7 @@ def test_the_counts_are_those_that_others_read() -> None:
     assert before.user + before.system <= busy / 100 <= sum(after) - after.idle - after.iowait
 
 
-def test_what_is_left_is_told_period_by_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_share_is_by_period(monkeypatch: pytest.MonkeyPatch) -> None:
     stolen = StolenTime()
     monkeypatch.setattr(stolen, "_samples", [(0.0, 100.0, 10.0), (1.0, 150.0, 10.0), (2.0, 180.0, 30.0)])
 
@@ -26,7 +26,7 @@ def test_what_is_left_is_told_period_by_period(monkeypatch: pytest.MonkeyPatch) 
     assert stolen.share() == pytest.approx(0.2)
 
 
-def test_a_machine_that_is_watched_is_watched_to_the_end() -> None:
+def test_stolen_time_samples_until_exit() -> None:
     began_s = time.monotonic()
     with StolenTime() as stolen:
         time.sleep(0.6)
@@ -37,7 +37,7 @@ def test_a_machine_that_is_watched_is_watched_to_the_end() -> None:
     assert all(0.0 < share <= 1.0 for share in left.shares)
 
 
-def test_the_last_share_stays() -> None:
+def test_speed_course_keeps_last_share() -> None:
     course = WhatIsLeft((0.5, 0.9), 2.0).speeds(Random(1))
 
     assert list(course) == [(0.5, 2.0), (0.9, float("inf"))]

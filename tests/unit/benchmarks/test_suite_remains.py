@@ -33,7 +33,7 @@ def execute(file: Path, statement: str) -> None:
         connection.execute(statement)
 
 
-def test_an_object_without_a_row_is_an_orphan(state: StateDirectory) -> None:
+def test_orphan_objects_finds_object_without_row(state: StateDirectory) -> None:
     store = FilesystemObjectStore(state.path / "objects")
     for key in ("results/held", "results/lost", "cache/a/held", "cache/a/lost"):
         store.put(key, b"x")
@@ -48,7 +48,7 @@ def test_an_object_without_a_row_is_an_orphan(state: StateDirectory) -> None:
     assert sorted(orphan_objects(state)) == ["cache/a/lost", "results/lost"]
 
 
-def test_a_grant_that_nobody_committed_is_open(state: StateDirectory) -> None:
+def test_open_grants_counts_uncommitted_grant(state: StateDirectory) -> None:
     for grant, entry in (("open", "NULL"), ("committed", "'e'")):
         execute(
             state.path / "gateway.sqlite",
@@ -59,13 +59,13 @@ def test_a_grant_that_nobody_committed_is_open(state: StateDirectory) -> None:
     assert open_grants(state) == 1
 
 
-def test_a_file_that_somebody_began_is_half_written(state: StateDirectory) -> None:
+def test_half_written_finds_unfinished_file(state: StateDirectory) -> None:
     (state.path / "objects" / "staging" / "upload").touch()
 
     assert half_written(state) == ["objects/staging/upload"]
 
 
-def test_a_socket_outlives_its_suite(state: StateDirectory) -> None:
+def test_left_after_end_finds_socket(state: StateDirectory) -> None:
     state.sockets.mkdir()
     (state.sockets / "frontdoor.sock").touch()
 

@@ -7,19 +7,19 @@ import pytest
 from benchmarks.worker_load import Answer, WorkerArrival, drive, failures, latency_quantile, poisson, shifted
 
 
-def test_the_same_seed_gives_the_same_stream() -> None:
+def test_poisson_same_seed_gives_same_stream() -> None:
     assert poisson(2.0, 50, seed=3) == poisson(2.0, 50, seed=3)
     assert poisson(2.0, 50, seed=3) != poisson(2.0, 50, seed=4)
 
 
-def test_arrivals_come_at_the_rate_asked_for() -> None:
+def test_poisson_has_requested_rate() -> None:
     arrivals = poisson(5.0, 5000, seed=0)
 
     assert arrivals[-1].at_s == pytest.approx(1000.0, rel=0.05)
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
 
 
-def test_a_shifted_stream_differs_in_its_numbers_alone() -> None:
+def test_shifted_stream_changes_numbers_only() -> None:
     first, second = poisson(1.0, 3, seed=0), shifted(poisson(1.0, 3, seed=0), 100)
 
     assert [arrival.at_s for arrival in first] == [arrival.at_s for arrival in second]
@@ -31,11 +31,11 @@ def answer(latency_s: float) -> Answer:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.75, 3.0), (0.76, math.inf), (1.0, math.inf)])
-def test_a_quantile_that_falls_among_the_failed_is_infinite(share: float, expected: float) -> None:
+def test_latency_quantile_among_failures_is_infinite(share: float, expected: float) -> None:
     assert latency_quantile([answer(value) for value in (3.0, 1.0, math.inf, 2.0)], share) == expected
 
 
-async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
+async def test_drive_failure_leaves_other_requests() -> None:
     async def ask(arrival: WorkerArrival) -> None:
         if arrival.number == 1:
             raise RuntimeError("no")
@@ -47,7 +47,7 @@ async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
     assert outcome.images_per_s * outcome.seconds == pytest.approx(2)
 
 
-async def test_a_stream_that_is_given_up_sends_nobody_any_more() -> None:
+async def test_drive_abandoned_stream_sends_nothing_more() -> None:
     asked = []
 
     async def ask(arrival: WorkerArrival) -> None:

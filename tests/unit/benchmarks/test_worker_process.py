@@ -23,7 +23,7 @@ with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as
 """
 
 
-def test_a_server_stays_on_its_core_and_we_on_ours() -> None:
+def test_worker_process_stays_on_its_core() -> None:
     own = os.sched_getaffinity(0)
 
     with start_on(max(own), TELL_CORES, stdout=subprocess.PIPE) as process:
@@ -33,7 +33,7 @@ def test_a_server_stays_on_its_core_and_we_on_ours() -> None:
     assert os.sched_getaffinity(0) == own
 
 
-def test_a_benchmark_that_is_ended_takes_its_servers_along() -> None:
+def test_ended_benchmark_ends_its_servers() -> None:
     with subprocess.Popen([sys.executable, "-c", BENCHMARK], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as one:
         assert one.stdout is not None
         server = int(one.stdout.readline())

@@ -16,7 +16,7 @@ from zoo.drawing.scenes import UNREADABLE, scene_at
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_as_many_attributes_change_as_asked_for(count: int) -> None:
+def test_changed_scene_has_requested_changes(count: int) -> None:
     for index in range(20):
         scene, rng = scene_at(2, index, held_out=True)
         said = frozenset(attributes(scene))
@@ -28,7 +28,7 @@ def test_as_many_attributes_change_as_asked_for(count: int) -> None:
         assert all((thing.colour, found.background) not in UNREADABLE for thing in found.things)
 
 
-def test_every_receiver_has_a_donor_of_each_kind_and_shares_its_seed() -> None:
+def test_caption_pairs_have_each_kind_and_shared_seed() -> None:
     pairs = caption_pairs(5)
 
     captions, donors, seeds = pairs.flat()
@@ -50,7 +50,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_an_order_within_the_noise_is_not_broken() -> None:
+def test_breaks_ignores_order_within_noise() -> None:
     fifths = np.tile(np.arange(FIFTHS), (60, 1))
     by_step = {5: grid_of([0.7, 0.7, 0.7, 0.7, 0.7], 1), 10: grid_of([0.4, 0.5, 0.6, 0.7, 0.7], 2)}
 
@@ -58,14 +58,14 @@ def test_an_order_within_the_noise_is_not_broken() -> None:
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_a_fall_with_similarity_and_a_rise_with_the_step_are_breaks() -> None:
+def test_breaks_finds_fall_with_similarity_and_rise_with_step() -> None:
     fifths = np.tile(np.arange(FIFTHS), (60, 1))
     by_step = {5: grid_of([0.5, 0.5, 0.5, 0.5, 0.5], 1), 10: grid_of([0.4, 0.5, 0.7, 0.5, 0.5], 2)}
 
     assert breaks(by_step, fifths, range(FIFTHS)) == ["at 10: fifth 2 to 3", "fifth 2: 5 to 10"]
 
 
-def test_parts_are_kept_replaced_and_missing_in_order(tmp_path: Path) -> None:
+def test_merge_parts_keeps_replaces_and_misses_in_order(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     order = ["first", "second", "third"]
     earlier = {name: PartResult([Figure(f"{name}: figure", 1.0, at_least(0.5), [1.0], None)]) for name in order[:2]}
@@ -84,14 +84,14 @@ def test_parts_are_kept_replaced_and_missing_in_order(tmp_path: Path) -> None:
     assert notes["third"] == {"missing": "not measured yet"}
 
 
-def test_a_part_that_something_is_missing_for_says_what() -> None:
+def test_missing_part_names_reason() -> None:
     figures, notes = merge_parts(None, ["first"], {"first": PartResult(missing="weights: not there")})
 
     assert [(figure.name, figure.ok) for figure in figures] == [("first: missing", False)]
     assert notes["first"]["missing"] == "weights: not there"
 
 
-def test_a_part_that_cannot_be_measured_again_keeps_its_figures_and_says_so(tmp_path: Path) -> None:
+def test_unmeasurable_part_keeps_earlier_figures(tmp_path: Path) -> None:
     out, order = tmp_path / "result.json", ["first", "second"]
     measured = {"first": PartResult([Figure("first: figure", 1.0, at_least(0.5), [1.0], None)], {"prompts": 3})}
     figures, notes = merge_parts(None, order, measured)
@@ -105,9 +105,7 @@ def test_a_part_that_cannot_be_measured_again_keeps_its_figures_and_says_so(tmp_
     assert notes["second"]["missing"] == "no judge in work"
 
 
-def test_a_run_that_could_not_measure_its_part_falls_short_whatever_the_file_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_unmeasured_part_returns_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, parts = tmp_path / "result.json", list(zoo_phenomena.PARTS)
     reached = {name: PartResult([Figure(f"{name}: figure", 1.0, at_least(0.5), [1.0], None)]) for name in parts}
     figures, notes = merge_parts(None, parts, reached)

@@ -9,7 +9,7 @@ from zoo.evaluate.bar import PARTS, Row
 from zoo.evaluate.estimates import Estimate
 
 
-def test_models_are_measured_on_both_sets_and_figures_are_named_by_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_name_their_prompt_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(studio: float, parts: Iterable[str]) -> list[Row]:
         return [Row(part, "shape", Estimate(studio, studio, studio)) for part in parts]
 
