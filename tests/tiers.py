@@ -85,7 +85,7 @@ def is_second(name: str) -> bool:
 def rank(name: str) -> int:
     """Return when the tests of a file are dealt, 0 for the first ones."""
     parts = name.split("/")[1:]
-    return RANKS.get("/".join(parts[:2]), RANKS.get(parts[0], len(RANKS)))
+    return RANKS.get("/".join(parts[:2]), RANKS.get("".join(parts[:1]), len(RANKS)))
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -8,6 +8,7 @@ NOT_RUN = {
     "python deploy/make_secrets.py": "writes into the checkout; tests/compose makes secrets in a folder of its own",
     "pentimento up": "the suite that the others talk to is up; folders of tests/e2e start more by such flags",
     "python -m services.": "serves until it is told to stop; tests/integration starts each service",
+    "python -m lab.emulation.": "serves until it is told to stop; tests/lab/emulation starts each service",
     "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
     "pentimento generate --prompts-file prompts.txt --model my-light ": "paints thousands, by a model of the reader's",
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",

@@ -77,10 +77,11 @@ def is_left_out(
 
 def left_out_note(model: str, foreseen: float | None, price: float) -> str:
     """Say for the provenance that a light model was skipped, and why."""
-    if foreseen is None or (price > 0.0 and foreseen <= price):
-        accepted = "" if foreseen is None else f" and would be accepted with probability {foreseen:.3f}"
-        return f"{model} skipped: it takes {price:.2f} of the next stage's device seconds{accepted}"
-    return f"{model} skipped: the prompt predicts a good image with probability {foreseen:.3f}"
+    costs = f"it takes {price:.2f} of the next stage's device seconds" if price else ""
+    if foreseen is None:
+        return f"{model} skipped: {costs}"
+    predicted = f"the prompt predicts a good image with probability {foreseen:.3f}"
+    return f"{model} skipped: " + ", ".join(filter(None, (predicted, costs)))
 
 
 def _threshold(parts: FrontdoorParts, first: Stage, start: Start) -> float | None:
