@@ -155,7 +155,7 @@ def figures_of(rounds: Sequence[TimedRound]) -> Iterator[Figure]:
             name = f"{mode}: services ÷ {side}{' in one process' if side == ENGINE else ''}"
             yield measured(name, pairs, ratio_of_medians, at_most(1.05, "x"))
         pairs = [(one.milliseconds[mode, SERVICES], one.milliseconds[mode, ENGINE]) for one in rounds]
-        yield measured(f"{mode}: services - {ENGINE}", pairs, difference_of_medians, at_most(15, "ms"))
+        yield measured(f"{mode}: services - {ENGINE}", pairs, difference_of_medians, informative("ms"))
     for mode in MODES:
         for side in (SERVICES, ENGINE, DIFFUSERS):
             of_side = [one.milliseconds[mode, side] for one in rounds]
