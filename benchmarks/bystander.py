@@ -12,7 +12,7 @@ from pentimento.sdk import AsyncClient
 
 CALLS_PER_S = 12.0
 CALL_LIMIT_S = 30.0
-# of ten calls nine are a waiting page's reads, one requests a small image
+# nine of ten calls are a waiting page's reads, one requests a small image
 LIST, GET, GENERATE = "ListModels", "GetRequest", "Generate"
 KINDS = (LIST, LIST, LIST, LIST, LIST, GET, GET, GET, GET, GENERATE)
 # the same image every time, so that it can be compared

@@ -107,7 +107,7 @@ class _Finder(cst.CSTVisitor):
         self._module, self._wanted = module, scopes
         self._scopes: list[cst.FunctionDef | cst.ClassDef] = []
         self._statements: list[cst.CSTNode] = []
-        # What has a place in the text: expressions and statements of a line.
+        # The expressions and statements of a line, which have a place in the text.
         self._anchors: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:

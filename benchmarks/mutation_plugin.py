@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 # These and no others: with PYTEST_DISABLE_PLUGIN_AUTOLOAD set.
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "benchmarks.mutation_plugin")
 RECORD = os.environ.get("PENTIMENTO_TEST_LINES", "")
-# Of a file of tests that is loaded, before its name: whose constants run a line, nobody else knows.
+# The prefix of a loaded test file's name: only the load shows which lines its constants run.
 LOADED = "loaded "
 # Imported once for all mutants where tests need them: each takes more than most tests.
 SLOW_LIBRARIES = ("torch", "sklearn", "openai", "highspy")
@@ -34,7 +34,7 @@ settings.load_profile("mutation")
 
 
 class Recorder:
-    """What a test takes (seconds, its fixtures included), and whether it passed."""
+    """Record a test's seconds, fixtures included, and its outcome."""
 
     def __init__(self, coverage: Coverage) -> None:
         self._coverage = coverage

@@ -41,8 +41,8 @@ class MutatedModule:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the tests take without a mutant, in seconds, and who runs which line: file, line, tests. `unseen`: those
-    that may run any. `libraries`: packages that take long to import and that the tests have imported."""
+    """Hold the tests' seconds without a mutant, and the tests of each line by file and line. `unseen`: tests that may
+    run any line. `libraries`: packages that take long to import and that the tests have imported."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
@@ -155,7 +155,7 @@ class Runner:
         return MutantOutcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[verdict], test)
 
     def unchanged(self, path: str, tests: Sequence[str], limit_s: float) -> str:
-        """What becomes of the tests as the file is: "passed", or "failed" and which."""
+        """Return the outcome of the tests on the unchanged file: "passed", or "failed" and the test."""
         return self._ask([path, (ROOT / path).read_text(), tests, limit_s])
 
     def _ask(self, order: list[object]) -> str:
