@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from fault_rules import list_faults
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -171,16 +173,5 @@ RULES = (
 )
 
 
-def main() -> int:
-    """Print the faults of all rules and return the exit code."""
-    count = 0
-    for rule in RULES:
-        for fault in rule():
-            count += 1
-            print(f"{fault} ({rule.__name__})", file=sys.stderr)
-    print(f"{len(RULES)} rules, {count} faults")
-    return 1 if count else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(list_faults(RULES))

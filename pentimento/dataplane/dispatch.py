@@ -53,8 +53,8 @@ def _leave_deserted(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
 
 
 def _leave_weights(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
-    """Have the start decided anew of those who wait for weights that nobody holds any more, where the pool has others:
-    of those without an attempt, whose route nothing pins."""
+    """Route requests again that wait for weights which no worker of the pool holds, if the pool has workers. A request
+    with an attempt keeps its route."""
     workers = state.pools[key[0]].workers.values()
     if not workers or any(worker.model_digest == key[1] for worker in workers):
         return []

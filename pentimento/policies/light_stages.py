@@ -12,14 +12,12 @@ from pentimento.domain.fleet import CascadePlan
 
 
 def skip_bound(own: float | None, planned: float) -> float:
-    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's own where there is
-    one, else the plan's."""
+    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's, else the plan's."""
     return planned if own is None else own
 
 
 def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[CascadePlan, ...]:
-    """Return the cascades with that bound for their first stages, which alone are foreseen, where their allocator has
-    decided on none."""
+    """Return the cascades with that bound at each first stage without one. Only first stages are predicted."""
 
     def bounded(cascade: CascadePlan) -> CascadePlan:
         first, *others = cascade.stages

@@ -67,17 +67,17 @@ class SuitePlugin(Protocol):
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket, `http` that
-    of the same over HTTP, "" for none. `emulated`: devices that take the place of the models. `policy` is
-    what the controller plans by, and `slo_s` the SLO that it plans for; `profiles` are what models were measured to
-    cost, `selector_profiles` from which similarity on they may reuse. `unprofiled_reuse`: the others may reuse too, by
-    thresholds that nobody measured. `controlnets`: the registry whose ControlNets `controlnet_copies` processes serve,
-    and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
-    of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load,
-    always), as `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the
-    default model alone. `admin`: the address at which tenants are administered, "" for none. `devices`: the GPUs that
-    workers and ControlNet services are spread over; none for those that `device` says. `places`: the GPUs of a service,
-    or of one model's workers (`unet_worker/MODEL`), in their place; none for the CPU."""
+    """Describe the suite that a supervisor starts.
+
+    `copies`: workers of each model. `public`: host:port of the public API, next to its unix socket; `http`: that of the
+    HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
+    `policy`: the controller's, which plans for the SLO `slo_s`. `profiles`: files of measured costs;
+    `selector_profiles`: files of the similarities for reuse; with `unprofiled_reuse` other models reuse by unmeasured
+    thresholds. `controlnets`: the registry that `controlnet_copies` processes serve; `pipelining_bounds`: the file that
+    allows residuals one step old. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped (off,
+    deadline, load, always), as `thinning_profiles` allow. `cascade`: the models of requests that name none; None for
+    the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
+    `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path

@@ -1,9 +1,8 @@
-"""Addresses of objects that are files: a path which anybody may read by until it expires, and nobody can make but who
-has the key.
+"""Sign paths of objects that are files: any client may read by such a path until it expires; only the key makes one.
 
     /v1/files/results/0f3a…?expires=1767225600&type=image%2Fpng&size=4711&digest=<hex>&signature=<base64url>
 
-The signature is HMAC-SHA256 (RFC 2104) over all that the path says. What is wrong with a path is never told.
+The signature is HMAC-SHA256 (RFC 2104) over the whole path. A rejection never says what is wrong with a path.
 """
 
 import base64

@@ -1,9 +1,9 @@
-"""The embedded index: a qdrant-edge shard in a child process, for one gateway.
+"""Serve the embedded index: a qdrant-edge shard in a child process, for one gateway.
 
-    <directory>/v1-d<dimension count>…      the shards (`generations`); they can always be filled anew from the ledger
+    <directory>/v1-d<dimension count>…      the shards (`generations`); the ledger can always refill them
 
-A small index is compared vector by vector. A larger one is built anew with a graph whenever enough has changed: in a
-process beside the one that serves, which catches up with what was written meanwhile and takes its place (`rebuild`).
+A small index is compared vector by vector. A larger one is rebuilt with a graph whenever enough has changed: in a
+second process, which catches up with later writes and replaces the serving one (`rebuild`).
 """
 
 import logging

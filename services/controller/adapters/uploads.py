@@ -40,11 +40,10 @@ LEAST_BYTES_PER_S = 256 * 1024
 
 
 class UploadedAdapters:
-    """On one event loop. Uploads are taken into memory: `max_bytes` bounds each, all of one caller that are under way
-    together, and half of all that are; who does not fit beside them waits. One that is silent for `silence_s`, or that
-    much behind `LEAST_BYTES_PER_S`, is given up. `changed` is handed those
-    that there are, whenever that is news. Objects that no name stands for any more go when they have been so for
-    `keep_s`: requests under way may still need them."""
+    """Receive uploads of LoRAs on one event loop. Running uploads are in memory: `max_bytes` bounds each one, all of a
+    caller's together, and half of all; an upload that does not fit waits. An upload that is silent for `silence_s`, or
+    that long behind `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each change. An object without
+    a name is deleted after `keep_s`, since running requests may need it until then."""
 
     def __init__(
         self,
