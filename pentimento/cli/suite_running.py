@@ -38,9 +38,10 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     state.acquire()
     try:
-        check_ports_are_free({"--listen": settings.public, "--http": settings.http, "--admin-listen": settings.admin})
         ReplicaFiles(state.path).forget()
         leftovers = clean_leftovers(state.path, state.sockets)
+        # After it: processes of a crashed supervisor may hold the ports.
+        check_ports_are_free({"--listen": settings.public, "--http": settings.http, "--admin-listen": settings.admin})
         make_private(state.sockets)
         tokens = SuiteTokens(settings.token_file, state.sockets) if settings.token_file else None
         if tokens:

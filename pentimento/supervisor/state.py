@@ -63,13 +63,13 @@ class StateDirectory:
             owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
             os.close(lock)
             raise self._taken(owner)
+        # First: until the lock names this process, the endpoint of a crashed supervisor is believed.
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         if (running := live_supervisor(self.path)) is not None:
             os.close(lock)
             raise self._taken(str(running))
-        # What a crashed supervisor published is not ours.
         self.withdraw()
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
 
     def check_free(self) -> None:

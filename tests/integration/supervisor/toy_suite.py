@@ -1,5 +1,6 @@
-"""`pentimento up` of toys: the command as it is, with other processes. Arguments: state directory, flags of toys."""
+"""Run `pentimento up` with toys as processes. Arguments: state directory, flags of toys. PUBLIC: its `--listen`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:
 
 if __name__ == "__main__":
     suite_running.plan_suite = toys
-    nothing = SuiteSettings(models=(), encoder=Path(), public="127.0.0.1:0")
+    nothing = SuiteSettings(models=(), encoder=Path(), public=os.environ.get("PUBLIC", "127.0.0.1:0"))
     sys.exit(
         suite_running.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True, as_json=JSON in sys.argv)
     )

@@ -1,12 +1,15 @@
 """The state directory: one suite at a time, found by the others, with short private sockets."""
 
+import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pentimento.cli.connection import running_suite
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.supervisor import state as state_module
 from pentimento.supervisor.state import (
     MAX_SOCKET_DIRECTORY,
     Endpoint,
@@ -57,6 +60,22 @@ def test_endpoint_left_by_a_crash_is_not_believed(tmp_path: Path) -> None:
     state.release()
 
     assert StateDirectory(tmp_path).endpoint() is None
+
+
+def test_endpoint_of_crashed_supervisor_is_not_believed_while_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed_pid = os.getpid() + 1
+    (tmp_path / "endpoint.json").write_text(json.dumps(asdict(replace(ENDPOINT, supervisor_pid=crashed_pid))))
+    (tmp_path / "lock").write_text(f"{crashed_pid}\n")
+    found: list[Endpoint | None] = []
+    monkeypatch.setattr(state_module, "live_supervisor", lambda path: found.append(StateDirectory(path).endpoint()))
+    state = StateDirectory(tmp_path)
+
+    state.acquire()
+
+    assert found == [None]
+    state.release()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"frontdoor": "unix:/f", "of_another_version": 1}'])
