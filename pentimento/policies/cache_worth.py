@@ -1,86 +1,104 @@
-"""Whether the cache is asked at all, where what it takes is taken from the devices that paint.
+"""Decide whether a request uses the cache if the cache takes processor time from the workers.
 
-A lookup, and what a picture leaves in the cache, take processor time. Where the services share the processors of the
-workers, as on a laptop, nothing is painted in that time: a cache whose hits spare less makes the whole slower. It is
-asked for one request in a few then, so that it is heard when hits spare more again. A lookup spares no more in the mean
-than a hit does, so a few hits that spare too little decide it, however empty the cache is.
+Where services and workers share processors, as on a laptop, a lookup and an insertion take time in which no image is
+denoised. A tenant's hits save a share of the image from noise. While that share of the next image's seconds is less
+than the cache takes, one request in 16 uses the cache: this measures when hits save more again. Thinned images take
+fewer seconds, so the same share of them may no longer pay.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-# One request in so many asks all the same.
 _ASKS_ONE_IN = 16
-# Lookups of a tenant before any is left out: a cache has to be filled before it can spare anything.
-_NEEDED_COUNT = 256
-# Or so many hits, also those that give way to a thinned image from noise: that is sooner where hits spare nothing.
+# A cache must be filled before it can save anything; hits show sooner that it does not pay.
+_NEEDED_LOOKUPS = 256
 _NEEDED_HITS = 16
-# The weight of a new lookup, or hit, in the mean.
+# The least weight of a new lookup, or hit, in the mean.
 _FRESHNESS = 1 / 64
-# Those who asked longest ago are forgotten beyond it.
-_MOST_TENANTS = 4096
+# The tenant that asked longest ago is dropped beyond it.
+_MAX_TENANTS = 4096
 
 
 @dataclass(slots=True)
-class _Account:
-    """What lookups spared, and those that found a start: their number, and the mean of the newest in seconds;
-    `left_out`: requests since the last lookup."""
+class _Mean:
+    """Average the shares of seconds that were saved; later ones weigh more."""
 
     count: int = 0
-    spared_s: float = 0.0
-    hit_count: int = 0
-    hit_spared_s: float = 0.0
-    left_out: int = 0
+    share: float = 0.0
 
-    def note(self, spared_s: float, found: bool) -> None:
+    def add(self, share: float) -> None:
         self.count += 1
-        self.spared_s += (spared_s - self.spared_s) * max(1 / self.count, _FRESHNESS)
-        if found:
-            self.hit_count += 1
-            self.hit_spared_s += (spared_s - self.hit_spared_s) * max(1 / self.hit_count, _FRESHNESS)
+        self.share += (share - self.share) * max(1 / self.count, _FRESHNESS)
+
+
+class _Account:
+    """Hold what a tenant's lookups and hits saved, and the requests since its last lookup."""
+
+    __slots__ = ("hits", "left_out", "lookups")
+
+    def __init__(self) -> None:
+        self.lookups, self.hits, self.left_out = _Mean(), _Mean(), 0
+
+    def best(self) -> tuple[str, float]:
+        """Return the most that a lookup is known to save of an image's seconds, and by what: "lookup", "hit" or "image"
+        until enough were counted. A lookup saves no more in the mean than a hit does."""
+        known = [("image", 1.0)]
+        if self.lookups.count >= _NEEDED_LOOKUPS:
+            known.append(("lookup", self.lookups.share))
+        if self.hits.count >= _NEEDED_HITS:
+            known.append(("hit", self.hits.share))
+        return min(known, key=lambda one: one[1])
 
 
 class CacheWorth:
-    """What each tenant's lookups spared lately. Seconds are those of a device."""
+    """Record the share of an image's device seconds that each tenant's lookups saved."""
 
     def __init__(self, cost_s: float) -> None:
-        """`cost_s`: what a lookup and what it leaves behind take of the devices; 0 where they take nothing, so that the
-        cache is always asked."""
+        """`cost_s`: device seconds that a lookup and an insertion take; 0 if they take none: then all requests use the
+        cache."""
         self.cost_s = cost_s
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
-    def asks(self, tenant: str) -> bool:
-        """Return whether the tenant's next request asks the cache. Changes state: it counts as one that came."""
-        account = self._accounts.get(tenant)
-        if account is None or not self._is_short(account):
+    def asks(self, tenant: str, noise_s: float | None) -> bool:
+        """Return whether the tenant's next request uses the cache, and count it.
+
+        `noise_s`: device seconds of its image from noise; None if unknown: then it uses the cache.
+        """
+        if not self._why(tenant, noise_s):
             return True
+        account = self._account(tenant)
         account.left_out = (account.left_out + 1) % _ASKS_ONE_IN
         return account.left_out == 0
 
-    def note(self, tenant: str, spared_s: float, *, found: bool = False) -> None:
-        """Learn what a lookup spared: 0 for a miss, less than 0 where the start takes longer than noise. `found`: there
-        was a start, taken or not."""
+    def note(self, tenant: str, share: float, *, found: bool = False) -> None:
+        """Add what a lookup saved of the image's seconds: 0 for a miss, negative if the start takes longer than noise.
+
+        `found`: whether there was a start, taken or not.
+        """
         if self.cost_s > 0.0:
-            account = self._accounts.setdefault(tenant, _Account())
-            account.note(spared_s, found)
-            self._accounts.move_to_end(tenant)
-            if len(self._accounts) > _MOST_TENANTS:
-                self._accounts.popitem(last=False)
+            account = self._account(tenant)
+            account.lookups.add(share)
+            if found:
+                account.hits.add(share)
 
-    def why_left_out(self, tenant: str) -> str:
-        """Return why most of the tenant's requests do not ask, in words; empty where all do."""
-        account = self._accounts.get(tenant)
-        if account is None or not self._is_short(account):
+    def why_left_out(self, tenant: str, noise_s: float | None) -> str:
+        """Say why most such requests of the tenant do not use the cache; empty if all do."""
+        why = self._why(tenant, noise_s)
+        return f"one request in {_ASKS_ONE_IN} asks the cache: {why}" if why else ""
+
+    def _why(self, tenant: str, noise_s: float | None) -> str:
+        if noise_s is None or self.cost_s <= 0.0:
             return ""
-        what, spared_s = (
-            ("hit", account.hit_spared_s) if self._hits_are_short(account) else ("lookup", account.spared_s)
-        )
-        took = f"a {what} spares {spared_s * 1000:.1f} ms and takes {self.cost_s * 1000:g}"
-        return f"one request in {_ASKS_ONE_IN} asks the cache: {took}"
+        what, share = self._accounts.get(tenant, _Account()).best()
+        saved_s = share * noise_s
+        takes = f"takes {self.cost_s * 1000:g}"
+        if what == "image":
+            return f"the image takes {saved_s * 1000:.1f} ms and the cache {takes}" if saved_s < self.cost_s else ""
+        return f"a {what} saves {saved_s * 1000:.1f} ms and {takes}" if saved_s < self.cost_s else ""
 
-    def _is_short(self, account: _Account) -> bool:
-        lookups_are_short = account.count >= _NEEDED_COUNT and account.spared_s < self.cost_s
-        return lookups_are_short or self._hits_are_short(account)
-
-    def _hits_are_short(self, account: _Account) -> bool:
-        return account.hit_count >= _NEEDED_HITS and account.hit_spared_s < self.cost_s
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.setdefault(tenant, _Account())
+        self._accounts.move_to_end(tenant)
+        if len(self._accounts) > _MAX_TENANTS:
+            self._accounts.popitem(last=False)
+        return account

@@ -47,7 +47,14 @@ from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
-from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note, light_price
+from services.frontdoor.routing.foresight import (
+    foresee,
+    foresees,
+    is_left_out,
+    left_out_note,
+    light_price,
+    noise_seconds,
+)
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
@@ -340,7 +347,8 @@ class ImageApi:
         """Where a request that comes to that stage would wait first."""
         held = self._parts.catalogue.find(stage.model)
         asker = Asker(tenant, judged.resolved, stage, judged.draw, stays=stage is not judged.stages[0])
-        if (why := self._parts.cache_worth.why_left_out(tenant)) and judged.resolved.cacheable:
+        noise_s = noise_seconds(self._parts, judged.resolved, judged.stages[-1])
+        if (why := self._parts.cache_worth.why_left_out(tenant, noise_s)) and judged.resolved.cacheable:
             note(why)
         option, *_ = await decide_route(self._parts, asker, held, embedding, note)
         return option

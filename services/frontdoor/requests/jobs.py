@@ -117,6 +117,8 @@ class Job:
     embedding: "asyncio.Task[Embedding | None] | None" = None
     # Whether it asks the cache, where there is one, and may leave something there.
     asks_cache: bool = True
+    # device seconds of its image from noise, as predicted when it came; None if unknown
+    noise_s: float | None = None
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()

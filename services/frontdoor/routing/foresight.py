@@ -26,11 +26,12 @@ def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequen
         return 0.0
     if not shared_s and parts.dataplane.predicted_wait_s(stages[1].pool) > 0.0:
         return 0.0
-    light_s, next_s = (_device_s(parts, resolved, stage) for stage in stages[:2])
+    light_s, next_s = (noise_seconds(parts, resolved, stage) for stage in stages[:2])
     return (light_s + shared_s) / next_s if light_s is not None and next_s else 0.0
 
 
-def _device_s(parts: FrontdoorParts, resolved: ResolvedRequest, stage: Stage) -> float | None:
+def noise_seconds(parts: FrontdoorParts, resolved: ResolvedRequest, stage: Stage) -> float | None:
+    """Return the device seconds of the stage's image from noise; None if no speed is known."""
     held = parts.catalogue.known(stage.model)
     return None if held is None else expected_device_s(parts, stage.pool, as_painted_by(resolved, held), held)
 

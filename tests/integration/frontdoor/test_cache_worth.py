@@ -1,4 +1,4 @@
-"""A cache that takes more of the devices than its hits spare them is asked for one request in sixteen."""
+"""Test that a cache which takes more than its hits save is used by one request in sixteen."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,13 @@ HIT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 3, 10, 4.5, Don
 # Generous on a busy machine.
 WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
 
-# Lookups before any is left out; that it is 256 of them is tests/unit/policies/test_cache_worth.py's.
+# Lookups before any is left out; tests/unit/policies/test_cache_worth.py holds that they are 256.
 NEEDED = 32
 
 
 @pytest.fixture(autouse=True)
 def few_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_worth, "_NEEDED_COUNT", NEEDED)
+    monkeypatch.setattr(cache_worth, "_NEEDED_LOOKUPS", NEEDED)
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def embedder() -> ChosenEmbedder:
     return ChosenEmbedder()
 
 
-async def painted(suite: FrontdoorSuite, count: int) -> list[str]:
-    """The reasons of so many pictures' starts."""
+async def generate(suite: FrontdoorSuite, count: int) -> list[str]:
+    """Return the reason of each image's start."""
     found = [await suite.paint(replace(ASKED, seed=seed)) for seed in range(count)]
     return [completed.provenance.route.reason for completed in found]
 
 
 @pytest.mark.slow
-async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
+async def test_cache_that_saves_nothing_is_used_by_one_in_sixteen(
     folder: Path, worker: PacedWorker, embedder: ChosenEmbedder
 ) -> None:
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
@@ -47,12 +47,12 @@ async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0, **WAITS
     ) as suite:
-        first = await painted(suite, NEEDED)
-        later = await painted(suite, 32)
+        first = await generate(suite, NEEDED)
+        later = await generate(suite, 32)
         explained = await suite.client.explain(ASKED)
     await server.stop()
 
-    told = "one request in 16 asks the cache: a lookup spares 0.0 ms and takes 5"
+    told = "one request in 16 asks the cache: a lookup saves 0.0 ms and takes 5"
     assert first == ["as the test chose"] * NEEDED
     assert later == 2 * [*15 * [told], "as the test chose"]
     # The last one is the explanation's.
@@ -61,15 +61,17 @@ async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cost_ms", [0.0, 1e-6], ids=["it takes nothing", "hits spare more"])
-async def test_else_all_ask(folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, cost_ms: float) -> None:
+@pytest.mark.parametrize("cost_ms", [0.0, 1e-6], ids=["it takes nothing", "hits save more"])
+async def test_cache_that_pays_is_used_by_all(
+    folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, cost_ms: float
+) -> None:
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     gateway.start = HIT if cost_ms else FromNoise()
     server = await serve_cache(embedder, gateway, address)
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms, **WAITS
     ) as suite:
-        reasons = await painted(suite, NEEDED + 34)
+        reasons = await generate(suite, NEEDED + 34)
     await server.stop()
 
     assert set(reasons) == {"as the test chose"}

@@ -1,101 +1,103 @@
-"""A cache whose hits spare less than it takes is asked for one request in sixteen, until they spare more."""
+"""Test when requests use a cache that takes processor time from the workers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.policies.cache_worth import CacheWorth
 
+COST_S = 0.02
+IMAGE_S = 0.1
 
-def noted(worth: CacheWorth, spared_s: float, count: int, tenant: str = "a") -> CacheWorth:
+
+def noted(worth: CacheWorth, share: float, count: int, tenant: str = "a", *, found: bool = False) -> CacheWorth:
     for _ in range(count):
-        worth.note(tenant, spared_s)
+        worth.note(tenant, share, found=found)
     return worth
 
 
-def asked(worth: CacheWorth, count: int, tenant: str = "a") -> list[bool]:
-    return [worth.asks(tenant) for _ in range(count)]
+def asked(worth: CacheWorth, count: int, tenant: str = "a", noise_s: float | None = IMAGE_S) -> list[bool]:
+    return [worth.asks(tenant, noise_s) for _ in range(count)]
 
 
-def test_all_ask_until_enough_lookups_have_told() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 255)
+@pytest.mark.parametrize("noise_s", [COST_S, IMAGE_S, None])
+def test_cache_worth_too_few_lookups_all_ask(noise_s: float | None) -> None:
+    worth = noted(CacheWorth(COST_S), 0.0, 255)
 
-    assert all(asked(worth, 100))
-    assert worth.why_left_out("a") == ""
+    assert all(asked(worth, 100, noise_s=noise_s))
+    assert worth.why_left_out("a", noise_s) == ""
 
 
-def test_one_in_sixteen_asks_where_hits_spare_less_than_the_cache_takes() -> None:
-    worth = noted(CacheWorth(0.02), 0.019, 256)
+def test_cache_worth_image_cheaper_than_lookup_one_in_sixteen_asks() -> None:
+    worth = CacheWorth(COST_S)
 
+    assert asked(worth, 48, noise_s=0.019) == 3 * [*15 * [False], True]
+    why = "one request in 16 asks the cache: the image takes 19.0 ms and the cache takes 20"
+    assert worth.why_left_out("a", 0.019) == why
+
+
+@pytest.mark.parametrize(("what", "count", "found"), [("lookup", 256, False), ("hit", 16, True)])
+def test_cache_worth_saves_less_than_it_takes_one_in_sixteen_asks(what: str, count: int, found: bool) -> None:
+    worth = noted(CacheWorth(COST_S), 0.19, count - 1, found=found)
+    before = asked(worth, 20)
+    worth.note("a", 0.19, found=found)
+
+    assert all(before)
     assert asked(worth, 48) == 3 * [*15 * [False], True]
-    assert worth.why_left_out("a") == "one request in 16 asks the cache: a lookup spares 19.0 ms and takes 20"
+    why = f"one request in 16 asks the cache: a {what} saves 19.0 ms and takes 20"
+    assert worth.why_left_out("a", IMAGE_S) == why
 
 
-def test_all_ask_where_hits_spare_as_much_as_it_takes() -> None:
-    assert all(asked(noted(CacheWorth(0.02), 0.02, 300), 100))
+@pytest.mark.parametrize(
+    ("misses", "share", "count", "found"),
+    [(0, 0.2, 300, False), (200, 0.3, 100, False), (200, 0.9, 20, True)],
+    ids=["as much as it takes", "it was empty before", "hits pay while it is nearly empty"],
+)
+def test_cache_worth_saves_enough_all_ask(misses: int, share: float, count: int, found: bool) -> None:
+    assert all(asked(noted(noted(CacheWorth(COST_S), 0.0, misses), share, count, found=found), 100))
 
 
-def test_what_spares_more_lately_is_asked_by_all_again() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 500)
+def test_cache_worth_same_share_of_thinned_image_does_not_pay() -> None:
+    worth = noted(CacheWorth(COST_S), 0.5, 16, found=True)
 
-    noted(worth, 0.1, 14)
+    assert all(asked(worth, 100, noise_s=0.04))
+    assert asked(worth, 16, noise_s=0.039) == [*15 * [False], True]
+
+
+def test_cache_worth_saves_more_lately_all_ask_again() -> None:
+    worth = noted(CacheWorth(COST_S), 0.0, 500)
+
+    noted(worth, 1.0, 14)
     before = asked(worth, 15)
-    noted(worth, 0.1, 2)
+    noted(worth, 1.0, 2)
 
     assert not any(before)
     assert all(asked(worth, 100))
 
 
-def test_few_hits_that_spare_too_little_decide_it() -> None:
-    worth = CacheWorth(0.02)
-    for _ in range(15):
-        worth.note("a", 0.01, found=True)
-    before = asked(worth, 20)
-    worth.note("a", 0.01, found=True)
-
-    assert all(before)
-    assert asked(worth, 16) == [*15 * [False], True]
-    assert worth.why_left_out("a") == "one request in 16 asks the cache: a hit spares 10.0 ms and takes 20"
-
-
-def test_hits_that_pay_are_asked_for_while_the_cache_is_nearly_empty() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 200)
-    for _ in range(20):
-        worth.note("a", 0.3, found=True)
-
-    assert all(asked(worth, 100))
-
-
-def test_a_cache_that_is_filled_is_judged_by_what_it_spares_now() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 200)
-
-    noted(worth, 0.03, 100)
-
-    assert all(asked(worth, 100))
-
-
-def test_a_tenants_lookups_tell_nothing_of_anothers() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 300, "a")
+def test_cache_worth_counts_tenants_apart() -> None:
+    worth = noted(CacheWorth(COST_S), 0.0, 300, "a")
 
     assert not all(asked(worth, 20, "a"))
     assert all(asked(worth, 20, "b"))
 
 
 @given(st.lists(st.floats(-1.0, 1.0), max_size=400))
-def test_a_cache_that_takes_nothing_is_always_asked(spared: list[float]) -> None:
+def test_cache_worth_without_cost_all_ask(shares: list[float]) -> None:
     worth = CacheWorth(0.0)
-    for seconds in spared:
-        worth.note("a", seconds)
+    for share in shares:
+        worth.note("a", share)
 
-    assert all(asked(worth, 40))
+    assert all(asked(worth, 40, noise_s=0.0))
 
 
-def test_tenants_that_asked_longest_ago_are_forgotten_beyond_a_bound() -> None:
-    worth = noted(CacheWorth(0.02), 0.0, 300, "first")
+def test_cache_worth_drops_tenant_that_asked_longest_ago() -> None:
+    worth = noted(CacheWorth(COST_S), 0.0, 300, "first")
     for number in range(4095):
         worth.note(f"tenant {number}", 0.0)
-    known = worth.why_left_out("first")
+    known = worth.why_left_out("first", IMAGE_S)
 
     worth.note("one more", 0.0)
 
     assert known
-    assert worth.why_left_out("first") == ""
+    assert worth.why_left_out("first", IMAGE_S) == ""
