@@ -13,8 +13,9 @@ _ASKS_ONE_IN = 16
 # A cache must be filled before it can save anything; hits show sooner that it does not pay.
 _NEEDED_LOOKUPS = 256
 _NEEDED_HITS = 16
-# The least weight of a new lookup, or hit, in the mean.
-_FRESHNESS = 1 / 64
+# The least weights of a new lookup and of a new hit in the means. Hits are few and say more: when load begins to thin
+# images, about ten hits show that the cache pays no more.
+_LOOKUP_WEIGHT, _HIT_WEIGHT = 1 / 64, 1 / 16
 # The tenant that asked longest ago is dropped beyond it.
 _MAX_TENANTS = 4096
 
@@ -23,12 +24,13 @@ _MAX_TENANTS = 4096
 class _Mean:
     """Average the shares of seconds that were saved; later ones weigh more."""
 
+    least_weight: float
     count: int = 0
     share: float = 0.0
 
     def add(self, share: float) -> None:
         self.count += 1
-        self.share += (share - self.share) * max(1 / self.count, _FRESHNESS)
+        self.share += (share - self.share) * max(1 / self.count, self.least_weight)
 
 
 class _Account:
@@ -37,7 +39,7 @@ class _Account:
     __slots__ = ("hits", "left_out", "lookups")
 
     def __init__(self) -> None:
-        self.lookups, self.hits, self.left_out = _Mean(), _Mean(), 0
+        self.lookups, self.hits, self.left_out = _Mean(_LOOKUP_WEIGHT), _Mean(_HIT_WEIGHT), 0
 
     def best(self) -> tuple[str, float]:
         """Return the most that a lookup is known to save of an image's seconds, and by what: "lookup", "hit" or "image"

@@ -64,6 +64,17 @@ def test_cache_worth_same_share_of_thinned_image_does_not_pay() -> None:
     assert asked(worth, 16, noise_s=0.039) == [*15 * [False], True]
 
 
+def test_cache_worth_ten_worthless_hits_after_many_good_ones_decide() -> None:
+    worth = noted(CacheWorth(COST_S), 0.4, 100, found=True)
+
+    noted(worth, 0.0, 10, found=True)
+    before = asked(worth, 20)
+    worth.note("a", 0.0, found=True)
+
+    assert all(before)
+    assert asked(worth, 16) == [*15 * [False], True]
+
+
 def test_cache_worth_saves_more_lately_all_ask_again() -> None:
     worth = noted(CacheWorth(COST_S), 0.0, 500)
 
