@@ -10,46 +10,32 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 _ASKS_ONE_IN = 16
-# A cache must be filled before it can save anything; hits show sooner that it does not pay.
+# Lookups until the mean counts, as a cache must be filled before it can save anything; a few hits show that it is.
 _NEEDED_LOOKUPS = 256
 _NEEDED_HITS = 16
-# The least weights of a new lookup and of a new hit in the means. Hits are few and say more: when load begins to thin
-# images, about ten hits show that the cache pays no more.
-_LOOKUP_WEIGHT, _HIT_WEIGHT = 1 / 64, 1 / 16
+# The least weight of a new lookup in the mean.
+_FRESHNESS = 1 / 32
 # The tenant that asked longest ago is dropped beyond it.
 _MAX_TENANTS = 4096
 
 
 @dataclass(slots=True)
-class _Mean:
-    """Average the shares of seconds that were saved; later ones weigh more."""
-
-    least_weight: float
-    count: int = 0
-    share: float = 0.0
-
-    def add(self, share: float) -> None:
-        self.count += 1
-        self.share += (share - self.share) * max(1 / self.count, self.least_weight)
-
-
 class _Account:
-    """Hold what a tenant's lookups and hits saved, and the requests since its last lookup."""
+    """Count a tenant's lookups and hits, average the shares that lookups saved, and count requests since the last."""
 
-    __slots__ = ("hits", "left_out", "lookups")
+    lookups: int = 0
+    hits: int = 0
+    share: float = 0.0
+    left_out: int = 0
 
-    def __init__(self) -> None:
-        self.lookups, self.hits, self.left_out = _Mean(_LOOKUP_WEIGHT), _Mean(_HIT_WEIGHT), 0
+    def note(self, share: float, found: bool) -> None:
+        self.lookups += 1
+        self.hits += found
+        self.share += (share - self.share) * max(1 / self.lookups, _FRESHNESS)
 
-    def best(self) -> tuple[str, float]:
-        """Return the most that a lookup is known to save of an image's seconds, and by what: "lookup", "hit" or "image"
-        until enough were counted. A lookup saves no more in the mean than a hit does."""
-        known = [("image", 1.0)]
-        if self.lookups.count >= _NEEDED_LOOKUPS:
-            known.append(("lookup", self.lookups.share))
-        if self.hits.count >= _NEEDED_HITS:
-            known.append(("hit", self.hits.share))
-        return min(known, key=lambda one: one[1])
+    @property
+    def is_known(self) -> bool:
+        return self.lookups >= _NEEDED_LOOKUPS or self.hits >= _NEEDED_HITS
 
 
 class CacheWorth:
@@ -78,10 +64,7 @@ class CacheWorth:
         `found`: whether there was a start, taken or not.
         """
         if self.cost_s > 0.0:
-            account = self._account(tenant)
-            account.lookups.add(share)
-            if found:
-                account.hits.add(share)
+            self._account(tenant).note(share, found)
 
     def why_left_out(self, tenant: str, noise_s: float | None) -> str:
         """Say why most such requests of the tenant do not use the cache; empty if all do."""
@@ -91,12 +74,13 @@ class CacheWorth:
     def _why(self, tenant: str, noise_s: float | None) -> str:
         if noise_s is None or self.cost_s <= 0.0:
             return ""
-        what, share = self._accounts.get(tenant, _Account()).best()
-        saved_s = share * noise_s
-        takes = f"takes {self.cost_s * 1000:g}"
-        if what == "image":
-            return f"the image takes {saved_s * 1000:.1f} ms and the cache {takes}" if saved_s < self.cost_s else ""
-        return f"a {what} saves {saved_s * 1000:.1f} ms and {takes}" if saved_s < self.cost_s else ""
+        account = self._accounts.get(tenant)
+        known = account is not None and account.is_known
+        saved_s = noise_s * account.share if account is not None and known else noise_s
+        if saved_s >= self.cost_s:
+            return ""
+        what = "a lookup saves" if known else "the image takes"
+        return f"{what} {saved_s * 1000:.1f} ms, the cache takes {self.cost_s * 1000:g}"
 
     def _account(self, tenant: str) -> _Account:
         account = self._accounts.setdefault(tenant, _Account())

@@ -52,7 +52,7 @@ async def test_cache_that_saves_nothing_is_used_by_one_in_sixteen(
         explained = await suite.client.explain(ASKED)
     await server.stop()
 
-    told = "one request in 16 asks the cache: a lookup saves 0.0 ms and takes 5"
+    told = "one request in 16 asks the cache: a lookup saves 0.0 ms, the cache takes 5"
     assert first == ["as the test chose"] * NEEDED
     assert later == 2 * [*15 * [told], "as the test chose"]
     # The last one is the explanation's.
