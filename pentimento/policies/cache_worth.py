@@ -1,18 +1,17 @@
 """Decide whether a request uses the cache if the cache takes processor time from the workers.
 
 Where services and workers share processors, as on a laptop, a lookup and an insertion take time in which no image is
-denoised. A tenant's hits save a share of the image from noise. While that share of the next image's seconds is less
-than the cache takes, one request in 16 uses the cache: this measures when hits save more again. Thinned images take
-fewer seconds, so the same share of them may no longer pay.
+denoised. A tenant's lookups save a share of the image from noise, in the mean. While that share of the next image's
+seconds is less than the cache takes, one request in 16 uses the cache: this measures when it saves more again. Thinned
+images take fewer seconds, so the same share of them may no longer pay.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 _ASKS_ONE_IN = 16
-# Lookups until the mean counts, as a cache must be filled before it can save anything; a few hits show that it is.
-_NEEDED_LOOKUPS = 256
-_NEEDED_HITS = 16
+# A cache must be filled before it can save anything: the mean counts once lookups have taken as long as these images.
+_INVESTED_IMAGES = 8
 # The least weight of a new lookup in the mean.
 _FRESHNESS = 1 / 32
 # The tenant that asked longest ago is dropped beyond it.
@@ -21,21 +20,15 @@ _MAX_TENANTS = 4096
 
 @dataclass(slots=True)
 class _Account:
-    """Count a tenant's lookups and hits, average the shares that lookups saved, and count requests since the last."""
+    """Count a tenant's lookups and average the shares that they saved; count requests since the last lookup."""
 
     lookups: int = 0
-    hits: int = 0
     share: float = 0.0
     left_out: int = 0
 
-    def note(self, share: float, found: bool) -> None:
+    def note(self, share: float) -> None:
         self.lookups += 1
-        self.hits += found
         self.share += (share - self.share) * max(1 / self.lookups, _FRESHNESS)
-
-    @property
-    def is_known(self) -> bool:
-        return self.lookups >= _NEEDED_LOOKUPS or self.hits >= _NEEDED_HITS
 
 
 class CacheWorth:
@@ -58,13 +51,10 @@ class CacheWorth:
         account.left_out = (account.left_out + 1) % _ASKS_ONE_IN
         return account.left_out == 0
 
-    def note(self, tenant: str, share: float, *, found: bool = False) -> None:
-        """Add what a lookup saved of the image's seconds: 0 for a miss, negative if the start takes longer than noise.
-
-        `found`: whether there was a start, taken or not.
-        """
+    def note(self, tenant: str, share: float) -> None:
+        """Add the share of an image's seconds that a lookup saved: 0 for a miss, negative if the start takes longer."""
         if self.cost_s > 0.0:
-            self._account(tenant).note(share, found)
+            self._account(tenant).note(share)
 
     def why_left_out(self, tenant: str, noise_s: float | None) -> str:
         """Say why most such requests of the tenant do not use the cache; empty if all do."""
@@ -74,9 +64,9 @@ class CacheWorth:
     def _why(self, tenant: str, noise_s: float | None) -> str:
         if noise_s is None or self.cost_s <= 0.0:
             return ""
-        account = self._accounts.get(tenant)
-        known = account is not None and account.is_known
-        saved_s = noise_s * account.share if account is not None and known else noise_s
+        account = self._accounts.get(tenant, _Account())
+        known = account.lookups * self.cost_s >= _INVESTED_IMAGES * noise_s
+        saved_s = noise_s * account.share if known else noise_s
         if saved_s >= self.cost_s:
             return ""
         what = "a lookup saves" if known else "the image takes"

@@ -26,7 +26,6 @@ from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, 
 
 FROM_NOISE = FromNoise()
 # How the reason of a route begins whose hit gave way to noise.
-_GAVE_WAY = "from noise: thinned it takes"
 
 
 @dataclass(frozen=True)
@@ -171,13 +170,8 @@ def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> Can
     left = hit.least_count if hit.options else whole
     if not parts.dataplane.is_shorter_from_noise(asked.candidate.pool, noise, left):
         return found
-    why = f"{_GAVE_WAY} {noise.least_count} steps, from the nearest latent {left}"
+    why = f"from noise: thinned it takes {noise.least_count} steps, from the nearest latent {left}"
     return replace(found, start=FROM_NOISE, reason=why)
-
-
-def gave_way(route: Route) -> bool:
-    """Return whether there was a hit, and a thinned image from noise takes fewer steps."""
-    return route.reason.startswith(_GAVE_WAY)
 
 
 def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:
