@@ -42,7 +42,7 @@ from pentimento.policies.cache_selection import (
     renoising_of,
     skipped_steps,
 )
-from pentimento.policies.serving.policy import CacheUse
+from pentimento.policies.plan.registry import CacheUse
 from pentimento.supervisor.local import LocalSuite
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log

@@ -28,7 +28,7 @@ from lab.runs.figures import mean_quality
 from lab.simulator.scenario import Scenario
 from lab.workloads import Workload
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Threshold
-from pentimento.policies.serving.settings import ModelQuality
+from pentimento.policies.plan.settings import ModelQuality
 
 DEVICES, CAPACITY, PER_MINUTE, STEPS = 16, 10_000, 22.0, 50
 UNDER_WAY = 2 * DEVICES

@@ -62,7 +62,7 @@ from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.serving.settings import ModelQuality, ServingSettings
+from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 
 # only its deferral curve
 CASCADE = CASCADES[2]

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,17 @@ from scipy.optimize import linprog
 from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
 from benchmarks.timed_looks import LookReading, looks_ms
 from lab.planners.cascade_milp import solve_by_milp
-from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
-from pentimento.policies.serving.costs import BatchCost
-from pentimento.policies.serving.joint_problem import (
+from pentimento.policies.plan.cascade_problem import CascadeProblem, grid, solve_cascade
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    AllocationSolution,
     Component,
-    JointProblem,
-    JointSolution,
-    PaintingRoute,
+    PlannedRoute,
     Use,
 )
-from pentimento.policies.serving.joint_program import JointProgram, solve_jointly
-from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
+from pentimento.policies.plan.settings import DeferralCurve
 
 # Floating-point solvers keep constraints within a millionth.
 TOLERANCE = 1e-5
@@ -59,7 +59,7 @@ def main() -> int:
     plain = [is_optimal_plain(random_cascade(rng)) for _ in range(count)]
     joint = [joint_shortfall(random_fleet(rng)) for _ in range(count)]
     sixteen = [seconds_of(solve_by_milp, paper_cascade(rng)) for _ in range(times[0])]
-    enumerated = [seconds_of(solve, paper_cascade(rng)) for _ in range(times[0])]
+    enumerated = [seconds_of(solve_cascade, paper_cascade(rng)) for _ in range(times[0])]
     looks, uncollected, whole = (looks_ms(options.quick, reading) for reading in LookReading)
     large = [timed_large(rng) for _ in range(times[1])]
     large_ms, gaps = [took for took, _ in large], [gap for _, gap in large]
@@ -99,68 +99,49 @@ def random_cascade(rng: random.Random) -> CascadeProblem:
         return tuple(BatchCost(2**power, second) for power, second in enumerate(seconds))
 
     queue_s, power, points = rng.choice([0.0, rng.uniform(0.0, 2.0)]), rng.uniform(0.3, 3.0), grid(21)
-    return CascadeProblem(
-        demand=rng.uniform(0.1, 30.0),
-        device_count=rng.randint(1, 8),
-        slo_s=rng.uniform(0.5, 8.0),
-        light=costs(2.0),
-        heavy=costs(4.0),
-        deferral=DeferralCurve(points, tuple(t**power for t in points)),
-        thresholds=points,
-        light_queue_s=lambda cost: queue_s,
-        heavy_queue_s=lambda cost: queue_s,
-        discriminator_s=rng.choice([0.0, 0.01, 0.3]),
-        relaxed=rng.random() < 0.5,
-    )
+    demand, device_count, slo_s = rng.uniform(0.1, 30.0), rng.randint(1, 8), rng.uniform(0.5, 8.0)
+    stages = tuple(tuple(replace(cost, wait_s=queue_s) for cost in costs(slowest)) for slowest in (2.0, 4.0))
+    curve = DeferralCurve(points, tuple(t**power for t in points))
+    return CascadeProblem(demand, device_count, slo_s, stages, (curve,), rng.choice([0.0, 0.01, 0.3]), points)
 
 
 def paper_cascade(rng: random.Random) -> CascadeProblem:
     power, points = rng.uniform(0.5, 2.0), grid(201)
-    light_wait_s, heavy_wait_s = rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0)
-    return CascadeProblem(
-        demand=rng.uniform(1.0, 60.0),
-        device_count=16,
-        slo_s=5.0,
-        light=tuple(BatchCost(*cost) for cost in zip(BATCHES, TURBO_S, strict=True)),
-        heavy=tuple(BatchCost(*cost) for cost in zip(BATCHES, SD15_S, strict=True)),
-        deferral=DeferralCurve(points, tuple(t**power for t in points)),
-        thresholds=points,
-        light_queue_s=lambda cost: light_wait_s,
-        heavy_queue_s=lambda cost: heavy_wait_s,
-        discriminator_s=0.01,
+    waits_s = rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0)
+    stages = tuple(
+        tuple(BatchCost(size, seconds, wait_s) for size, seconds in zip(BATCHES, table, strict=True))
+        for table, wait_s in zip((TURBO_S, SD15_S), waits_s, strict=True)
     )
+    curve = DeferralCurve(points, tuple(t**power for t in points))
+    return CascadeProblem(rng.uniform(1.0, 60.0), 16, 5.0, stages, (curve,), 0.01, points)
 
 
 def is_optimal_plain(problem: CascadeProblem) -> bool:
     """Return whether both solvers give the largest threshold of all choices, or that of the problem with a millionth of
     slack."""
-    slack = CascadeProblem(
-        **(problem.__dict__ | {"demand": problem.demand * (1 - TOLERANCE), "slo_s": problem.slo_s + TOLERANCE})
-    )
+    slack = replace(problem, demand=problem.demand * (1 - TOLERANCE), slo_s=problem.slo_s + TOLERANCE)
     best = {largest_threshold(problem), largest_threshold(slack)}
-    found = (solve_by_milp(problem), solve(problem))
-    return all((solution.threshold if solution.feasible else None) in best for solution in found)
+    found = (solve_by_milp(problem), solve_cascade(problem))
+    return all((solution.thresholds[0] if solution.feasible else None) in best for solution in found)
 
 
 def largest_threshold(problem: CascadeProblem) -> float | None:
     """Return the largest t over every x1, x2, b1, b2, or None if none keeps the constraints."""
     best = None
-    for light, heavy, x1 in itertools.product(problem.light, problem.heavy, range(1, problem.device_count + 1)):
+    lights, heavies = problem.stages
+    for light, heavy, x1 in itertools.product(lights, heavies, range(1, problem.device_count + 1)):
         x2 = problem.device_count - x1
-        light_s = light.latency_s + problem.light_queue_s(light) + problem.discriminator_s
-        heavy_s = heavy.latency_s + problem.heavy_queue_s(heavy)
-        if x1 * light.throughput < problem.demand * (1 - 1e-9):
+        late = problem.latency_s((light, heavy)) > problem.slo_s
+        if late or x1 * light.throughput < problem.demand * (1 - 1e-9):
             continue
         for threshold in problem.thresholds:
-            share = problem.deferral.share(threshold)
-            latency_s = light_s + (heavy_s if share > 0 or not problem.relaxed else 0.0)
-            carried = x2 * heavy.throughput * (1 + 1e-9) >= problem.demand * share
-            if latency_s <= problem.slo_s and carried and (best is None or threshold > best):
+            carried = x2 * heavy.throughput * (1 + 1e-9) >= problem.demand * problem.curves[0].share(threshold)
+            if carried and (best is None or threshold > best):
                 best = threshold
     return best
 
 
-def random_fleet(rng: random.Random) -> JointProblem:
+def random_fleet(rng: random.Random) -> AllocationProblem:
     """Return two models with a cascade, a ControlNet for some requests, images and latents, on one or two kinds of
     device, and one kind may be too small for the heavy model. In half of the problems device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
@@ -180,42 +161,42 @@ def random_fleet(rng: random.Random) -> JointProblem:
     control = component("control", 0.4, fits=kinds)
     low, high = rng.uniform(0.3, 0.8), rng.uniform(0.8, 1.0)
     routes = [
-        PaintingRoute("light", "noise", (Use("light", 1.0),), low),
-        PaintingRoute("heavy", "noise", (Use("heavy", 1.0),), high),
-        PaintingRoute("resumed", "latent", (Use("heavy", 0.6, 0.6),), high * 0.97),
-        PaintingRoute("refined", "image", (Use("light", 0.5, 0.5),), high * 0.95),
-        PaintingRoute("controlled", "controlled", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), high),
-        PaintingRoute("controlled light", "controlled", (Use("light", 1.0), Use("control", 1.0, 0.0)), low),
+        PlannedRoute("light", "noise", (Use("light", 1.0),), low),
+        PlannedRoute("heavy", "noise", (Use("heavy", 1.0),), high),
+        PlannedRoute("resumed", "latent", (Use("heavy", 0.6, 0.6),), high * 0.97),
+        PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), high * 0.95),
+        PlannedRoute("controlled", "controlled", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), high),
+        PlannedRoute("controlled light", "controlled", (Use("light", 1.0), Use("control", 1.0, 0.0)), low),
     ]
     for threshold in (0.3, 0.7):
         uses = (Use("light", 1.0), Use("heavy", threshold))
         routes.append(
-            PaintingRoute(f"cascade {threshold}", "noise", uses, low + (high - low) * (2 - threshold) * threshold)
+            PlannedRoute(f"cascade {threshold}", "noise", uses, low + (high - low) * (2 - threshold) * threshold)
         )
     total = rng.uniform(0.2, 8.0)
     shares = {"noise": 0.5, "latent": 0.2, "image": 0.2, "controlled": 0.1}
     held = {(kind, rng.choice(("light", "heavy", "control"))): rng.randint(0, devices[kind]) for kind in kinds}
     demand = {start: total * share for start, share in shares.items()}
     slo_s, price = rng.uniform(1.0, 6.0), rng.choice((0.0, rng.uniform(0.0, 0.5)))
-    return JointProblem(demand, devices, (light, heavy, control), routes, slo_s, held, second_price=price)
+    return AllocationProblem(demand, devices, (light, heavy, control), routes, slo_s, held, second_price=price)
 
 
-def joint_shortfall(problem: JointProblem) -> float:
+def joint_shortfall(problem: AllocationProblem) -> float:
     """Return the plan's shortfall as a share of the best choice's worth, the worse of one search and of
     two."""
-    found = min(objective_of(solve_jointly(problem)), objective_in_two_steps(problem))
+    found = min(objective_of(solve_allocation(problem)), objective_in_two_steps(problem))
     best = max(worth(problem, units) for units in every_choice(problem))
     return max(0.0, (best - found) / max(best, 1e-9))
 
 
-def objective_in_two_steps(problem: JointProblem) -> float:
+def objective_in_two_steps(problem: AllocationProblem) -> float:
     """Solve in the policy's two steps: first without loads, then above that."""
-    program = JointProgram(problem)
+    program = AllocationProgram(problem)
     stays = objective_of(program.search(0.0, MANY, may_load=False))
     return max(stays, objective_of(program.search(0.0, MANY, may_load=True, above=stays)))
 
 
-def objective_of(solution: JointSolution | None) -> float:
+def objective_of(solution: AllocationSolution | None) -> float:
     return solution.objective if solution is not None else 0.0
 
 
@@ -227,7 +208,7 @@ class _OraclePool:
     throughput: float
 
 
-def _oracle_pools(problem: JointProblem) -> list[_OraclePool]:
+def _oracle_pools(problem: AllocationProblem) -> list[_OraclePool]:
     return [
         _OraclePool(component.name, kind, cost.latency_s, cost.batch_size / cost.latency_s)
         for component in problem.components
@@ -236,7 +217,7 @@ def _oracle_pools(problem: JointProblem) -> list[_OraclePool]:
     ]
 
 
-def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
+def every_choice(problem: AllocationProblem) -> Iterator[dict[_OraclePool, int]]:
     """Yield every way to give each device of every kind to a pool. Using all devices is never worth less."""
     by_kind = []
     for kind, count in problem.devices.items():
@@ -247,7 +228,7 @@ def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
         yield {pool: given.count(pool) for pool in given}
 
 
-def worth(problem: JointProblem, units: dict[_OraclePool, int]) -> float:
+def worth(problem: AllocationProblem, units: dict[_OraclePool, int]) -> float:
     """Return the best objective with these units, over all rates."""
     return _Rates(problem, units).best()
 
@@ -256,7 +237,7 @@ class _Rates:
     """Set up the linear program of the rates. Its columns: rates of (route, pools in a row), concurrent work by pool,
     and units by pool lost to loading."""
 
-    def __init__(self, problem: JointProblem, units: dict[_OraclePool, int]) -> None:
+    def __init__(self, problem: AllocationProblem, units: dict[_OraclePool, int]) -> None:
         self._problem, self._units, self._pools = problem, units, list(units)
         self._components = {component.name: component for component in problem.components}
         self._courses = [
@@ -279,7 +260,7 @@ class _Rates:
         matrix, limits = np.array([row for row, _ in rows]), [limit for _, limit in rows]
         return -float(linprog(weights, matrix, limits, bounds=bounds, method="highs-ds").fun)
 
-    def _worth(self, route: PaintingRoute) -> float:
+    def _worth(self, route: PlannedRoute) -> float:
         fewest_s = {
             name: min(c.latency_s / c.batch_size for costs in one.costs.values() for c in costs)
             for name, one in self._components.items()
@@ -336,15 +317,15 @@ def timed_large(rng: random.Random) -> tuple[float, float]:
     that HiGHS finds within BEST_LIMIT_S."""
     problem = large_fleet(rng)
     began = time.thread_time()
-    found = solve_jointly(problem, gap=LARGE_GAP)
+    found = solve_allocation(problem, gap=LARGE_GAP)
     took = (time.thread_time() - began) * 1e3
-    best = JointProgram(problem).solved_by_highs(BEST_LIMIT_S, gap=0.0)
+    best = AllocationProgram(problem).solved_by_highs(BEST_LIMIT_S, gap=0.0)
     if found is None or best is None:
         return took, math.inf
     return took, max(0.0, 1.0 - found.objective / best.objective)
 
 
-def large_fleet(rng: random.Random) -> JointProblem:
+def large_fleet(rng: random.Random) -> AllocationProblem:
     """Return eight models, each about twice as slow as the one before, three registered cascades of 21 thresholds, hits
     of both kinds, and a ControlNet on a fifth of the requests."""
     kinds = {"a": 1.0, "b": 1.6, "c": 2.2}
@@ -364,20 +345,20 @@ def large_fleet(rng: random.Random) -> JointProblem:
         for suffix, beside in (("", ()), (" controlled", (Use("control", 1.0, 0.0),))):
             for start, share, kept in (("noise", 1.0, 1.0), ("latent", 0.6, 0.98), ("image", 0.5, 0.97)):
                 uses = (Use(model.name, share, share), *beside)
-                routes.append(PaintingRoute(f"{start} {model.name}{suffix}", start + suffix, uses, quality * kept))
+                routes.append(PlannedRoute(f"{start} {model.name}{suffix}", start + suffix, uses, quality * kept))
     for light, heavy in ((0, 5), (2, 6), (3, 7)):
         low, high = 0.5 + 0.5 * light / 7, 0.5 + 0.5 * heavy / 7
         for threshold in grid(21):
             share = threshold**1.3
             uses = (Use(f"m{light}", 1.0), Use(f"m{heavy}", share, 1.0 if share else 0.0))
             quality = low + (high - low) * (1 - (1 - share) ** 2)
-            routes.append(PaintingRoute(f"cascade {light} {heavy} {threshold}", "noise", uses, quality))
+            routes.append(PlannedRoute(f"cascade {light} {heavy} {threshold}", "noise", uses, quality))
     total = rng.uniform(50, 600)
     shares = {"noise": 0.4, "latent": 0.2, "image": 0.2}
     demand = {start: total * share for start, share in shares.items()}
     demand |= {f"{start} controlled": total * share / 4 for start, share in shares.items()}
     held = {(kind, f"m{rng.randrange(8)}"): rng.randint(0, 100) for kind in kinds}
-    return JointProblem(demand, dict.fromkeys(kinds, 100), (*models, control), routes, rng.uniform(5, 20), held)
+    return AllocationProblem(demand, dict.fromkeys(kinds, 100), (*models, control), routes, rng.uniform(5, 20), held)
 
 
 if __name__ == "__main__":

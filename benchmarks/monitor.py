@@ -31,8 +31,8 @@ from lab.runs import RequestRecord
 from lab.simulator.scenario import Scenario
 from lab.workloads import Content, Segment, Workload, fluctuating
 from lab.workloads.builders import MODM_FLUCTUATION
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.allocation import Allocator, Decision, PlanInput
+from pentimento.policies.plan.settings import ServingSettings
 
 SYSTEMS = ("modm", "joint")
 PERIOD_S, DWELL_S, SLO_S = 5.0, 60.0, 4 * MI210_SECONDS["large"]
@@ -83,15 +83,15 @@ class WatchedAllocator:
         self.moved_at_s: list[float] = []
         self.smalls: list[str] = []
 
-    def __call__(self, context: AllocationContext) -> AllocationDecision:
+    def __call__(self, context: PlanInput) -> Decision:
         decision = self._allocator(context)
-        before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
-        now = {assignment.worker_id: assignment.model for assignment in decision.assignments}
-        asked = {pool.model for pool in context.last.pools if pool.routes}
+        before = {assignment.worker_id: assignment.model for assignment in context.last.plan.assignments}
+        now = {assignment.worker_id: assignment.model for assignment in decision.plan.assignments}
+        asked = {pool.model for pool in context.last.plan.pools if pool.routes}
         # A device that finished its old model's queue ends the reallocation before.
         if any(before[name] in asked for name, model in now.items() if before.get(name, model) != model):
             self.moved_at_s.append(context.now_s)
-        smalls = [pool.model for pool in decision.pools if pool.model != "large" and pool.routes]
+        smalls = [pool.model for pool in decision.plan.pools if pool.model != "large" and pool.routes]
         self.smalls += [model for model in smalls[:1] if model not in self.smalls[-1:]]
         return decision
 

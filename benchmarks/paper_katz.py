@@ -16,7 +16,7 @@ from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.plan.settings import ServingSettings
 
 
 def katz_14(quick: bool) -> Comparison:

@@ -30,9 +30,9 @@ from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, poi
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules, Threshold
-from pentimento.policies.serving.cascade_problem import CascadeSolution
-from pentimento.policies.serving.policy import ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.plan.cascade_problem import CascadeSolution
+from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 
 # MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); this log has text to
 # text under a sentence encoder. The least similarity is set so that the share of hits is MoDM's, 92.8 % (7.1); those of
@@ -148,7 +148,10 @@ def cascade_policy(name: str, cascade: Cascade, settings: ServingSettings) -> Se
         return policy
     static = cascade.static
     held = CascadeSolution(
-        static.light_count, static.heavy_count, static.light_batch, static.heavy_batch, static.threshold, 0.0
+        (static.light_count, static.heavy_count),
+        (static.light_batch, static.heavy_batch),
+        (1.0, settings.deferral.share(static.threshold)),
+        (static.threshold,),
     )
     return replace(policy, allocator=StaticCascade(settings, held))
 

@@ -39,7 +39,7 @@ from lab.simulator.cache import CacheSettings
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.serving.settings import ModelQuality
+from pentimento.policies.plan.settings import ModelQuality
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 
 CASCADE = CASCADES[0]

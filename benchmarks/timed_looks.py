@@ -16,7 +16,7 @@ from benchmarks import joint, slo_trace
 from benchmarks.trace_shapes import SHAPES
 from lab.simulator import Scenario, Simulation
 from lab.workloads import Workload
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
+from pentimento.policies.allocation import Allocator, Decision, PlanInput
 from pentimento.rpc.full_collections import NEVER
 
 SYSTEM = "joint"
@@ -41,7 +41,7 @@ class TimedAllocator:
     reading: LookReading
     took_ms: list[float] = field(default_factory=list)
 
-    def __call__(self, context: AllocationContext) -> AllocationDecision:
+    def __call__(self, context: PlanInput) -> Decision:
         clock, *bounds = self.reading.value
         young, middle, old = gc.get_threshold()
         wanted = [kept if bound is None else bound for bound, kept in zip(bounds, (young, old), strict=True)]

@@ -1,7 +1,7 @@
 """Settings of policies from the file of an emulated fleet."""
 
 from lab.emulation.fleet_file import EmulatedFleet
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 
 
 def fleet_settings(fleet: EmulatedFleet) -> ServingSettings:

@@ -10,7 +10,7 @@ from typing import Any
 from lab.emulation.fleet_file import EmulatedFleet, read_fleet, served_profile
 from lab.emulation.fleet_settings import fleet_settings
 from pentimento.devices.profile import profile_to_json
-from pentimento.policies.serving.settings import ModelQuality, ServingSettings
+from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.process_spec import ProcessSpec

@@ -3,72 +3,103 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
-from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, QueueDelay, grid, solve
-from pentimento.policies.serving.cascades import CascadeAllocator, as_decision
-from pentimento.policies.serving.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.cascade_problem import (
+    CascadeProblem,
+    CascadeSolution,
+    first_stage_alone,
+    grid,
+    solve_cascade,
+)
+from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.plan.one_model import one_left
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.demand import demand_of
-from pentimento.policies.serving.one_left import one_left
-from pentimento.policies.serving.settings import ServingSettings
 
 
 @dataclass(frozen=True)
-class AblatedCascade(CascadeAllocator):
-    """DiffServe's allocator with one of its parts replaced.
+class AimdMemory(CascadeMemory):
+    """Keep the batch sizes of the light and the heavy model, too."""
+
+    batches: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class AblatedCascade(CascadePolicy):
+    """DiffServe's policy with one of its parts replaced.
 
     `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = 2 e(b)
-    ("no queueing model"). `relaxed`: see CascadeProblem. `solver`: by enumeration, or by a MILP (`cascade_milp`).
-    `aimd` takes batch sizes from additive increase and multiplicative decrease on SLO violations instead of the solver,
-    which then plans for throughput only; the memory ends with the batch sizes.
+    ("no queueing model"). `relaxed` leaves the heavy model's terms out of the SLO where no request is deferred: the
+    paper's Eq. 1 has them always, so that a long heavy queue makes every threshold infeasible, 0 included. `solver`: by
+    enumeration, or by a MILP (`cascade_milp`). `aimd` takes batch sizes from additive increase and multiplicative
+    decrease on SLO violations instead of the solver, which then plans for throughput only.
     """
 
     fixed_threshold: float | None = None
     queueing_model: bool = True
     aimd: bool = False
     relaxed: bool = False
-    solver: Callable[[CascadeProblem], CascadeSolution] = solve
+    solver: Callable[[CascadeProblem], CascadeSolution] = solve_cascade
 
-    def __call__(self, context: AllocationContext) -> AllocationDecision:
+    def __call__(self, context: PlanInput) -> Decision:
         decision = super().__call__(context)
-        if not self.aimd or one_left(context, self.settings, [self.settings.light]) is not None:
+        memory = decision.memory
+        if not self.aimd or len(self._able(context)) < 2 or not isinstance(memory, CascadeMemory):
             return decision
-        return replace(decision, memory=(*decision.memory[:_KEPT], *self._batches(context)))
+        own = AimdMemory(memory.demand, memory.at_s, memory.curves, memory.bends, self._batches(context))
+        return replace(decision, memory=own)
 
-    def solution(self, context: AllocationContext, problem: CascadeProblem) -> CascadeSolution:
+    def solution(self, context: PlanInput, problem: CascadeProblem) -> CascadeSolution:
         """Solve the problem with its parts replaced."""
         if self.fixed_threshold is not None:
             problem = replace(problem, thresholds=(self.fixed_threshold,))
         if self.aimd:
             problem = self._with_batches(context, problem)
-        return self.solver(replace(problem, relaxed=self.relaxed))
+        found = self.solver(problem)
+        return (relaxed_solution(problem) if self.relaxed and not found.feasible else None) or found
 
-    def _with_batches(self, context: AllocationContext, problem: CascadeProblem) -> CascadeProblem:
+    def _with_batches(self, context: PlanInput, problem: CascadeProblem) -> CascadeProblem:
         settings, (light, heavy) = self.settings, self._batches(context)
-        return replace(
-            problem,
-            slo_s=math.inf,
-            light=batch_costs(context, settings.light, (int(light),)),
-            heavy=batch_costs(context, settings.heavy, (int(heavy),), settings.reuse_share),
+        costs = (
+            batch_costs(context, settings.light, (int(light),)),
+            batch_costs(context, settings.heavy, (int(heavy),), settings.reuse_share),
         )
+        return replace(problem, slo_s=math.inf, stages=costs)
 
-    def _batches(self, context: AllocationContext) -> tuple[float, float]:
+    def _batches(self, context: PlanInput) -> tuple[float, float]:
         """Return the next batch sizes, none beyond those measured."""
         settings, memory = self.settings, context.last.memory
-        before = (memory[_KEPT], memory[_KEPT + 1]) if len(memory) > _KEPT else (1.0, 1.0)
+        before = memory.batches if isinstance(memory, AimdMemory) else (1.0, 1.0)
         light, heavy = demand_of(context, settings.light), demand_of(context, settings.heavy)
         batches = next_batches(before, light, heavy, max(settings.batch_sizes))
         measured = (float(batch_costs(context, model)[-1].batch_size) for model in (settings.light, settings.heavy))
         light_batch, heavy_batch = map(min, batches, measured)
         return light_batch, heavy_batch
 
-    def queue_delay(self, demand: ModelDemand) -> QueueDelay:
-        """Return q(b) of a pool."""
-        return super().queue_delay(demand) if self.queueing_model else _twice_the_execution
+    def wait_s(self, demand: ModelDemand, cost: BatchCost) -> float:
+        """Return q(b); without the queueing model twice the execution (section 4.5)."""
+        return super().wait_s(demand, cost) if self.queueing_model else 2.0 * cost.latency_s
 
 
-# length of the memory of DiffServe's allocator
-_KEPT = 4
+def ablated(settings: ServingSettings, **replaced: Any) -> AblatedCascade:
+    """Return DiffServe's policy for these settings with the given fields of `AblatedCascade`."""
+    return AblatedCascade(settings, diffserve_cascade(settings), **replaced)
+
+
+def relaxed_solution(problem: CascadeProblem) -> CascadeSolution | None:
+    """Return the solution where no request is deferred and only the first stage keeps the SLO; None where it cannot."""
+    in_time = [
+        cost
+        for cost in problem.stages[0]
+        if cost.felt_s + problem.discriminator_s <= problem.slo_s and problem.devices(1.0, cost) <= problem.device_count
+    ]
+    if not in_time or problem.curves[0].share(problem.thresholds[0]) > 0.0:
+        return None
+    alone = first_stage_alone(replace(problem, stages=(tuple(in_time), problem.stages[1])))
+    return replace(alone, feasible=True, admission_rate=1.0)
 
 
 @dataclass(frozen=True)
@@ -78,38 +109,36 @@ class StaticCascade:
     settings: ServingSettings
     held: CascadeSolution | None = None
 
-    def __call__(self, context: AllocationContext) -> AllocationDecision:
+    def __call__(self, context: PlanInput) -> Decision:
         if (alone := one_left(context, self.settings, [self.settings.light])) is not None:
             return alone
         solution = self.held or self._solved(context)
+        policy = CascadePolicy(self.settings, diffserve_cascade(self.settings))
         # Excess demand is late: a static system has no admission control.
-        return as_decision(context, self.settings, replace(solution, admission_rate=1.0), ())
+        return Decision(policy.plan(context, replace(solution, admission_rate=1.0)))
 
-    def _solved(self, context: AllocationContext) -> CascadeSolution:
+    def _solved(self, context: PlanInput) -> CascadeSolution:
         settings = self.settings
-        problem = CascadeProblem(
-            demand=settings.peak_per_s * settings.overprovision,
-            device_count=context.holder_count(settings.light, settings.heavy),
-            slo_s=settings.slo_s,
-            light=batch_costs(context, settings.light, settings.batch_sizes),
-            heavy=batch_costs(context, settings.heavy, settings.batch_sizes, settings.reuse_share),
-            deferral=settings.deferral,
-            thresholds=grid(settings.threshold_count),
-            light_queue_s=same_again,
-            heavy_queue_s=same_again,
-            discriminator_s=scoring_s(context, settings.discriminator_s, [settings.discriminator]),
+        stages = (
+            batch_costs(context, settings.light, settings.batch_sizes),
+            batch_costs(context, settings.heavy, settings.batch_sizes, settings.reuse_share),
         )
-        return solve(problem)
+        return solve_cascade(
+            CascadeProblem(
+                settings.peak_per_s * settings.overprovision,
+                context.holder_count(settings.light, settings.heavy),
+                settings.slo_s,
+                tuple(tuple(replace(cost, wait_s=same_again(cost)) for cost in stage) for stage in stages),
+                (settings.deferral,),
+                scoring_s(context, settings.discriminator_s, [settings.discriminator]),
+                grid(settings.threshold_count),
+            )
+        )
 
 
 def same_again(cost: BatchCost) -> float:
     """Return q(b) = e(b): a request waits for one batch before its own."""
     return cost.latency_s
-
-
-def _twice_the_execution(cost: BatchCost) -> float:
-    """Q(b) = 2 e(b): "estimate queuing delays by assuming it to be twice the execution delay" (section 4.5)."""
-    return 2.0 * cost.latency_s
 
 
 def next_batches(

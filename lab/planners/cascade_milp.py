@@ -1,17 +1,17 @@
 """DiffServe's allocation problem as the paper solves it (section 3.3): a mixed integer linear program.
 
-Choices are variables of 0 or 1: y1[b] and y2[b] for the batch sizes, and in the relaxed form one for whether
-requests are deferred. x1[b] and x2[b] are the devices with batches of b. f is monotone, so the largest share d that
-can be deferred gives the largest threshold: max d with D * d <= sum of x2[b] * T2(b), then the largest t with f(t)
-<= d. `cascade_problem.solve` finds the same threshold by enumeration, faster; tests compare the two.
+Choices are variables of 0 or 1: y1[b] and y2[b] for the batch sizes. x1[b] and x2[b] are the devices with batches of b.
+f is monotone, so the largest share d that can be deferred gives the largest threshold: max d with D * d <= sum of
+x2[b] * T2(b), then the largest t with f(t) <= d. `solve_cascade` finds the same threshold by enumeration, faster; tests
+compare the two.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, all_light
-from pentimento.policies.serving.costs import BatchCost
-from pentimento.policies.serving.linear_program import LinearProgram
+from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, first_stage_alone
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint.solver import LinearProgram
 
 # Among plans that defer equally many, prefer the one with more spare light devices.
 _SPARE_WEIGHT = 1e-5
@@ -20,48 +20,34 @@ _TOLERANCE = 1e-6
 
 
 def solve_by_milp(problem: CascadeProblem) -> CascadeSolution:
-    """Return a solution with the largest threshold; where no choice keeps all constraints, everything is light
-    (`all_light`)."""
+    """Return a solution of a cascade of two models with the largest threshold; where no choice keeps all constraints,
+    everything is light (`first_stage_alone`)."""
+    (curve,), (light_costs, heavy_costs) = problem.curves, problem.stages
     program = LinearProgram()
-    shares = [problem.deferral.share(threshold) for threshold in problem.thresholds]
-    spare = _SPARE_WEIGHT / (max(problem.device_count, 1) * max(cost.throughput for cost in problem.light))
-    light = _Pool(program, problem.light, problem.device_count, spare)
-    heavy = _Pool(program, problem.heavy, problem.device_count)
+    shares = [curve.share(threshold) for threshold in problem.thresholds]
+    spare = _SPARE_WEIGHT / (max(problem.device_count, 1) * max(cost.throughput for cost in light_costs))
+    light = _Pool(program, light_costs, problem.device_count, spare)
+    heavy = _Pool(program, heavy_costs, problem.device_count)
     deferred = program.variable(1.0, shares[-1])
     program.require([(deferred, 1.0)], at_least=shares[0])
     program.require([*light.devices(), *heavy.devices()], at_most=problem.device_count)
     program.require(light.capacity(), at_least=problem.demand)
     program.require([*heavy.capacity(), (deferred, -problem.demand)], at_least=0.0)
-    _keep_slo(program, problem, light, heavy, deferred)
+    # Eq. 1: e(b1) + q(b1) + e(b2) + q(b2) <= L.
+    program.require([*light.seconds(), *heavy.seconds()], at_most=problem.slo_s - problem.discriminator_s)
     solved = program.solve()
     if solved is None:
-        return all_light(problem)
+        return first_stage_alone(problem)
     values = solved.values
     index = max(bisect.bisect_right(shares, values[deferred] + _TOLERANCE) - 1, 0)
     threshold, share = problem.thresholds[index], shares[index]
-    light_cost, heavy_cost = light.chosen(values), heavy.chosen(values)
     light_count = round(light.count(values)) if share > 0.0 else problem.device_count
     return CascadeSolution(
-        light_count,
-        problem.device_count - light_count,
-        light_cost.batch_size,
-        heavy_cost.batch_size,
-        threshold,
-        problem.light_s(light_cost) + (problem.heavy_s(heavy_cost) if share > 0.0 else 0.0),
+        (light_count, problem.device_count - light_count),
+        (light.chosen(values).batch_size, heavy.chosen(values).batch_size),
+        (1.0, share),
+        (threshold,),
     )
-
-
-def _keep_slo(program: LinearProgram, problem: CascadeProblem, light: "_Pool", heavy: "_Pool", deferred: int) -> None:
-    """Eq. 1: e(b1) + q(b1) + e(b2) + q(b2) <= L."""
-    light_terms, heavy_terms = light.seconds(problem.light_s), heavy.seconds(problem.heavy_s)
-    if not problem.relaxed:
-        program.require([*light_terms, *heavy_terms], at_most=problem.slo_s)
-        return
-    program.require(light_terms, at_most=problem.slo_s)
-    sends_on = program.choice()
-    longest_s = max(problem.light_s(cost) for cost in problem.light) + max(problem.heavy_s(c) for c in problem.heavy)
-    program.require([*light_terms, *heavy_terms, (sends_on, longest_s)], at_most=problem.slo_s + longest_s)
-    program.require([(deferred, 1.0), (sends_on, -1.0)], at_most=0.0)
 
 
 class _Pool:
@@ -81,8 +67,8 @@ class _Pool:
     def capacity(self) -> list[tuple[int, float]]:
         return [(devices, cost.throughput) for devices, cost in zip(self._devices, self._costs, strict=True)]
 
-    def seconds(self, of: Callable[[BatchCost], float]) -> list[tuple[int, float]]:
-        return [(choice, of(cost)) for choice, cost in zip(self._choices, self._costs, strict=True)]
+    def seconds(self) -> list[tuple[int, float]]:
+        return [(choice, cost.felt_s) for choice, cost in zip(self._choices, self._costs, strict=True)]
 
     def chosen(self, values: Sequence[float]) -> BatchCost:
         return self._costs[max(range(len(self._costs)), key=lambda index: values[self._choices[index]])]

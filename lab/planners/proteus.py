@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 
 from lab.planners.ablations import same_again
-from pentimento.domain.fleet import PoolPlan, RouteShare
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
-from pentimento.policies.serving.costs import BatchCost, batch_costs
+from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
+from pentimento.policies.allocation import UNNUMBERED, Decision, PlanInput
+from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.one_model import one_left
+from pentimento.policies.plan.placement import place
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
-from pentimento.policies.serving.one_left import one_left
-from pentimento.policies.serving.placement import place
-from pentimento.policies.serving.settings import ServingSettings
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,14 @@ class _Split:
 
 
 @dataclass(frozen=True)
+class ProteusMemory:
+    """Keep the averaged demand at `at_s`."""
+
+    demand: float
+    at_s: float
+
+
+@dataclass(frozen=True)
 class Proteus:
     """An allocator that sends requests at random: the largest share for the heavy model that the devices carry within
     the SLO, a wait of twice the execution assumed. Demand is averaged and over-provisioned as DiffServe's, so that only
@@ -33,13 +41,14 @@ class Proteus:
 
     settings: ServingSettings
 
-    def __call__(self, context: AllocationContext) -> AllocationDecision:
+    def __call__(self, context: PlanInput) -> Decision:
         settings = self.settings
         if (alone := one_left(context, settings, [settings.light])) is not None:
             return alone
-        known, at_s = context.last.memory or (settings.expected_per_s, context.now_s)
+        last = context.last.memory
+        before = last if isinstance(last, ProteusMemory) else ProteusMemory(settings.expected_per_s, context.now_s)
         asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s
-        demand = averaged_demand(asked, known, settings.demand_weight, context.now_s - at_s)
+        demand = averaged_demand(asked, before.demand, settings.demand_weight, context.now_s - before.at_s)
         split = self._best(context, demand * settings.overprovision)
         counts = {settings.light: split.light_count, settings.heavy: split.heavy_count}
         batches = {settings.light: split.light_batch, settings.heavy: split.heavy_batch}
@@ -54,9 +63,9 @@ class Proteus:
             )
             for model, share in shares.items()
         )
-        return AllocationDecision(assignments, pools, memory=(demand, context.now_s))
+        return Decision(Plan(UNNUMBERED, assignments, pools), ProteusMemory(demand, context.now_s))
 
-    def _best(self, context: AllocationContext, demand: float) -> _Split:
+    def _best(self, context: PlanInput, demand: float) -> _Split:
         settings = self.settings
         lights = _in_time(batch_costs(context, settings.light, settings.batch_sizes), settings.slo_s)
         heavies = _in_time(batch_costs(context, settings.heavy, settings.batch_sizes), settings.slo_s)

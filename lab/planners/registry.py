@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from lab.planners.ablations import AblatedCascade, StaticCascade
+from lab.planners.ablations import StaticCascade, ablated
 from lab.planners.cascade_milp import solve_by_milp
 from lab.planners.clipper import ClipperModel
 from lab.planners.proteus import Proteus
-from pentimento.policies.serving.policy import (
+from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.registry import (
     CASCADE,
     SERVING_POLICIES,
     CacheUse,
@@ -14,8 +15,7 @@ from pentimento.policies.serving.policy import (
     ServingPolicy,
     policy,
 )
-from pentimento.policies.serving.settings import ServingSettings
-from pentimento.policies.serving.uniform import OneModel
+from pentimento.policies.plan.settings import ServingSettings
 
 
 @policy("heavy")
@@ -54,32 +54,32 @@ def static_cascade(settings: ServingSettings) -> ServingPolicy:
 @policy(*CASCADE)
 def static_threshold(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe with a threshold that never moves."""
-    return ServingPolicy("static-threshold", AblatedCascade(settings, fixed_threshold=settings.fixed_threshold))
+    return ServingPolicy("static-threshold", ablated(settings, fixed_threshold=settings.fixed_threshold))
 
 
 @policy(*CASCADE)
 def aimd(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe with AIMD batch sizes in place of the solver's."""
-    return ServingPolicy("aimd", AblatedCascade(settings, aimd=True))
+    return ServingPolicy("aimd", ablated(settings, aimd=True))
 
 
 @policy(*CASCADE)
 def no_queueing_model(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe without Little's law: a wait of twice the execution is assumed."""
-    return ServingPolicy("no-queueing-model", AblatedCascade(settings, queueing_model=False))
+    return ServingPolicy("no-queueing-model", ablated(settings, queueing_model=False))
 
 
 @policy(*CASCADE)
 def diffserve_relaxed(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe without the heavy model's terms while no request is deferred, so that a long heavy queue leaves
     the light model running."""
-    return ServingPolicy("diffserve-relaxed", AblatedCascade(settings, relaxed=True))
+    return ServingPolicy("diffserve-relaxed", ablated(settings, relaxed=True))
 
 
 @policy(*CASCADE)
 def diffserve_milp(settings: ServingSettings) -> ServingPolicy:
     """Build DiffServe with the paper's MILP solver: the same thresholds, later."""
-    return ServingPolicy("diffserve-milp", AblatedCascade(settings, solver=solve_by_milp))
+    return ServingPolicy("diffserve-milp", ablated(settings, solver=solve_by_milp))
 
 
 @policy("heavy")

@@ -13,11 +13,11 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.allocation import (
-    AllocationContext,
-    AllocationDecision,
     AllocationProfile,
     Allocator,
+    Decision,
     ModelDemand,
+    PlanInput,
     ReplicaView,
     check_decision,
     decide,
@@ -58,7 +58,7 @@ class SimulatedController:
         self._devices = devices
         self._available = available
         self._profiles = profiles
-        self._decision = AllocationDecision()
+        self._decision = Decision()
         self._reported: dict[str, _PoolCounts] = {}
         self._starts: dict[str, Counter[StartShare]] = {}
         self._late: Counter[str] = Counter()
@@ -106,16 +106,16 @@ class SimulatedController:
         self._last_s = now_s
         self._queues.clear()
         self._looks = 0
-        context = AllocationContext(now_s, self._replicas(), demand, self._profiles, self._decision)
+        context = PlanInput(now_s, self._replicas(), demand, self._profiles, self._decision)
         decision = decide(self._allocator, context)
         check_decision(context, decision)
-        same = replace(decision, memory=()) == replace(self._decision, memory=())
+        same = decision.plan == self._decision.plan
         self._decision = decision
-        self._models.update((pool.pool, pool.model) for pool in decision.pools)
+        self._models.update((pool.pool, pool.model) for pool in decision.plan.pools)
         if same and self._sequence:
             return None
         self._sequence += 1
-        return decision.as_plan(PlanVersion(1, self._sequence), self._name)
+        return replace(decision.plan, version=PlanVersion(1, self._sequence), allocator=self._name)
 
     def _check_moving(self, now_s: float, dataplane: Dataplane, moves: bool) -> None:
         if moves:

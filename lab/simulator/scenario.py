@@ -11,8 +11,8 @@ from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import NOTHING, Cost
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.policy import ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.plan.settings import DeferralCurve
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 
 

@@ -35,8 +35,8 @@ from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving.policy import ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,15 @@
-"""Which worker holds which model, which pool takes which share: pure functions from a context to a decision.
+"""What a policy sees and what it returns: pure functions from a plan input to a decision.
 
-An allocator is a function of its context alone. What it wants to remember (the integral of a PID controller, the time
-of the last switch) it returns in `AllocationDecision.memory` and finds again in `AllocationContext.last`. Here:
-`hold_resident`, which lets every worker keep what it holds; the others are in `policies.serving`.
+A policy is a function of its input alone. What it wants to remember (the integral of a PID controller, the time of the
+last switch) it returns in `Decision.memory` and finds again in `PlanInput.last`. Here: `hold_resident`, which lets
+every worker keep what it holds; the others are in `policies.serving`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pentimento.domain.fleet import (
     AdapterDemand,
-    CachePlan,
-    CascadePlan,
-    ComponentPlacement,
     ModelCost,
     Plan,
     PoolPlan,
@@ -27,7 +24,6 @@ from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan_checks import check_plan
-from pentimento.policies.serving.entry import NOISE
 
 
 @dataclass(frozen=True)
@@ -83,50 +79,33 @@ class AllocationProfile:
         return once_s + (self.latency_s - once_s) * (1.0 - saved_share)
 
 
-@dataclass(frozen=True)
-class AllocationDecision:
-    """What an allocator decided, as `Plan` has it: `admission_rate` is the share of the demand to admit. `memory`
-    belongs to the allocator that wrote it."""
-
-    assignments: tuple[WorkerAssignment, ...] = ()
-    pools: tuple[PoolPlan, ...] = ()
-    admission_rate: float = 1.0
-    memory: tuple[float, ...] = ()
-    cascades: tuple[CascadePlan, ...] = ()
-    cache: CachePlan = field(default_factory=CachePlan)
-    components: tuple[ComponentPlacement, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def as_plan(self, version: PlanVersion, allocator: str = "") -> Plan:
-        """Return the plan that says this, and nothing about the rest of the fleet."""
-        return Plan(
-            version,
-            self.assignments,
-            self.pools,
-            self.admission_rate,
-            allocator=allocator,
-            cascades=self.cascades,
-            cache=self.cache,
-            components=self.components,
-            notes=self.notes,
-        )
-
-    def threshold(self, pool: str, start: str = NOISE) -> float:
-        """Return the confidence that the pool's pictures must exceed; 0 where they are not scored."""
-        stages = (stage for cascade in self.cascades for stage in cascade.stages if stage.pool == pool)
-        found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
-        return next(found, 0.0)
+# The version of a plan that the controller has not numbered.
+UNNUMBERED = PlanVersion()
+NOTHING_PLANNED = Plan(UNNUMBERED)
 
 
 @dataclass(frozen=True)
-class AllocationContext:
-    """Everything an allocator may look at. `now_s` is monotonic; `last` is the decision in force."""
+class Decision:
+    """The plan that a policy decides on, and what the policy remembers until its next decision.
+
+    `plan` says nothing about the rest of the fleet: version, endpoints, placements. `memory` is a frozen value of the
+    policy that wrote it, which finds it again in `PlanInput.last`; it never leaves the process. A policy that reads
+    the memory of another one ignores it.
+    """
+
+    plan: Plan = NOTHING_PLANNED
+    memory: object = None
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """Describe everything a policy may look at. `now_s` is monotonic; `last` is the decision in force."""
 
     now_s: float
     replicas: tuple[ReplicaView, ...]
     demand: tuple[ModelDemand, ...] = ()
     profiles: tuple[AllocationProfile, ...] = ()
-    last: AllocationDecision = AllocationDecision()
+    last: Decision = Decision()
 
     def workers(self) -> tuple[Replica, ...]:
         """Return the UNet workers, ordered by instance id so that equal fleets give equal decisions."""
@@ -142,23 +121,23 @@ class AllocationContext:
         return sum(not set(models).isdisjoint(worker.models) for worker in self.workers())
 
 
-Allocator = Callable[[AllocationContext], AllocationDecision]
+Allocator = Callable[[PlanInput], Decision]
 
 
-def hold_resident(context: AllocationContext) -> AllocationDecision:
+def hold_resident(context: PlanInput) -> Decision:
     """Assign to every worker the model that it holds, one pool a model. A worker that holds none is left out."""
     assignments = tuple(
         WorkerAssignment(worker.instance_id, worker.address, worker.held_model, worker.generation)
         for worker in context.workers()
         if worker.held_model
     )
-    return AllocationDecision(assignments, _pool_a_model(assignments))
+    return Decision(Plan(UNNUMBERED, assignments, _pool_a_model(assignments)))
 
 
-def decide(allocator: Allocator, context: AllocationContext) -> AllocationDecision:
-    """Return what the allocator decides. It is not asked while no worker is there: nobody is planned then, and nobody
-    refused, and it finds what it remembered when one has come."""
-    return allocator(context) if context.workers() else AllocationDecision(memory=context.last.memory)
+def decide(allocator: Allocator, context: PlanInput) -> Decision:
+    """Return what the allocator decides. Without workers it is not called: no request is refused then, and the memory
+    stays for when one has come."""
+    return allocator(context) if context.workers() else Decision(memory=context.last.memory)
 
 
 def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, ...]:
@@ -203,18 +182,18 @@ def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
     return (AllocationProfile(cost.model, device, size, run_s, *once) for size, run_s in cost.run_s)
 
 
-def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:
+def check_decision(context: PlanInput, decision: Decision) -> None:
     """Raise ValueError for workers that are not there or cannot hold their model, and InvalidArgument for what no plan
     may say (`check_plan`)."""
-    _check_assignments(context, decision.assignments)
-    check_plan(decision.as_plan(PlanVersion()))
-    assigned = {assignment.worker_id for assignment in decision.assignments}
-    for pool in decision.pools:
+    _check_assignments(context, decision.plan.assignments)
+    check_plan(decision.plan)
+    assigned = {assignment.worker_id for assignment in decision.plan.assignments}
+    for pool in decision.plan.pools:
         if strangers := set(pool.worker_ids) - assigned:
             raise ValueError(f"pool {pool.pool} names unassigned workers {sorted(strangers)}")
 
 
-def _check_assignments(context: AllocationContext, assignments: tuple[WorkerAssignment, ...]) -> None:
+def _check_assignments(context: PlanInput, assignments: tuple[WorkerAssignment, ...]) -> None:
     workers = {worker.instance_id: worker for worker in context.workers()}
     for assignment in assignments:
         worker = workers.get(assignment.worker_id)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.fleet import RegisteredDigest, ReplicaKind, UnplannedModel
-from pentimento.policies.allocation import AllocationContext, ReplicaView
+from pentimento.policies.allocation import PlanInput, ReplicaView
 
 REASON = "MODEL_DIGEST_MISMATCH"
 
@@ -31,7 +31,7 @@ class HeldDigests:
         return {held: digest for held, digest in self.known.items() if registered.get(held[2], digest) != digest}
 
 
-def without_mismatched(context: AllocationContext, mismatched: Mapping[Held, str]) -> AllocationContext:
+def without_mismatched(context: PlanInput, mismatched: Mapping[Held, str]) -> PlanInput:
     """Return the context in which no worker has a model whose digest is another than the registered one."""
     if not mismatched:
         return context
@@ -63,7 +63,7 @@ def notes_of(mismatched: Mapping[Held, str]) -> tuple[str, ...]:
     )
 
 
-def named_digests(context: AllocationContext, registered: Mapping[str, str]) -> tuple[RegisteredDigest, ...]:
+def named_digests(context: PlanInput, registered: Mapping[str, str]) -> tuple[RegisteredDigest, ...]:
     """Return the registered digests of the models that workers name, ordered by name."""
     workers = context.workers()
     named = {model for one in workers for model in one.models}

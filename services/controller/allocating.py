@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
+from pentimento.policies.allocation import Allocator, Decision, PlanInput
 from pentimento.rpc import run_service
 
 _THREAD_NAME = "allocator"
@@ -27,13 +27,13 @@ class AllocatorThreads:
         self.limit_s = limit_s
         self._stuck: set[threading.Thread] = set()
 
-    async def decide(self, allocator: Allocator, context: AllocationContext) -> AllocationDecision:
+    async def decide(self, allocator: Allocator, context: PlanInput) -> Decision:
         """Return what it decides within the limit. Raises AllocatorStuck, and what the allocator itself raises."""
         self._stuck = {thread for thread in self._stuck if thread.is_alive()}
         if len(self._stuck) >= MAX_STUCK:
             raise AllocatorStuck(f"{MAX_STUCK} calls have not ended")
         loop = asyncio.get_running_loop()
-        decided: asyncio.Future[AllocationDecision] = loop.create_future()
+        decided: asyncio.Future[Decision] = loop.create_future()
         thread = threading.Thread(target=_run, args=(allocator, context, loop, decided), name=_THREAD_NAME, daemon=True)
         thread.start()
         try:
@@ -64,9 +64,9 @@ def run_beside_allocators(main: Callable[[list[str]], Awaitable[None]]) -> None:
 
 def _run(
     allocator: Allocator,
-    context: AllocationContext,
+    context: PlanInput,
     loop: asyncio.AbstractEventLoop,
-    decided: "asyncio.Future[AllocationDecision]",
+    decided: "asyncio.Future[Decision]",
 ) -> None:
     decision, error = None, None
     try:
@@ -78,9 +78,7 @@ def _run(
         loop.call_soon_threadsafe(_settle, decided, decision, error)
 
 
-def _settle(
-    decided: "asyncio.Future[AllocationDecision]", decision: AllocationDecision | None, error: Exception | None
-) -> None:
+def _settle(decided: "asyncio.Future[Decision]", decision: Decision | None, error: Exception | None) -> None:
     if decided.done():
         return
     if error is not None:

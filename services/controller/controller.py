@@ -15,8 +15,8 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import (
-    AllocationContext,
     ModelDemand,
+    PlanInput,
     ReplicaView,
     reported_profiles,
     with_registered,
@@ -208,7 +208,7 @@ class Controller:
         reported = reported_profiles(view.replica for view in replicas)
         profiles = with_registered(reported, self._registered_costs())
         self._planner.registered = self._registered_digests()
-        context = AllocationContext(self._look_s, replicas, self._demand, profiles)
+        context = PlanInput(self._look_s, replicas, self._demand, profiles)
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 
     def _look_due_s(self) -> float:

@@ -15,8 +15,8 @@ from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, Unplanne
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import (
-    AllocationContext,
-    AllocationDecision,
+    Decision,
+    PlanInput,
     ReplicaView,
     check_decision,
     decide,
@@ -24,6 +24,7 @@ from pentimento.policies.allocation import (
 )
 from pentimento.policies.component_placement import AskedShares, place_components
 from pentimento.policies.light_stages import with_skip_bound
+from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.registered_digests import (
     HeldDigests,
     as_unplanned,
@@ -31,7 +32,6 @@ from pentimento.policies.registered_digests import (
     notes_of,
     without_mismatched,
 )
-from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.unplanned import unplanned_models
 from services.controller.allocating import AllocatorThreads
 from services.controller.metrics import ALLOCATION_FAILURES, MISMATCHED_WORKERS, PLAN_SEQUENCE, UNPLANNED_MODELS
@@ -60,7 +60,7 @@ class Planner:
         self._policy = SETTLING
         self._version = PlanVersion(leader_epoch, 0)
         # What the last look found in force, and what it decided.
-        self._before = self._decision = AllocationDecision()
+        self._before = self._decision = Decision()
         self._failing = False
         self.plan: Plan | None = None
         # What adapters were asked for, by which the popular ones are placed.
@@ -80,7 +80,7 @@ class Planner:
     def follow(self, policy: ServingPolicy) -> None:
         """Changes state: that policy decides from the next look on. Another one than before has nothing to remember."""
         if policy.name != self._wanted.name:
-            self._before = self._decision = AllocationDecision()
+            self._before = self._decision = Decision()
         if self.begun:
             self._policy = policy
         self._wanted = policy
@@ -93,20 +93,20 @@ class Planner:
         """Changes state: the policy decides from now on, at first with nothing to remember. Harmless when it does."""
         if not self.begun:
             self._policy = self._wanted
-            self._before = self._decision = AllocationDecision()
+            self._before = self._decision = Decision()
 
-    async def look(self, context: AllocationContext) -> Plan | None:
+    async def look(self, context: PlanInput) -> Plan | None:
         """Changes state: decide anew, from new demand. The new plan if there is one; None while what is in force still
         holds."""
         self._asked = self._asked.seen(context.demand)
         return await self._replan(context, self._decision)
 
-    async def look_again(self, context: AllocationContext) -> Plan | None:
+    async def look_again(self, context: PlanInput) -> Plan | None:
         """Changes state. Likewise for the time and demand of the last look on the fleet as it is now: averages and
         integrals take each look in once, however often the fleet changes."""
         return await self._replan(context, self._before)
 
-    async def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
+    async def _replan(self, context: PlanInput, last: Decision) -> Plan | None:
         named = named_digests(context, self.registered)
         self._held = self._held.seen(context.replicas)
         mismatched = self._held.mismatched(self.registered)
@@ -128,7 +128,7 @@ class Planner:
         PLAN_SEQUENCE.set(self._version.sequence)
         return self.plan
 
-    async def _decide(self, context: AllocationContext) -> tuple[ServingPolicy, AllocationDecision] | None:
+    async def _decide(self, context: PlanInput) -> tuple[ServingPolicy, Decision] | None:
         """Return the decision with the policy that made it: the resident one where the policy in force cannot plan.
         None where the allocator raised, hung or decided nonsense and the last good plan stands."""
         try:
@@ -141,7 +141,8 @@ class Planner:
             if not lacking and self._stands(context):
                 return None
             note = f"{self._policy.name} cannot plan ({lacking or 'its allocator failed'}): {RESIDENT_SERVES}"
-            return SETTLING, replace(hold_resident(context), memory=context.last.memory, notes=(note,))
+            plan = replace(hold_resident(context).plan, notes=(note,))
+            return SETTLING, Decision(plan, context.last.memory)
         self._failing = False
         return self._policy, decision
 
@@ -157,7 +158,7 @@ class Planner:
             logger.exception("allocator failed; the last good plan applies", extra={"allocator": name})
         self._failing = True
 
-    def _stands(self, context: AllocationContext) -> bool:
+    def _stands(self, context: PlanInput) -> bool:
         """Return whether the plan in force is the policy's own and a live worker holds a part of it."""
         if self.plan is None or self.plan.allocator != self._policy.name:
             return False
@@ -165,7 +166,7 @@ class Planner:
         held = {(one.worker_id, one.generation) for one in self.plan.assignments}
         return not live or not live.isdisjoint(held)
 
-    def _note_unplanned(self, context: AllocationContext, mismatched: tuple[UnplannedModel, ...]) -> None:
+    def _note_unplanned(self, context: PlanInput, mismatched: tuple[UnplannedModel, ...]) -> None:
         """Say which models are in nobody's plan, and which workers: once in the log, and in metrics as long as it is
         so."""
         lacking = unplanned_models(context) if self._wanted.plans_batches else ()
@@ -179,23 +180,23 @@ class Planner:
         UNPLANNED_MODELS.set(len(lacking))
         MISMATCHED_WORKERS.set(len({one.worker_id for one in mismatched}))
 
-    def _placing(
-        self, policy: ServingPolicy, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]
-    ) -> AllocationDecision:
-        """Changes state: the decision with popular adapters placed, where its policy plans at all and has not placed
+    def _placing(self, policy: ServingPolicy, decision: Decision, replicas: tuple[ReplicaView, ...]) -> Plan:
+        """Changes state: the plan with popular adapters placed, where its policy plans at all and has not placed
         any itself."""
-        if policy.allocator is hold_resident or decision.components:
-            return decision
+        if policy.allocator is hold_resident or decision.plan.components:
+            return decision.plan
         uploaded = [adapter.name for adapter in self.uploaded]
-        found = place_components(self._asked, replicas, decision.assignments, uploaded)
+        found = place_components(self._asked, replicas, decision.plan.assignments, uploaded)
         self._asked = found.shares
-        return replace(decision, components=found.components, assignments=found.assignments)
+        return replace(decision.plan, components=found.components, assignments=found.assignments)
 
-    def _as_plan(self, policy: ServingPolicy, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
+    def _as_plan(self, policy: ServingPolicy, plan: Plan, replicas: tuple[ReplicaView, ...]) -> Plan:
         return replace(
-            decision.as_plan(self._version, policy.name),
-            cascades=with_skip_bound(decision.cascades, self._skip_light_below),
-            cache=self._wanted.cache_plan(decision.cache),
+            plan,
+            version=self._version,
+            allocator=policy.name,
+            cascades=with_skip_bound(plan.cascades, self._skip_light_below),
+            cache=self._wanted.cache_plan(plan.cache),
             endpoints=service_endpoints(replicas),
             drops_late=policy.drops_late,
             placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),

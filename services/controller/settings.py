@@ -8,10 +8,10 @@ from pathlib import Path
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
+from pentimento.policies.plan.registry import SERVING_POLICIES, PolicyBuilder, ServingPolicy
+from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.policies.profiled_cascades import ReusePromise
 from pentimento.policies.selector_profiling import RuleChoice
-from pentimento.policies.serving.policy import SERVING_POLICIES, PolicyBuilder, ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 

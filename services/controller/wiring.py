@@ -9,8 +9,7 @@ from pentimento.api.controller.v1.controller_service_pb2_grpc import add_Control
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import epoch_at
-from pentimento.policies.serving.chains import cascade_chain
-from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.plan.registry import ServingPolicy, registered_cascade
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
@@ -119,7 +118,7 @@ def _policy(settings: ControllerSettings, repository: ModelRepository) -> Servin
     light model's pictures that go on to the heavy one."""
     serving = settings.serving.serving()
     if (cascade := repository.cascade(settings.cascade)) is not None:
-        return cascade_chain(serving, cascade)
+        return registered_cascade(serving, cascade)
     return settings.policy(repository.handover(serving.light, serving.heavy))
 
 

@@ -1,9 +1,11 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
+from pentimento.domain.fleet import Plan
 from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
 from pentimento.domain.thinned_steps import NO_STEPS
-from pentimento.policies.allocation import AllocationContext, ModelDemand
-from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.settings import DeferralCurve
+from pentimento.policies.serving.entry import NOISE
 
 # How fast the profiled curve follows what is observed, where that tells most, and how far.
 _CURVE_WEIGHT = 0.2
@@ -14,7 +16,7 @@ _SLOWEST_S = 120.0
 SHARED_COUNT = 50.0
 
 
-def demand_of(context: AllocationContext, model: str) -> ModelDemand:
+def demand_of(context: PlanInput, model: str) -> ModelDemand:
     """Return the demand for a model over all its pools; zero where nobody asked for it."""
     found = [demand for demand in context.demand if demand.model == model]
     if len(found) < 2:
@@ -45,14 +47,21 @@ def smoothed(newest: float, before: float, weight: float) -> float:
     return before + weight * (newest - before) if before > 0.0 else newest
 
 
-def observed_bend(context: AllocationContext, deferral: DeferralCurve, scored: ModelDemand, before: float) -> float:
+def observed_bend(context: PlanInput, deferral: DeferralCurve, scored: ModelDemand, before: float) -> float:
     """Return the exponent of f(t), updated online: the one that the share asks for which was sent on from that model at
     the last threshold, averaged with what it was before."""
-    threshold = context.last.threshold(scored.model)
+    threshold = threshold_of(context.last.plan, scored.model)
     seen = deferral.bend_towards(threshold, scored.deferred_share)
     if seen is None:
         return before
     return smoothed(min(max(seen, _LEAST_BEND), _MOST_BEND), before, _CURVE_WEIGHT * deferral.tells(threshold))
+
+
+def threshold_of(plan: Plan, pool: str, start: str = NOISE) -> float:
+    """Return the confidence that images of the pool must exceed; 0 where they are not scored."""
+    stages = (stage for cascade in plan.cascades for stage in cascade.stages if stage.pool == pool)
+    found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
+    return next(found, 0.0)
 
 
 def settled_weight(weight: float, rate: float) -> float:

@@ -2,10 +2,10 @@
 
 from pentimento.domain.fleet import UnplannedModel
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.allocation import PlanInput
 
 
-def unplanned_models(context: AllocationContext) -> tuple[UnplannedModel, ...]:
+def unplanned_models(context: PlanInput) -> tuple[UnplannedModel, ...]:
     """Return the models that workers could hold and that have no profile on the workers' kind of device, ordered by
     name and device. No allocator that plans by profiles gives them to anybody."""
     profiled = {(profile.model, profile.device) for profile in context.profiles}

@@ -17,9 +17,9 @@ from lab.emulation.suite import EmulatedSuite
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import PlanVersion, Scheduler
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -66,12 +66,12 @@ LEASE_S, PLAN_INTERVAL_S = 3.0, 1.0
 class RecordingSettings(ControllerSettings):
     """`asked`: every context, with what the policy made of it."""
 
-    asked: list[tuple[AllocationContext, AllocationDecision]] = field(default_factory=list)
+    asked: list[tuple[PlanInput, Decision]] = field(default_factory=list)
 
     def policy(self) -> ServingPolicy:
         policy = super().policy()
 
-        def recording(context: AllocationContext) -> AllocationDecision:
+        def recording(context: PlanInput) -> Decision:
             decision = policy.allocator(context)
             self.asked.append((context, decision))
             return decision

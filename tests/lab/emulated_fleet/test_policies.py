@@ -12,7 +12,7 @@ from lab.planners.registry import POLICIES
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.policies.allocation import AllocationDecision
+from pentimento.policies.allocation import Decision
 from pentimento.stores.ledger import open_journal
 from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 
@@ -88,7 +88,7 @@ async def test_a_load_that_needs_it_changes_what_workers_hold_and_every_request_
 
 def light_counts(fleet: PlannedFleet) -> list[int]:
     """How many workers each decision gave to the light model."""
-    return [sum(one.model == "light" for one in decision.assignments) for _, decision in fleet.settings.asked]
+    return [sum(one.model == "light" for one in decision.plan.assignments) for _, decision in fleet.settings.asked]
 
 
 async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_what_was_reported(directory: Path) -> None:
@@ -99,12 +99,12 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
         await fleet.wait_until(lambda: max(light_counts(fleet)) > 1)
         await settled(fleet)
         # The policy decides in a thread, a moment before it is in force.
-        await fleet.wait_until(lambda: planned(fleet.plan) == planned(fleet.settings.asked[-1][1]))
+        await fleet.wait_until(lambda: planned(fleet.plan) == planned(fleet.settings.asked[-1][1].plan))
         asked = tuple(fleet.settings.asked)
         policy = POLICIES["diffserve"](fleet.settings.serving.serving())
 
     # From nothing remembered on, look after look.
-    before = decided = AllocationDecision()
+    before = decided = Decision()
     looked_s = None
     for context, in_the_controller in asked:
         if context.now_s != looked_s:
@@ -113,8 +113,8 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
         assert in_the_controller == decided
 
 
-def planned(by: AllocationDecision | Plan) -> tuple[object, ...]:
-    return by.assignments, by.pools, by.admission_rate
+def planned(plan: Plan) -> tuple[object, ...]:
+    return plan.assignments, plan.pools, plan.admission_rate
 
 
 async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
@@ -149,7 +149,7 @@ async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_th
         painted = await painted_at(fleet.suite, 120, 15.0)
 
         told = [one.thinnable for context, _ in fleet.settings.asked for one in context.demand if one.model == "heavy"]
-        thins = [pool.model for _, decision in fleet.settings.asked for pool in decision.pools if pool.thins]
+        thins = [pool.model for _, decision in fleet.settings.asked for pool in decision.plan.pools if pool.thins]
     assert set(thins) == {"heavy"}
     assert max(one.spare_shares / one.request_count for one in told if one.request_count) == 0.5
     thinned = [one.provenance for one in painted if one.provenance.route.thinned_steps]
@@ -174,7 +174,7 @@ async def test_every_kind_of_policy_is_played(directory: Path, policy: str, firs
 
         endings = await loaded(fleet.suite, 10, 10.0)
 
-        pools = [pool for _, decision in fleet.settings.asked for pool in decision.pools]
+        pools = [pool for _, decision in fleet.settings.asked for pool in decision.plan.pools]
         first = fleet.settings.asked[0][1]
     assert Counter(assignment.model for assignment in first.assignments) == first_given
     assert sum(endings.values()) == 10

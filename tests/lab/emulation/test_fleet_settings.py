@@ -7,7 +7,7 @@ import pytest
 
 from lab.emulation.fleet_file import read_fleet
 from lab.emulation.fleet_settings import fleet_settings
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality
+from pentimento.policies.plan.settings import DeferralCurve, ModelQuality
 
 FLEET = """
 default_model = "big"

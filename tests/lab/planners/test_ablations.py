@@ -1,28 +1,33 @@
 """DiffServe's ablations and relatives: static threshold, AIMD batching, no queueing model, static cascade."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lab.planners.ablations import AblatedCascade, StaticCascade
-from pentimento.policies.allocation import AllocationDecision, ModelDemand
-from pentimento.policies.serving.cascade_problem import CascadeSolution
-from pentimento.policies.serving.settings import ServingSettings
-from tests.unit.policies.serving.fleets import context, counts, decide, profiles, repeat
+from lab.planners.ablations import AimdMemory, StaticCascade, ablated
+from pentimento.policies.allocation import Decision, ModelDemand
+from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.demand import threshold_of
+from tests.unit.policies.plan.fleets import context, counts, decide, profiles, repeat
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 
 
 def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> None:
-    allocator = AblatedCascade(SETTINGS, aimd=True)
+    allocator = ablated(SETTINGS, aimd=True)
     calm = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
     grown, _ = repeat(allocator, calm, times=5, every_s=5.0)
     bad = context(16, ModelDemand("turbo", 5.0, violation_count=3), ModelDemand("sd15", 1.0))
 
     shrunk = decide(allocator, replace(bad, last=grown))
 
-    assert grown.memory[4:6] == (6.0, 6.0)
-    assert shrunk.memory[4:6] == (3.0, 7.0)
+    assert grown.memory.batches == (6.0, 6.0)
+    assert shrunk.memory.batches == (3.0, 7.0)
 
 
 def test_aimd_adds_none_beyond_what_was_measured() -> None:
@@ -30,35 +35,35 @@ def test_aimd_adds_none_beyond_what_was_measured() -> None:
     known = profiles(turbo={1: 0.1, 8: 0.4}, sd15={1: 1.8, 4: 3.7})
     asked = replace(context(16, ModelDemand("turbo", 8.0), ModelDemand("sd15", 1.0)), profiles=known)
 
-    last, _ = repeat(AblatedCascade(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
+    last, _ = repeat(ablated(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
 
-    assert {(one.model, one.max_batch_size) for one in last.assignments} == {("turbo", 8), ("sd15", 4)}
-    assert last.memory[4:6] == (8.0, 4.0)
+    assert {(one.model, one.max_batch_size) for one in last.plan.assignments} == {("turbo", 8), ("sd15", 4)}
+    assert last.memory.batches == (8.0, 4.0)
 
 
 def test_aimd_learns_nothing_from_a_pool_that_nobody_asks() -> None:
-    last, _ = repeat(AblatedCascade(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
+    last, _ = repeat(ablated(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
 
-    assert last.memory[4:6] == (6.0, 1.0)
+    assert last.memory.batches == (6.0, 1.0)
 
 
 def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() -> None:
     asked = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
 
-    last, _ = repeat(AblatedCascade(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
+    last, _ = repeat(ablated(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
 
-    heavy = [assignment for assignment in last.assignments if assignment.model == "sd15"]
+    heavy = [assignment for assignment in last.plan.assignments if assignment.model == "sd15"]
     assert heavy[0].max_batch_size == 21
-    assert last.threshold("turbo") > 0
+    assert threshold_of(last.plan, "turbo") > 0
 
 
 def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
-    allocator = AblatedCascade(SETTINGS, fixed_threshold=0.3)
+    allocator = ablated(SETTINGS, fixed_threshold=0.3)
 
     low = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
     high = decide(allocator, context(16, ModelDemand("turbo", 25.0)))
 
-    assert low.threshold("turbo") == high.threshold("turbo") == 0.3
+    assert threshold_of(low.plan, "turbo") == threshold_of(high.plan, "turbo") == 0.3
     assert counts(low)["turbo"] < counts(high)["turbo"]
 
 
@@ -69,16 +74,16 @@ def test_the_static_cascade_heeds_the_peak_alone() -> None:
     high = decide(allocator, context(16, ModelDemand("turbo", 500.0)))
 
     assert low == high
-    assert low.threshold("turbo") > 0
+    assert threshold_of(low.plan, "turbo") > 0
 
 
 def test_a_static_cascade_holds_what_it_was_given() -> None:
-    held = CascadeSolution(4, 12, 16, 4, 0.02, 0.0)
+    held = CascadeSolution((4, 12), (16, 4), (1.0, 0.02), (0.02,))
 
     decision = decide(StaticCascade(SETTINGS, held), context(16, ModelDemand("turbo", 500.0)))
 
     assert counts(decision) == {"sd15": 12, "turbo": 4}
-    assert decision.threshold("turbo") == 0.02
+    assert threshold_of(decision.plan, "turbo") == 0.02
 
 
 @pytest.mark.parametrize(("violations", "before", "after"), [(1, 7.0, 3.0), (2, 1.0, 1.0), (0, 32.0, 32.0)])
@@ -86,39 +91,84 @@ def test_aimd_halves_after_the_first_violation_and_stays_within_its_sizes(
     violations: int, before: float, after: float
 ) -> None:
     demand = ModelDemand("turbo", 4.0, violation_count=violations)
-    last = AllocationDecision(memory=(4.0, 1.0, 0.0, 0.0, before, 1.0))
+    last = Decision(memory=AimdMemory(4.0, 0.0, (SETTINGS.deferral,), (1.0,), (before, 1.0)))
 
-    decision = decide(AblatedCascade(SETTINGS, aimd=True), replace(context(16, demand), last=last))
+    decision = decide(ablated(SETTINGS, aimd=True), replace(context(16, demand), last=last))
 
-    assert decision.memory[4] == after
+    assert decision.memory.batches[0] == after
 
 
 def test_static_cascade_with_a_discriminator_of_the_whole_slo_defers_nothing() -> None:
     slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s, peak_per_s=4.0)
     asked = context(16, ModelDemand("turbo", 4.0))
 
-    assert decide(StaticCascade(replace(SETTINGS, peak_per_s=4.0)), asked).threshold("turbo") > 0
-    assert decide(StaticCascade(slow), asked).threshold("turbo") == 0
+    assert threshold_of(decide(StaticCascade(replace(SETTINGS, peak_per_s=4.0)), asked).plan, "turbo") > 0
+    assert threshold_of(decide(StaticCascade(slow), asked).plan, "turbo") == 0
 
 
 def test_no_queueing_model_with_a_long_queue_defers_all_the_same() -> None:
     swamped = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=40))
-    blind = AblatedCascade(replace(SETTINGS, slo_s=6.0), queueing_model=False)
+    blind = ablated(replace(SETTINGS, slo_s=6.0), queueing_model=False)
 
-    assert decide(blind, swamped).threshold("turbo") > 0
+    assert threshold_of(decide(blind, swamped).plan, "turbo") > 0
 
 
-def test_memory_of_a_cascade_ends_with_the_batches_of_aimd_alone() -> None:
+def test_aimd_memory_adds_batch_sizes_to_cascade_memory() -> None:
     asked = context(8, ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0))
-    plain = decide(AblatedCascade(SETTINGS), asked).memory
+    plain = decide(ablated(SETTINGS), asked).memory
 
-    assert decide(AblatedCascade(SETTINGS, aimd=True), asked).memory == (*plain, 2.0, 2.0)
-    assert len(plain) == 4
+    adapted = decide(ablated(SETTINGS, aimd=True), asked).memory
+    assert adapted == AimdMemory(plain.demand, plain.at_s, plain.curves, plain.bends, (2.0, 2.0))
 
 
 def test_static_cascade_that_cannot_carry_the_demand_admits_everything() -> None:
-    held = CascadeSolution(1, 2, 8, 4, 0.6, 3.0, admission_rate=0.5)
+    held = CascadeSolution((1, 2), (8, 4), (1.0, 0.6), (0.6,), admission_rate=0.5)
 
     decision = decide(StaticCascade(SETTINGS, held), context(3))
 
-    assert (decision.admission_rate, decision.memory) == (1.0, ())
+    assert (decision.plan.admission_rate, decision.memory) == (1.0, None)
+
+
+# One request a second on four devices; a light batch of one takes a second, a heavy one two.
+PROBLEM = CascadeProblem(1.0, 4, 9.0, ((BatchCost(1, 1.0),), (BatchCost(1, 2.0),)), (DeferralCurve(),))
+
+
+@pytest.mark.parametrize(("slo_s", "feasible"), [(0.9, False), (1.0, True), (2.0, True), (2.5, True), (2.999, True)])
+def test_relaxed_cascade_defers_nothing_where_heavy_is_late(slo_s: float, feasible: bool) -> None:
+    tight, anything = replace(PROBLEM, slo_s=slo_s), context(4)
+
+    found = ablated(SETTINGS, relaxed=True).solution(anything, tight)
+
+    assert not ablated(SETTINGS).solution(anything, tight).feasible
+    assert found == CascadeSolution((4, 0), (1, 1), (1.0, 0.0), (0.0,), feasible)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    demand=st.floats(0.1, 40.0),
+    device_count=st.integers(1, 12),
+    slo_s=st.floats(0.5, 8.0),
+    seconds=st.lists(st.floats(0.05, 4.0), min_size=2, max_size=6),
+    queue_s=st.floats(0.0, 2.0),
+)
+def test_relaxed_cascade_equals_brute_force(
+    demand: float, device_count: int, slo_s: float, seconds: list[float], queue_s: float
+) -> None:
+    half = len(seconds) // 2
+    stages = tuple(
+        tuple(BatchCost(2**power, one, queue_s) for power, one in enumerate(sorted(part)))
+        for part in (seconds[:half], seconds[half:])
+    )
+    problem = CascadeProblem(demand, device_count, slo_s, stages, (DeferralCurve(),), 0.1, grid(11))
+    best = None
+    for light, heavy, threshold, x1 in itertools.product(*stages, grid(11), range(1, device_count + 1)):
+        x2 = device_count - x1
+        latency_s = light.felt_s + 0.1 + (heavy.felt_s if threshold > 0.0 else 0.0)
+        fits = x1 * light.throughput >= demand * (1 - 1e-9)
+        fits &= x2 * heavy.throughput >= demand * threshold * (1 - 1e-9) and (x2 > 0 or threshold == 0.0)
+        if fits and latency_s <= slo_s and (best is None or threshold > best):
+            best = threshold
+
+    found = ablated(SETTINGS, relaxed=True).solution(context(1), problem)
+
+    assert (found.thresholds[0] if found.feasible else None) == best

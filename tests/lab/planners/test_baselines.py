@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planners.clipper import ClipperModel
-from lab.planners.proteus import Proteus
-from pentimento.policies.allocation import AllocationDecision, AllocationProfile, ModelDemand
+from lab.planners.clipper import ClipperMemory, ClipperModel
+from lab.planners.proteus import Proteus, ProteusMemory
+from pentimento.policies.allocation import AllocationProfile, Decision, ModelDemand
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.entry import NOISE
-from pentimento.policies.serving.settings import ServingSettings
-from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, repeat
+from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, repeat
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 
@@ -20,11 +20,11 @@ SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20
 @pytest.mark.parametrize(("violations", "before", "after"), [(0, 2, 3), (0, 4, 4), (1, 4, 2), (5, 3, 1), (1, 1, 1)])
 def test_clipper_adds_one_and_halves(violations: int, before: int, after: int) -> None:
     asked_for = context(1, ModelDemand("sd15", 1.0, violation_count=violations))
-    last = AllocationDecision(memory=(float(before),))
+    last = Decision(memory=ClipperMemory(before))
 
     decision = decide(ClipperModel("sd15", 5.0, (1, 2, 4, 8)), replace(asked_for, last=last))
 
-    assert (decision.assignments[0].max_batch_size, decision.memory) == (after, (float(after),))
+    assert (decision.plan.assignments[0].max_batch_size, decision.memory) == (after, ClipperMemory(after))
 
 
 @settings(deadline=None, max_examples=40)
@@ -39,7 +39,7 @@ def test_proteus_finds_the_largest_share_that_is_carried_in_time(rate: float, de
         share = min(count * heavy / rate, 1.0)
         if (devices - count) * light >= (1.0 - share) * rate * (1 - 1e-9):
             best = max(best, share)
-    light_routes, heavy_routes = (pool.routes for pool in decision.pools)
+    light_routes, heavy_routes = (pool.routes for pool in decision.plan.pools)
     assert [route.route for route in heavy_routes] == ["noise", "latent", "image"]
     assert [route.share for route in heavy_routes] == pytest.approx([best] * 3)
     assert [route.share for route in light_routes] == pytest.approx([1.0 - best] * 3)
@@ -50,14 +50,14 @@ def test_proteus_averages_and_over_provisions_what_is_asked_of_both_models() -> 
     first = decide(Proteus(SETTINGS), replace(both, now_s=7.0))
     burst = replace(context(16, ModelDemand("turbo", 41.0), now_s=8.0), last=first)
 
-    assert first.memory == (10.0, 7.0)
-    assert decide(Proteus(SETTINGS), burst).memory == (pytest.approx(10.0 + 31.0 / 3.1), 8.0)
+    assert first.memory == ProteusMemory(10.0, 7.0)
+    assert decide(Proteus(SETTINGS), burst).memory == ProteusMemory(pytest.approx(10.0 + 31.0 / 3.1), 8.0)
 
 
 def test_proteus_without_time_for_anything_runs_the_quickest_batch_of_the_light_model() -> None:
     decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
 
-    assert {(each.model, each.max_batch_size) for each in decision.assignments} == {("turbo", 1)}
+    assert {(each.model, each.max_batch_size) for each in decision.plan.assignments} == {("turbo", 1)}
 
 
 def test_proteus_takes_the_smallest_batches_among_equal_shares() -> None:
@@ -68,20 +68,20 @@ def test_proteus_takes_the_smallest_batches_among_equal_shares() -> None:
     shared = decide(Proteus(settings), context(3, ModelDemand("turbo", 4.0)))
     alone = decide(Proteus(settings), context(16, ModelDemand("turbo", 1.0)))
 
-    assert [(each.model, each.max_batch_size) for each in shared.assignments] == [
+    assert [(each.model, each.max_batch_size) for each in shared.plan.assignments] == [
         ("sd15", 2),
         ("sd15", 2),
         ("turbo", 1),
     ]
-    assert [(each.model, each.max_batch_size) for each in alone.assignments] == [("sd15", 1)] * 16
-    assert [pool.worker_ids for pool in shared.pools] == [("w002",), ("w000", "w001")]
+    assert [(each.model, each.max_batch_size) for each in alone.plan.assignments] == [("sd15", 1)] * 16
+    assert [pool.worker_ids for pool in shared.plan.pools] == [("w002",), ("w000", "w001")]
 
 
 def test_proteus_without_time_for_anything_sends_all_to_the_light_model() -> None:
     decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
 
-    assert [[route.share for route in pool.routes] for pool in decision.pools] == [[1.0] * 3, [0.0] * 3]
-    assert [pool.worker_ids for pool in decision.pools] == [("w000", "w001"), ()]
+    assert [[route.share for route in pool.routes] for pool in decision.plan.pools] == [[1.0] * 3, [0.0] * 3]
+    assert [pool.worker_ids for pool in decision.plan.pools] == [("w000", "w001"), ()]
 
 
 def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
@@ -97,15 +97,15 @@ def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
 def test_clipper_begins_with_a_batch_of_one() -> None:
     first = decide(ClipperModel("sd15", 5.0, (1, 2, 4)), context(1, ModelDemand("sd15", 1.0)))
 
-    assert first.assignments[0].max_batch_size == 1
+    assert first.plan.assignments[0].max_batch_size == 1
 
 
 @pytest.mark.parametrize("rate", [2.0, 10.0, 25.0])
 def test_proteus_carries_the_demand_with_the_share_it_chose(rate: float) -> None:
     decision = decide(Proteus(SETTINGS), context(16, ModelDemand("turbo", rate)))
 
-    share = next(route.share for route in decision.pools[1].routes if route.route == NOISE)
-    heavy = [assignment for assignment in decision.assignments if assignment.model == "sd15"]
+    share = next(route.share for route in decision.plan.pools[1].routes if route.route == NOISE)
+    heavy = [assignment for assignment in decision.plan.assignments if assignment.model == "sd15"]
     throughput = {1: 1 / 1.78, 2: 2 / 2.16, 4: 4 / 3.68}[heavy[0].max_batch_size] * len(heavy)
     assert 0 < share <= 1
     assert throughput >= share * rate * 0.999
@@ -116,4 +116,4 @@ def test_clipper_grows_its_batch_to_what_the_slo_allows() -> None:
 
     last, _ = repeat(allocator, context(2, ModelDemand("sd15", 1.0)), times=10, every_s=5.0)
 
-    assert last.assignments[0].max_batch_size == 4
+    assert last.plan.assignments[0].max_batch_size == 4

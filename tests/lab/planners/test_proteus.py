@@ -4,52 +4,50 @@ from dataclasses import replace
 
 import pytest
 
-from lab.planners.clipper import ClipperModel
-from lab.planners.proteus import Proteus
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
-from pentimento.policies.serving.settings import ServingSettings
-from tests.unit.policies.serving.fleets import counts, decide, profiles, worker
+from lab.planners.clipper import ClipperMemory, ClipperModel
+from lab.planners.proteus import Proteus, ProteusMemory
+from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.settings import ServingSettings
+from tests.unit.policies.plan.fleets import counts, decide, profiles, worker
 
 # One, one and a half and two a second.
 TABLE = {1: 1.0, 3: 2.0, 8: 4.0}
 SETTINGS = ServingSettings("sd15", "turbo", slo_s=6.0, overprovision=1.0, batch_sizes=(1, 3), expected_per_s=0.0)
 
 
-def asked(
-    *demand: ModelDemand, devices: int = 3, memory: tuple[float, ...] = (), now_s: float = 0.0
-) -> AllocationContext:
+def asked(*demand: ModelDemand, devices: int = 3, memory: object = None, now_s: float = 0.0) -> PlanInput:
     views = tuple(worker(index, "sd15") for index in range(devices))
     table = profiles(sd15=TABLE, turbo={1: 0.25, 2: 0.4})
-    return AllocationContext(now_s, views, demand, table, AllocationDecision(memory=memory))
+    return PlanInput(now_s, views, demand, table, Decision(memory=memory))
 
 
-def sizes(decision: AllocationDecision) -> set[int]:
-    return {one.max_batch_size for one in decision.assignments}
+def sizes(decision: Decision) -> set[int]:
+    return {one.max_batch_size for one in decision.plan.assignments}
 
 
 @pytest.mark.parametrize(
     ("memory", "violations", "size"),
     [
-        ((), 0, 1),
-        ((1.0,), 0, 2),
-        ((7.0,), 0, 8),
-        ((8.0,), 0, 8),
-        ((8.0,), 1, 4),
-        ((5.0,), 3, 2),
-        ((1.0,), 1, 1),
-        ((), 1, 1),
+        (None, 0, 1),
+        (ClipperMemory(1), 0, 2),
+        (ClipperMemory(7), 0, 8),
+        (ClipperMemory(8), 0, 8),
+        (ClipperMemory(8), 1, 4),
+        (ClipperMemory(5), 3, 2),
+        (ClipperMemory(1), 1, 1),
+        (None, 1, 1),
     ],
 )
 def test_clipper_adds_one_after_a_period_without_violations_and_halves_after_one_with(
-    memory: tuple[float, ...], violations: int, size: int
+    memory: ClipperMemory | None, violations: int, size: int
 ) -> None:
     demand = ModelDemand("sd15", 1.0, violation_count=violations)
 
     assert sizes(decide(ClipperModel("sd15", 4.0, (1, 3, 8)), asked(demand, memory=memory))) == {size}
 
 
-def shares(decision: AllocationDecision) -> dict[str, float]:
-    return {pool.pool: round(pool.routes[0].share, 6) for pool in decision.pools}
+def shares(decision: Decision) -> dict[str, float]:
+    return {pool.pool: round(pool.routes[0].share, 6) for pool in decision.plan.pools}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,7 @@ def test_proteus_sends_the_heavy_model_as_much_as_the_rest_of_the_devices_allows
 
     assert shares(decision) == pytest.approx({"turbo": 1 - heavy_share, "sd15": heavy_share}, abs=1e-6)
     assert counts(decision) == devices
-    assert {(route.route, route.cascade) for pool in decision.pools for route in pool.routes} == {
+    assert {(route.route, route.cascade) for pool in decision.plan.pools for route in pool.routes} == {
         ("noise", ""),
         ("latent", ""),
         ("image", ""),
@@ -96,8 +94,8 @@ def test_proteus_plans_for_demand_as_it_was_on_average() -> None:
     settings = replace(SETTINGS, demand_weight=0.5, overprovision=1.2)
 
     first = decide(Proteus(replace(settings, expected_per_s=2.0)), asked(ModelDemand("turbo", 8.0)))
-    later = decide(Proteus(settings), asked(ModelDemand("turbo", 8.0), memory=(2.0, 5.0), now_s=7.0))
+    later = decide(Proteus(settings), asked(ModelDemand("turbo", 8.0), memory=ProteusMemory(2.0, 5.0), now_s=7.0))
 
-    assert first.memory == (2.0, 0.0)
-    assert later.memory == (pytest.approx(2.0 + 0.75 * 6.0), 7.0)
+    assert first.memory == ProteusMemory(2.0, 0.0)
+    assert later.memory == ProteusMemory(pytest.approx(2.0 + 0.75 * 6.0), 7.0)
     assert shares(later)["sd15"] == pytest.approx(1.5 / (6.5 * 1.2), abs=1e-6)

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from lab.planners.ablations import AblatedCascade, StaticCascade
+from lab.planners.ablations import StaticCascade, ablated
 from lab.planners.cascade_milp import solve_by_milp
 from lab.planners.clipper import ClipperModel
 from lab.planners.proteus import Proteus
@@ -14,26 +14,26 @@ from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Replica, ReplicaKind
-from pentimento.policies.allocation import AllocationContext, Allocator, ModelDemand, ReplicaView
+from pentimento.policies.allocation import Allocator, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.entry import LATENT, NOISE, entry_of
-from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
-from pentimento.policies.serving.settings import ServingSettings
-from pentimento.policies.serving.uniform import OneModel
 from pentimento.settings import SettingsError, load_settings
 from services.controller.planner import Planner
 from services.controller.settings import ControllerSettings
-from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
+from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 SIZES = (1, 2, 4, 8, 16, 32)
 CASCADE = {"heavy", "light", "slo_s"}
 CASCADES = {
     "static-cascade": StaticCascade(SETTINGS),
-    "static-threshold": AblatedCascade(SETTINGS, fixed_threshold=0.5),
-    "aimd": AblatedCascade(SETTINGS, aimd=True),
-    "no-queueing-model": AblatedCascade(SETTINGS, queueing_model=False),
-    "diffserve-relaxed": AblatedCascade(SETTINGS, relaxed=True),
-    "diffserve-milp": AblatedCascade(SETTINGS, solver=solve_by_milp),
+    "static-threshold": ablated(SETTINGS, fixed_threshold=0.5),
+    "aimd": ablated(SETTINGS, aimd=True),
+    "no-queueing-model": ablated(SETTINGS, queueing_model=False),
+    "diffserve-relaxed": ablated(SETTINGS, relaxed=True),
+    "diffserve-milp": ablated(SETTINGS, solver=solve_by_milp),
 }
 ALLOCATORS = {
     **CASCADES,
@@ -101,14 +101,14 @@ def test_policy_of_any_demand_plans_every_device(name: str, rate: float) -> None
     decision, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, asked, 5, 5.0)
 
     assert sum(counts(decision).values()) == 16
-    assert entry_of(decision.pools, NOISE, 0.5)
+    assert entry_of(decision.plan.pools, NOISE, 0.5)
 
 
 @pytest.mark.parametrize("name", LAB_POLICIES)
 def test_policy_of_an_empty_fleet_assigns_nothing(name: str) -> None:
     last, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, context(0, ModelDemand("turbo", 3.0)), 3, 5.0)
 
-    assert last.assignments == ()
+    assert last.plan.assignments == ()
 
 
 @pytest.mark.parametrize("name", [*CASCADES, "proteus"])
@@ -116,13 +116,13 @@ def test_policy_of_an_empty_fleet_assigns_nothing(name: str) -> None:
 def test_policy_with_workers_of_one_model_gives_it_everything(name: str, model: str) -> None:
     known = profiles(turbo=TURBO) if model == "turbo" else profiles(sd15=SD15)
     views = tuple(worker(number, model, (model,)) for number in range(4))
-    asked = AllocationContext(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
+    asked = PlanInput(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
 
     decision = decide(LAB_POLICIES[name](SETTINGS).allocator, asked)
 
-    assert (counts(decision), decision.cascades) == ({model: 4}, ())
+    assert (counts(decision), decision.plan.cascades) == ({model: 4}, ())
     for start in (NOISE, LATENT):
-        entry = entry_of(decision.pools, start, 0.5)
+        entry = entry_of(decision.plan.pools, start, 0.5)
         assert entry is not None and (entry.pool.model, entry.cascade) == (model, "")
 
 
@@ -134,11 +134,15 @@ def test_workers_of_other_models_are_no_devices(name: str) -> None:
     costs = profiles(turbo=TURBO, sd15=SD15)
 
     alone, beside = (
-        decide(allocator, AllocationContext(0.0, fleet, (ModelDemand("turbo", 8.0),), costs))
+        decide(allocator, PlanInput(0.0, fleet, (ModelDemand("turbo", 8.0),), costs))
         for fleet in (own, own + strangers)
     )
 
-    assert (counts(beside), beside.pools, beside.cascades) == (counts(alone), alone.pools, alone.cascades)
+    assert (counts(beside), beside.plan.pools, beside.plan.cascades) == (
+        counts(alone),
+        alone.plan.pools,
+        alone.plan.cascades,
+    )
     assert beside.memory == alone.memory
 
 
@@ -173,10 +177,10 @@ async def test_planner_without_profiles_serves_the_resident_plan(name: str) -> N
         ReplicaView(Replica(f"{model}-0", ReplicaKind.UNET_WORKER, f"unix:/{model}", 1, resident_models=(model,)))
         for model in ("sd15", "turbo")
     )
-    await planner.look(AllocationContext(0.0, ()))
+    await planner.look(PlanInput(0.0, ()))
     planner.begin()
 
-    await planner.look(AllocationContext(0.0, pair))
+    await planner.look(PlanInput(0.0, pair))
 
     assert [(one.worker_id, one.model) for one in planner.plan.assignments] == [
         ("sd15-0", "sd15"),

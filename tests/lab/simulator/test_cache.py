@@ -10,7 +10,7 @@ from lab.simulator.cache import CacheSettings, SimulatedCache
 from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.cache_selection import SelectionRules, Threshold
-from pentimento.policies.serving.policy import CacheUse
+from pentimento.policies.plan.registry import CacheUse
 
 # Row 1 is near row 0, row 2 nearer, row 3 far from all.
 ANGLES = np.array([0.0, 0.60, 0.30, 2.0], np.float32)

@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 from lab.runs import Outcome
-from pentimento.domain.fleet import PoolPlan, WorkerAssignment
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
+from pentimento.policies.allocation import UNNUMBERED, Decision, PlanInput
+from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.serving.entry import EVERY_START
-from pentimento.policies.serving.policy import ServingPolicy
 from tests.lab.simulator.scenarios import arrivals, cascade, run
 
 
-def heavy_then_light(context: AllocationContext) -> AllocationDecision:
+def heavy_then_light(context: PlanInput) -> Decision:
     """A plan that holds the heavy model for whoever comes, and after a second the light one in its place."""
     model, other = ("sd15", "turbo") if context.now_s < 1.0 else ("turbo", "sd15")
     (worker,) = context.workers()
     pools = (PoolPlan(model, model, (worker.instance_id,), EVERY_START), PoolPlan(other, other, ()))
-    return AllocationDecision(
-        (WorkerAssignment(worker.instance_id, worker.address, model, worker.generation, 1),), pools
+    return Decision(
+        Plan(UNNUMBERED, (WorkerAssignment(worker.instance_id, worker.address, model, worker.generation, 1),), pools)
     )
 
 

@@ -9,7 +9,7 @@ from lab.simulator.ledger import Chance
 from lab.simulator.scenario import Scenario
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import Decision, PlanInput
 from tests.lab.simulator.scenarios import cascade, poisson, run
 
 
@@ -50,7 +50,7 @@ def test_allocator_hears_what_deferred_light_images_kept() -> None:
     """A light image is worth 0.6 to 1.0 here and a heavy one 0.9; the least confident half is deferred."""
     scenario, heard = cascade("static-threshold"), list[tuple[KeptQuality, ...]]()
 
-    def hearing(context: AllocationContext) -> AllocationDecision:
+    def hearing(context: PlanInput) -> Decision:
         heard.extend(one.compared for one in context.demand if one.compared)
         return scenario.policy.allocator(context)
 

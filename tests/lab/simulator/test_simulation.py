@@ -22,9 +22,9 @@ from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
-from pentimento.policies.serving.policy import ServingPolicy
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.allocation import Decision, PlanInput, hold_resident
+from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 from tests.lab.simulator.scenarios import SD15, arrivals, cascade, one_model, poisson, run, share
 
@@ -190,12 +190,12 @@ def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() ->
 def switching(at_s: float) -> ServingPolicy:
     """All workers hold `a` at first, and `b` from `at_s` on."""
 
-    def allocator(context: AllocationContext) -> AllocationDecision:
-        decision = hold_resident(context)
+    def allocator(context: PlanInput) -> Decision:
+        plan = hold_resident(context).plan
         model = "b" if context.now_s >= at_s else "a"
-        assignments = tuple(replace(assignment, model=model) for assignment in decision.assignments)
-        pools = tuple(replace(pool, pool=model, model=model) for pool in decision.pools)
-        return replace(decision, assignments=assignments, pools=pools)
+        assignments = tuple(replace(assignment, model=model) for assignment in plan.assignments)
+        pools = tuple(replace(pool, pool=model, model=model) for pool in plan.pools)
+        return Decision(replace(plan, assignments=assignments, pools=pools))
 
     return ServingPolicy("switching", allocator)
 
@@ -227,7 +227,7 @@ def test_allocators_are_told_whether_batches_are_joined_at_any_step(
 ) -> None:
     told: list[bool] = []
 
-    def allocator(context: AllocationContext) -> AllocationDecision:
+    def allocator(context: PlanInput) -> Decision:
         told.extend(Capability.STEP_BATCHING in worker.capabilities for worker in context.workers())
         return hold_resident(context)
 

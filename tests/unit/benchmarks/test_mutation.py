@@ -154,7 +154,7 @@ def test_chosen_module_without_sources_or_tests_is_refused() -> None:
 
 
 def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> None:
-    paths = ["pentimento/policies/serving/pid.py", "pentimento/policies/serving/demand.py"]
+    paths = ["pentimento/policies/plan/placement.py", "pentimento/policies/serving/demand.py"]
     sizes = {path: len(Source(ROOT, path).changes) for path in paths}
     half = sum(sizes.values()) // 2
 

@@ -8,35 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import Decision, PlanInput
 from services.controller.allocating import MAX_STUCK, AllocatorStuck, AllocatorThreads
 
-CONTEXT = AllocationContext(7.0, ())
+CONTEXT = PlanInput(7.0, ())
 
 
 async def test_what_the_allocator_decides_comes_back():
-    decided = await AllocatorThreads(60.0).decide(lambda asked: AllocationDecision(memory=(asked.now_s,)), CONTEXT)
+    decided = await AllocatorThreads(60.0).decide(lambda asked: Decision(memory=asked.now_s), CONTEXT)
 
-    assert decided.memory == (7.0,)
+    assert decided.memory == 7.0
 
 
 async def test_the_loop_goes_on_while_an_allocator_decides():
     may_end = threading.Event()
 
-    def waiting(context: AllocationContext) -> AllocationDecision:
+    def waiting(context: PlanInput) -> Decision:
         may_end.wait(60)
-        return AllocationDecision()
+        return Decision()
 
     async def end_it() -> None:
         may_end.set()
 
     decided, _ = await asyncio.gather(AllocatorThreads(60.0).decide(waiting, CONTEXT), end_it())
 
-    assert decided == AllocationDecision()
+    assert decided == Decision()
 
 
 async def test_what_an_allocator_raises_is_raised():
-    def late(context: AllocationContext) -> AllocationDecision:
+    def late(context: PlanInput) -> Decision:
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
@@ -46,11 +46,11 @@ async def test_what_an_allocator_raises_is_raised():
 async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only():
     may_end, calls, called = threading.Event(), [], threading.Semaphore(0)
 
-    def hanging(context: AllocationContext) -> AllocationDecision:
+    def hanging(context: PlanInput) -> Decision:
         calls.append(context)
         called.release()
         may_end.wait(60)
-        return AllocationDecision()
+        return Decision()
 
     threads = AllocatorThreads(0.01)
     for _ in range(MAX_STUCK + 2):
@@ -66,9 +66,9 @@ async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only(
 async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
     may_end = threading.Event()
 
-    def hanging(context: AllocationContext) -> AllocationDecision:
+    def hanging(context: PlanInput) -> Decision:
         may_end.wait(60)
-        return AllocationDecision()
+        return Decision()
 
     threads = AllocatorThreads(0.01)
     for _ in range(MAX_STUCK):
@@ -80,15 +80,15 @@ async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
             await asyncio.to_thread(thread.join)
 
     threads.limit_s = 60.0
-    assert await threads.decide(lambda asked: AllocationDecision(), CONTEXT) == AllocationDecision()
+    assert await threads.decide(lambda asked: Decision(), CONTEXT) == Decision()
 
 
 # A market split problem: no solver is through with it in hours.
 HUNG = """
 import random
 from pentimento.domain.errors import Internal
-from pentimento.policies.allocation import AllocationContext
-from pentimento.policies.serving.linear_program import LinearProgram
+from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.joint.solver import LinearProgram
 from services.controller.allocating import AllocatorStuck, AllocatorThreads, run_beside_allocators
 
 def hanging(context):
@@ -102,7 +102,7 @@ def hanging(context):
 
 async def main(argv):
     try:
-        await AllocatorThreads(0.5).decide(hanging, AllocationContext(0.0, ()))
+        await AllocatorThreads(0.5).decide(hanging, PlanInput(0.0, ()))
     except AllocatorStuck:
         print("stuck", flush=True)
     if argv:

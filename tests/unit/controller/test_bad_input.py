@@ -10,9 +10,9 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, check_decision
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.allocation import Decision, PlanInput, check_decision
+from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.plan.settings import ServingSettings
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
@@ -59,10 +59,8 @@ JUMPS = st.sampled_from((0.0, 0.2, 1.0, 6.0, 1e6))
 EVENTS = st.lists(st.one_of(REPORTS, COST_LIES, JUMPS), max_size=12)
 
 
-def controller_of(
-    played: ServingPolicy, clock: SetClock, asked: list[tuple[AllocationContext, AllocationDecision]]
-) -> Controller:
-    def noting(context: AllocationContext) -> AllocationDecision:
+def controller_of(played: ServingPolicy, clock: SetClock, asked: list[tuple[PlanInput, Decision]]) -> Controller:
+    def noting(context: PlanInput) -> Decision:
         decision = played.allocator(context)
         asked.append((context, decision))
         return decision
@@ -74,7 +72,7 @@ def controller_of(
 
 async def played(policy: ServingPolicy, told: list[ReplicaReport | ModelCost | float]) -> None:
     clock = SetClock(wall_s=1.8e9, monotonic_s=100.0)
-    asked: list[tuple[AllocationContext, AllocationDecision]] = []
+    asked: list[tuple[PlanInput, Decision]] = []
     controller = controller_of(policy, clock, asked)
     for event in (7.0, WORKER, DOOR, *told, 6.0, WORKER, DOOR):
         try:
@@ -107,7 +105,7 @@ async def test_whatever_replicas_say_and_clocks_do_the_plan_is_valid_and_the_nex
 async def test_reports_that_waited_while_the_controller_was_stopped_are_no_burst() -> None:
     """A minute's arrivals, told in one report after a pause of a minute."""
     clock = SetClock(wall_s=1.8e9, monotonic_s=100.0)
-    asked: list[tuple[AllocationContext, AllocationDecision]] = []
+    asked: list[tuple[PlanInput, Decision]] = []
     controller = controller_of(SERVING_POLICIES["diffserve"](SETTINGS), clock, asked)
     controller.register(WORKER)
     controller.register(DOOR)

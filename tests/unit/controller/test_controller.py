@@ -17,9 +17,9 @@ from pentimento.domain.fleet import (
     ReplicaReport,
 )
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
-from pentimento.policies.serving.settings import ModelQuality
+from pentimento.policies.allocation import AllocationProfile, Decision, PlanInput, hold_resident
+from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.plan.settings import ModelQuality
 from pentimento.settings import SettingsError, load_settings
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
@@ -41,14 +41,14 @@ def clock() -> SetClock:
 
 
 @pytest.fixture
-def asked() -> list[AllocationContext]:
+def asked() -> list[PlanInput]:
     """What the policy was asked."""
     return []
 
 
 @pytest.fixture
 def controller(clock, asked) -> Controller:
-    def noting(context: AllocationContext) -> AllocationDecision:
+    def noting(context: PlanInput) -> Decision:
         asked.append(context)
         return hold_resident(context)
 
@@ -124,7 +124,7 @@ async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_wheneve
     first, again, second = asked
     assert [context.demand[0].arrivals_per_s for context in asked] == [1.0, 1.0, 3.0]
     assert (again.now_s, again.last, len(again.workers())) == (first.now_s, first.last, 2)
-    assert (second.now_s, len(second.last.assignments)) == (111.0, 2)
+    assert (second.now_s, len(second.last.plan.assignments)) == (111.0, 2)
 
 
 async def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):

@@ -17,6 +17,7 @@ from pentimento.domain.fleet import (
     Capability,
     CascadePlan,
     ComponentPlacement,
+    Plan,
     PoolPlan,
     RegisteredDigest,
     Replica,
@@ -27,21 +28,22 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
-    AllocationContext,
-    AllocationDecision,
+    UNNUMBERED,
     Allocator,
+    Decision,
     ModelDemand,
+    PlanInput,
     ReplicaView,
     hold_resident,
 )
-from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse, ServingPolicy
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse, ServingPolicy
+from pentimento.policies.plan.settings import ServingSettings
 from services.controller.planner import Planner
 
 WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
 EMBEDDER = ReplicaView(Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 1))
 OTHER = ReplicaView(replace(WORKER.replica, instance_id="w2", address="unix:/w2"))
-EMPTY, ONE, TWO = (AllocationContext(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
+EMPTY, ONE, TWO = (PlanInput(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
 
 
 def planner_of(allocator: Allocator, name: str = "resident") -> Planner:
@@ -81,7 +83,7 @@ async def test_every_change_gets_the_next_number(planner):
 
 
 async def test_the_plan_lists_where_the_other_services_are(planner):
-    plan = await planner.look(AllocationContext(0.0, (WORKER, EMBEDDER)))
+    plan = await planner.look(PlanInput(0.0, (WORKER, EMBEDDER)))
 
     assert plan.endpoints == (ServiceEndpoint(ReplicaKind.EMBEDDER, "e1", "unix:/e1"),)
 
@@ -94,17 +96,17 @@ async def test_a_newer_epoch_issues_the_plan_anew(planner):
     assert (await planner.look(ONE)).version == PlanVersion(9, 1)
 
 
-def raising(context: AllocationContext) -> AllocationDecision:
+def raising(context: PlanInput) -> Decision:
     raise ZeroDivisionError
 
 
-def nonsensical(context: AllocationContext) -> AllocationDecision:
-    return replace(hold_resident(context), admission_rate=float("nan"))
+def nonsensical(context: PlanInput) -> Decision:
+    return Decision(replace(hold_resident(context).plan, admission_rate=float("nan")))
 
 
 @pytest.mark.parametrize("bad", [raising, nonsensical])
 async def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_says_so(bad):
-    turns: list[Callable[[AllocationContext], AllocationDecision]] = [hold_resident, bad, bad, hold_resident]
+    turns: list[Callable[[PlanInput], Decision]] = [hold_resident, bad, bad, hold_resident]
     planner = planner_of(lambda context: turns.pop(0)(context), bad.__name__)
     good = await planner.look(ONE)
 
@@ -118,9 +120,9 @@ async def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_sa
 async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_says_so():
     may_end = threading.Event()
 
-    def hanging(context: AllocationContext) -> AllocationDecision:
+    def hanging(context: PlanInput) -> Decision:
         may_end.wait(60)
-        return AllocationDecision()
+        return Decision()
 
     turns = [hold_resident, hanging]
     planner = Planner(ServingPolicy("hanging", lambda context: turns.pop(0)(context)), 5, allocator_limit_s=60.0)
@@ -134,9 +136,10 @@ async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_s
     assert failures("hanging") == 1
 
 
-def counting(context: AllocationContext) -> AllocationDecision:
+def counting(context: PlanInput) -> Decision:
     """Remembers how often it was asked."""
-    return AllocationDecision(memory=(sum(context.last.memory) + 1.0,), admission_rate=sum(context.last.memory) / 10)
+    count = context.last.memory or 0
+    return Decision(Plan(UNNUMBERED, admission_rate=count / 10), count + 1)
 
 
 async def test_an_allocator_finds_again_what_it_decided_last():
@@ -148,10 +151,10 @@ async def test_an_allocator_finds_again_what_it_decided_last():
 async def test_a_policy_that_takes_over_while_another_decides_finds_nothing_of_that_one():
     deciding, may_end = threading.Event(), threading.Event()
 
-    def slow(context: AllocationContext) -> AllocationDecision:
+    def slow(context: PlanInput) -> Decision:
         deciding.set()
         may_end.wait(60)
-        return AllocationDecision(memory=(7.0,))
+        return Decision(memory=7)
 
     planner = planner_of(slow, "before")
     looking = asyncio.create_task(planner.look(ONE))
@@ -198,7 +201,7 @@ async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_residen
     edges = Adapter("edges", AdapterKind.CONTROLNET, "sha256:e", "sd")
     other = replace(edges, digest="sha256:other")
 
-    def with_nets(*resident: str) -> AllocationContext:
+    def with_nets(*resident: str) -> PlanInput:
         worker = ReplicaView(replace(WORKER.replica, adapters=(neon,)))
         nets = [
             ReplicaView(Replica(name, ReplicaKind.CONTROLNET, f"unix:/{name}", 1, adapters=(held,), **held_now))
@@ -208,7 +211,7 @@ async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_residen
                 ("c3", other, {}),
             )
         ]
-        return AllocationContext(0.0, (*nets, worker))
+        return PlanInput(0.0, (*nets, worker))
 
     plan = await planner.look(with_nets())
     assert plan is not None and plan.placements == (
@@ -222,7 +225,7 @@ async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_residen
 
 
 async def test_models_without_a_profile_are_named_in_a_metric_unless_the_policy_needs_none():
-    idle = AllocationContext(0.0, (ReplicaView(replace(WORKER.replica, device="gpu")),))
+    idle = PlanInput(0.0, (ReplicaView(replace(WORKER.replica, device="gpu")),))
     name = "pentimento_controller_unplanned_models_count"
 
     profiled = planner_of(hold_resident, "diffserve")
@@ -246,10 +249,10 @@ NETS = ReplicaView(Replica("c1", ReplicaKind.CONTROLNET, "unix:/c1", 1, adapters
 async def test_a_policy_that_plans_places_what_is_popular():
     planner = planner_of(lambda context: hold_resident(context), "deciding")
 
-    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+    plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
     assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
-    assert await planner.look(AllocationContext(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
+    assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
 
 
 async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
@@ -258,22 +261,22 @@ async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
     fetching = ReplicaView(replace(WORKER.replica, capabilities=frozenset({Capability.UPLOADED_LORA})))
     asked = (ModelDemand("heavy", 1.0, adapters=(AdapterDemand(AdapterKind.LORA, "ink", 10),)),)
 
-    plan = await planner.look(AllocationContext(0.0, (fetching,), asked))
+    plan = await planner.look(PlanInput(0.0, (fetching,), asked))
 
     assert [one.prefetch for one in plan.assignments] == [("ink",)]
 
 
 async def test_without_planning_nothing_is_placed(planner):
-    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+    plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
     assert plan.components == ()
 
 
 async def test_what_an_allocator_places_itself_stands():
     own = (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ()),)
-    planner = planner_of(lambda context: replace(hold_resident(context), components=own), "placing")
+    planner = planner_of(lambda context: Decision(replace(hold_resident(context).plan, components=own)), "placing")
 
-    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+    plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
     assert plan.components == own
 
@@ -282,7 +285,7 @@ async def test_plans_say_of_the_cache_what_the_policys_system_keeps_unless_its_a
     policy = ServingPolicy("nirvana-only", hold_resident, CacheUse.LATENTS, "lcbfu", cache_hits=False)
     decided = CachePlan(("image",), alpha=0.8)
     found = []
-    for allocator in (hold_resident, lambda context: replace(hold_resident(context), cache=decided)):
+    for allocator in (hold_resident, lambda context: Decision(replace(hold_resident(context).plan, cache=decided))):
         planner = Planner(replace(policy, allocator=allocator), 5, allocator_limit_s=60.0)
         found.append((await planner.look(ONE)).cache)
         planner.begin()
@@ -298,7 +301,7 @@ async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_plan
     right = ReplicaView(replace(WORKER.replica, held_model_digest="sha256:right"))
     planner.registered = {"heavy": "sha256:right"}
 
-    plan = await planner.look(AllocationContext(0.0, (right, wrong)))
+    plan = await planner.look(PlanInput(0.0, (right, wrong)))
 
     assert [one.worker_id for one in plan.assignments] == ["w1"]
     assert plan.registered == (RegisteredDigest("heavy", "sha256:right"),)
@@ -306,7 +309,7 @@ async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_plan
     assert planner.unplanned[0] == UnplannedModel("heavy", "", "MODEL_DIGEST_MISMATCH", "w2")
     assert REGISTRY.get_sample_value("pentimento_controller_mismatched_workers_count") == 1
     planner.registered = {}
-    assert len((await planner.look(AllocationContext(0.0, (right, wrong)))).assignments) == 2
+    assert len((await planner.look(PlanInput(0.0, (right, wrong)))).assignments) == 2
 
 
 async def test_first_stages_get_the_bound_of_the_settings_unless_their_allocator_decides_on_one():
@@ -314,8 +317,8 @@ async def test_first_stages_get_the_bound_of_the_settings_unless_their_allocator
     own = CascadePlan("own", (StagePlan("light", skip_below=0.2), StagePlan("heavy")))
     open_one = CascadePlan("open", (StagePlan("light"), StagePlan("heavy")))
 
-    def cascading(context: AllocationContext) -> AllocationDecision:
-        return replace(hold_resident(context), pools=pools, cascades=(own, open_one))
+    def cascading(context: PlanInput) -> Decision:
+        return Decision(replace(hold_resident(context).plan, pools=pools, cascades=(own, open_one)))
 
     planner = Planner(ServingPolicy("cascading", cascading), 5, allocator_limit_s=60.0, skip_light_below=0.05)
     planner.begin()
@@ -339,7 +342,7 @@ async def test_planner_policy_without_profiles_serves_resident_plan(name: str):
     await planner.look(EMPTY)
     planner.begin()
 
-    await planner.look(AllocationContext(0.0, PAIR))
+    await planner.look(PlanInput(0.0, PAIR))
 
     assert [(one.worker_id, one.model) for one in planner.plan.assignments] == [
         ("heavy-0", "heavy"),
@@ -355,7 +358,7 @@ async def test_planner_resident_plan_yields_once_profiles_are_there():
     lacking = FailedPrecondition("PROFILE_MISSING", "model heavy has no profile")
     found: list[Exception | None] = [lacking, lacking, None]
 
-    def policy(context: AllocationContext) -> AllocationDecision:
+    def policy(context: PlanInput) -> Decision:
         if (error := found.pop(0)) is not None:
             raise error
         return hold_resident(context)
@@ -374,11 +377,11 @@ async def test_planner_resident_plan_yields_once_profiles_are_there():
 @pytest.mark.parametrize("bad", [raising, nonsensical])
 async def test_planner_plan_without_live_worker_yields_to_resident(bad):
     restarted = replace(WORKER.replica, generation=2)
-    turns: list[Callable[[AllocationContext], AllocationDecision]] = [hold_resident, bad]
+    turns: list[Callable[[PlanInput], Decision]] = [hold_resident, bad]
     planner = planner_of(lambda context: turns.pop(0)(context), "joint")
     await planner.look(ONE)
 
-    plan = await planner.look(AllocationContext(0.0, (ReplicaView(restarted),)))
+    plan = await planner.look(PlanInput(0.0, (ReplicaView(restarted),)))
 
     assert (plan.allocator, [one.generation for one in plan.assignments]) == ("resident", [2])
     assert plan.notes == ("joint cannot plan (its allocator failed): the workers keep the models that they hold",)
@@ -387,6 +390,6 @@ async def test_planner_plan_without_live_worker_yields_to_resident(bad):
 async def test_planner_names_unprofiled_models_before_policy_begins():
     planner = Planner(SERVING_POLICIES["joint"](SERVING), 5, allocator_limit_s=60.0)
 
-    await planner.look(AllocationContext(0.0, PAIR))
+    await planner.look(PlanInput(0.0, PAIR))
 
     assert [one.model for one in planner.unplanned] == ["heavy", "light"]

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import ModelCost, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.domain.fleet import ModelCost, Plan, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.domain.models import DeviceCost
 from pentimento.policies.allocation import (
-    AllocationContext,
-    AllocationDecision,
+    UNNUMBERED,
     AllocationProfile,
+    Decision,
     ModelDemand,
+    PlanInput,
     ReplicaView,
     check_decision,
     hold_resident,
@@ -28,11 +29,11 @@ def worker(name: str, *models: str, generation: int = 1) -> ReplicaView:
     return ReplicaView(Replica(name, kind, f"unix:/{name}", generation, resident_models=models))
 
 
-NOTHING = AllocationDecision()
+NOTHING = Decision()
 
 
-def context(*views: ReplicaView, last: AllocationDecision = NOTHING) -> AllocationContext:
-    return AllocationContext(0.0, views, last=last)
+def context(*views: ReplicaView, last: Decision = NOTHING) -> PlanInput:
+    return PlanInput(0.0, views, last=last)
 
 
 workers = st.lists(
@@ -49,7 +50,7 @@ workers = st.lists(
 def test_a_worker_is_assigned_the_model_it_holds():
     decision = hold_resident(context(worker("w1", "heavy", generation=3)))
 
-    assert decision.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
+    assert decision.plan.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
 
 
 def test_of_two_equal_devices_the_slower_ones_costs_count():
@@ -86,7 +87,7 @@ def test_registered_costs_count_where_no_worker_reports_any():
 def test_there_is_a_pool_a_model():
     decision = hold_resident(context(worker("w2", "light"), worker("w1", "heavy"), worker("w3", "light")))
 
-    assert decision.pools == (PoolPlan("heavy", "heavy", ("w1",)), PoolPlan("light", "light", ("w2", "w3")))
+    assert decision.plan.pools == (PoolPlan("heavy", "heavy", ("w1",)), PoolPlan("light", "light", ("w2", "w3")))
 
 
 def test_a_worker_without_a_model_is_left_out():
@@ -102,9 +103,9 @@ def test_other_services_get_no_model():
 def test_resident_loras_are_no_models():
     with_lora = worker("w1", "heavy", "neon")
 
-    assert [one.model for one in hold_resident(context(with_lora)).assignments] == ["heavy"]
+    assert [one.model for one in hold_resident(context(with_lora)).plan.assignments] == ["heavy"]
     with pytest.raises(ValueError, match="cannot serve neon"):
-        check_decision(context(with_lora), AllocationDecision((WorkerAssignment("w1", "unix:/w1", "neon", 1),)))
+        check_decision(context(with_lora), Decision(Plan(UNNUMBERED, (WorkerAssignment("w1", "unix:/w1", "neon", 1),))))
 
 
 @given(workers, st.randoms(use_true_random=False))
@@ -121,16 +122,16 @@ def test_every_decision_passes_the_check_and_serves_every_worker_once(views):
 
     check_decision(context(*views), decision)
     holding = [view.replica.instance_id for view in views if view.replica.resident_models]
-    assert sorted(name for pool in decision.pools for name in pool.worker_ids) == sorted(holding)
+    assert sorted(name for pool in decision.plan.pools for name in pool.worker_ids) == sorted(holding)
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1, 1.1])
 def test_a_share_outside_0_to_1_is_refused(rate):
     with pytest.raises(InvalidArgument, match="admission_rate: must be between 0 and 1"):
-        check_decision(context(), AllocationDecision(admission_rate=rate))
+        check_decision(context(), Decision(Plan(UNNUMBERED, admission_rate=rate)))
     with pytest.raises(InvalidArgument, match=r"pools\[0\].routes\[0\].share: must be between 0 and 1"):
         check_decision(
-            context(), AllocationDecision(pools=(PoolPlan("p", "m", (), routes=(RouteShare("noise", rate),)),))
+            context(), Decision(Plan(UNNUMBERED, pools=(PoolPlan("p", "m", (), routes=(RouteShare("noise", rate),)),)))
         )
 
 
@@ -149,7 +150,7 @@ def test_an_assignment_that_the_worker_would_not_acknowledge_is_refused(change, 
 
     with pytest.raises((ValueError, InvalidArgument), match=message):
         check_decision(
-            context(worker("w1", "heavy", generation=2)), AllocationDecision((replace(assignment, **change),))
+            context(worker("w1", "heavy", generation=2)), Decision(Plan(UNNUMBERED, (replace(assignment, **change),)))
         )
 
 
@@ -158,16 +159,18 @@ def test_a_worker_assigned_twice_is_refused():
     twice = (WorkerAssignment("w1", "unix:/w1", "heavy", 1),) * 2
 
     with pytest.raises(InvalidArgument, match="assignments: must have names of their own, got 'w1'"):
-        check_decision(fleet, AllocationDecision(twice))
+        check_decision(fleet, Decision(Plan(UNNUMBERED, twice)))
 
 
 def test_a_pool_of_unassigned_workers_is_refused():
     with pytest.raises(ValueError, match="unassigned"):
-        check_decision(context(worker("w1", "heavy")), AllocationDecision(pools=(PoolPlan("p", "heavy", ("w1",)),)))
+        check_decision(
+            context(worker("w1", "heavy")), Decision(Plan(UNNUMBERED, pools=(PoolPlan("p", "heavy", ("w1",)),)))
+        )
 
 
 def test_what_nobody_measured_or_decided_is_nothing():
     """Nothing waits, nothing was sent on or broken, a model loads at once, everything is admitted."""
     assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0.0, 0, None)
     assert AllocationProfile("m", "gpu", 1, 2.0, 7) == AllocationProfile("m", "gpu", 1, 2.0, 7, 0.0)
-    assert AllocationDecision((), (), 1.0, ()) == NOTHING
+    assert Decision(Plan(UNNUMBERED, (), (), 1.0), None) == NOTHING

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pentimento.domain.fleet import RegisteredDigest, Replica, ReplicaKind, UnplannedModel
-from pentimento.policies.allocation import AllocationContext, ReplicaView
+from pentimento.policies.allocation import PlanInput, ReplicaView
 from pentimento.policies.registered_digests import (
     HeldDigests,
     as_unplanned,
@@ -25,8 +25,8 @@ WRONG = replace(
 )
 
 
-def context(*replicas: Replica) -> AllocationContext:
-    return AllocationContext(0.0, tuple(map(ReplicaView, replicas)))
+def context(*replicas: Replica) -> PlanInput:
+    return PlanInput(0.0, tuple(map(ReplicaView, replicas)))
 
 
 def test_a_worker_with_another_digest_has_that_model_no_more() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from pentimento.domain.fleet import StartShare
 from pentimento.domain.kept_quality import KeptQuality
-from pentimento.policies.allocation import AllocationContext, ModelDemand
+from pentimento.policies.allocation import ModelDemand, PlanInput
 from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight, smoothed
 
 ONE = ModelDemand(
@@ -36,7 +36,7 @@ OTHER = ModelDemand(
 
 
 def of(*demand: ModelDemand, model: str = "m") -> ModelDemand:
-    return demand_of(AllocationContext(0.0, (), demand), model)
+    return demand_of(PlanInput(0.0, (), demand), model)
 
 
 def test_a_model_that_nobody_asks_for_has_no_demand() -> None:

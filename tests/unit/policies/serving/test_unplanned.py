@@ -6,13 +6,13 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import UnplannedModel
-from pentimento.policies.allocation import AllocationContext, AllocationProfile, ModelDemand, ReplicaView
-from pentimento.policies.serving.mixture import MixtureAllocator
-from pentimento.policies.serving.placement import place
-from pentimento.policies.serving.policy import SERVING_POLICIES
-from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.allocation import AllocationProfile, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.mixture import MixturePolicy
+from pentimento.policies.plan.placement import place
+from pentimento.policies.plan.registry import SERVING_POLICIES
+from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.unplanned import unplanned_models
-from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, hits, profiles, repeat, worker
+from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, hits, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 
@@ -25,23 +25,21 @@ def test_a_model_without_a_profile_on_a_device_is_named_with_it() -> None:
     fleet = (on("a", worker(0)), on("b", worker(1)))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 1.0, 0))
 
-    assert unplanned_models(AllocationContext(0.0, fleet, (), measured)) == (
-        UnplannedModel("turbo", "b", "PROFILE_MISSING"),
-    )
+    assert unplanned_models(PlanInput(0.0, fleet, (), measured)) == (UnplannedModel("turbo", "b", "PROFILE_MISSING"),)
 
 
 def test_resident_loras_lack_no_profile() -> None:
     view = worker(0, "turbo", ("turbo",))
     styled = ReplicaView(replace(view.replica, resident_models=("turbo", "neon")))
 
-    assert unplanned_models(AllocationContext(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
+    assert unplanned_models(PlanInput(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
 
 
 def test_who_has_no_profile_of_a_model_is_not_given_it_and_does_not_keep_it() -> None:
     fleet = (on("a", worker(0, "turbo")), on("b", worker(1, "turbo")), on("b", worker(2, "sd15")))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "b", 1, 1.0, 0))
 
-    placed = place(AllocationContext(0.0, fleet, (), measured), {"turbo": 2, "sd15": 1}, {})
+    placed = place(PlanInput(0.0, fleet, (), measured), {"turbo": 2, "sd15": 1}, {})
 
     assert {each.worker_id: each.model for each in placed} == {"w000": "turbo", "w002": "sd15"}
 
@@ -50,11 +48,11 @@ def test_a_small_model_without_a_profile_is_passed_over_for_the_next_one() -> No
     settings = ServingSettings(heavy="sd15", small=("unmeasured", "turbo"), batch_sizes=(1,))
     models = ("sd15", "unmeasured", "turbo")
     fleet = tuple(worker(index, "sd15", models) for index in range(8))
-    asked = AllocationContext(
+    asked = PlanInput(
         0.0, fleet, (ModelDemand("sd15", 8.0, starts=hits((0, 20), (25, 80))),), profiles(sd15=SD15, turbo=TURBO)
     )
 
-    last, _ = repeat(MixtureAllocator(settings), asked, 3, 5.0)
+    last, _ = repeat(MixturePolicy(settings), asked, 3, 5.0)
 
     assert set(counts(last)) == {"sd15", "turbo"}
 
@@ -64,10 +62,10 @@ def test_a_small_model_that_loses_its_profile_is_left_at_once() -> None:
     fleet = tuple(worker(index, "sd15", ("sd15", "better", "turbo")) for index in range(8))
     demand = (ModelDemand("sd15", 8.0, starts=hits((0, 20), (25, 80))),)
     tables = {"sd15": SD15, "turbo": TURBO}
-    asked = AllocationContext(0.0, fleet, demand, profiles(**tables, better=TURBO))
-    before = decide(MixtureAllocator(settings), asked)
+    asked = PlanInput(0.0, fleet, demand, profiles(**tables, better=TURBO))
+    before = decide(MixturePolicy(settings), asked)
 
-    after = decide(MixtureAllocator(settings), replace(asked, now_s=1.0, profiles=profiles(**tables), last=before))
+    after = decide(MixturePolicy(settings), replace(asked, now_s=1.0, profiles=profiles(**tables), last=before))
 
     assert (set(counts(before)), set(counts(after))) == ({"sd15", "better"}, {"sd15", "turbo"})
 

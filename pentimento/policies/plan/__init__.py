@@ -1,0 +1,14 @@
+"""Plan the fleet: serving systems of the literature, in the code that serves live and simulates.
+
+| module | contents |
+| --- | --- |
+| `registry` | a policy as one value, and all policies by name |
+| `settings` | models, SLO and qualities; the deferral curve f(t) |
+| `costs`, `placement` | shared by policies: costs by batch size, assignments of workers |
+| `joint/` | one allocation problem for every way to generate an image |
+| `cascade`, `cascade_problem` | a cascade, DiffServe's or a registered one; its allocation problem |
+| `mixture` | MoDM's global monitor |
+| `one_model` | one model on every device |
+
+Nothing is imported from here: a front door follows plans and starts without a solver.
+"""

@@ -1,0 +1,160 @@
+"""Plan a cascade as DiffServe does (section 3.3 of the paper): average the demand, then solve the problem again.
+
+DiffServe's own cascade has two models; a registered one may have more.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold
+from pentimento.domain.models import CascadeVariant, Handover
+from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
+from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
+from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
+
+
+@dataclass(frozen=True)
+class CascadeMemory:
+    """Keep what the policy knew at `at_s`: the averaged demand, and the exponent that bends each hand-over's curve."""
+
+    demand: float
+    at_s: float
+    curves: tuple[DeferralCurve, ...]
+    bends: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CascadePolicy:
+    """Plan the models of a cascade, light first.
+
+    `settings` give the SLO, the batch sizes and the rules for demand, which is averaged with `demand_weight`, times
+    `overprovision`; models, discriminators and deferral curves are the cascade's. Each curve begins as measured and is
+    bent towards the share that is observed to be deferred there. Where no worker can hold one of the models, those
+    before it are planned, or those behind it where there are none before it.
+    """
+
+    settings: ServingSettings
+    cascade: CascadeVariant
+
+    def __call__(self, context: PlanInput) -> Decision:
+        stages = self._able(context)
+        if len(stages) < len(self.cascade.models):
+            return self._of_a_part(context, stages)
+        memory = self.remember(context)
+        solution = self.solution(context, self._problem(context, memory))
+        return Decision(self.plan(context, solution), memory)
+
+    def solution(self, context: PlanInput, problem: CascadeProblem) -> CascadeSolution:
+        """Return the solution to plan by."""
+        return solve_cascade(problem)
+
+    def wait_s(self, demand: ModelDemand, cost: BatchCost) -> float:
+        """Return q(b), the seconds that a request waits before its batch of that cost: Little's law, W = L / lambda."""
+        # The law holds of averages. A pool without arrivals drains within the SLO, or is late anyway.
+        length = demand.queue_length if demand.mean_queue_length is None else demand.mean_queue_length
+        least = 1.0 / self.settings.slo_s if math.isfinite(self.settings.slo_s) else 1e-3
+        return length / max(demand.arrivals_per_s, least)
+
+    def stage(self, context: PlanInput, index: int) -> tuple[BatchCost, ...]:
+        """Return the costs of a stage with their waits. A start from the image before takes fewer steps."""
+        model, saved_share = self.cascade.models[index], self.cascade.handovers[index - 1].reuse_share if index else 0.0
+        demand = demand_of(context, model)
+        costs = batch_costs(context, model, self.settings.batch_sizes, saved_share)
+        return tuple(replace(cost, wait_s=self.wait_s(demand, cost)) for cost in costs)
+
+    def remember(self, context: PlanInput) -> CascadeMemory:
+        """Return the memory after this planning round."""
+        before, models = self._before(context), self.cascade.models
+        newest, elapsed_s = demand_of(context, models[0]).arrivals_per_s, context.now_s - before.at_s
+        demand = averaged_demand(newest, before.demand, self.settings.demand_weight, elapsed_s)
+        curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
+        # Observations of one curve say nothing about a curve that was registered later.
+        bends = tuple(
+            observed_bend(context, curve, demand_of(context, model), bend) if curve == known else 1.0
+            for model, curve, known, bend in zip(models[:-1], curves, before.curves, before.bends, strict=True)
+        )
+        return CascadeMemory(demand, context.now_s, curves, bends)
+
+    def plan(self, context: PlanInput, solution: CascadeSolution) -> Plan:
+        """Return the plan of a solution: every request enters the first pool, and thresholds defer it."""
+        models = self.cascade.models
+        counts = dict(zip(models, solution.counts, strict=True))
+        assignments = place(context, counts, dict(zip(models, solution.batch_sizes, strict=True)))
+        workers = {model: tuple(each.worker_id for each in assignments if each.model == model) for model in models}
+        cascade = self._planned(workers, solution)
+        cascades = (cascade,) if len(cascade.stages) > 1 else ()
+        routes = every_start(cascade.cascade) if cascades else EVERY_START
+        pools = (
+            PoolPlan(models[0], models[0], workers[models[0]], routes),
+            *(PoolPlan(model, model, workers[model]) for model in models[1:]),
+        )
+        return Plan(UNNUMBERED, assignments, pools, solution.admission_rate, cascades=cascades)
+
+    def _planned(self, workers: dict[str, tuple[str, ...]], solution: CascadeSolution) -> CascadePlan:
+        """Return the cascade as far as there are workers, and requests reach them."""
+        models, stages = self.cascade.models, list[StagePlan]()
+        for model, following, threshold, share, handover in zip(
+            models, models[1:], solution.thresholds, solution.reached[1:], self.cascade.handovers, strict=False
+        ):
+            if share <= 0.0 or not workers[following]:
+                return CascadePlan(self.cascade.name, (*stages, StagePlan(model)))
+            thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
+            stages.append(scored_stage(model, thresholds, handover if handover.discriminator else None))
+        return CascadePlan(self.cascade.name, (*stages, StagePlan(models[-1])))
+
+    def _problem(self, context: PlanInput, memory: CascadeMemory) -> CascadeProblem:
+        settings = self.settings
+        discriminators = (each.discriminator or self.cascade.name for each in self.cascade.handovers)
+        return CascadeProblem(
+            memory.demand * settings.overprovision,
+            context.holder_count(*self.cascade.models),
+            settings.slo_s,
+            tuple(self.stage(context, index) for index in range(len(self.cascade.models))),
+            tuple(curve.bent(bend) for curve, bend in zip(memory.curves, memory.bends, strict=True)),
+            scoring_s(context, settings.discriminator_s, discriminators),
+            grid(settings.threshold_count),
+        )
+
+    def _able(self, context: PlanInput) -> range:
+        """Return the first stages in a row whose models a worker can hold; all where none can be held."""
+        able, models = context.able_models(), self.cascade.models
+        first = next((index for index, model in enumerate(models) if model in able), None)
+        if first is None:
+            return range(len(models))
+        return range(first, next((i for i in range(first, len(models)) if models[i] not in able), len(models)))
+
+    def _of_a_part(self, context: PlanInput, stages: range) -> Decision:
+        """Plan these stages alone. The memory of the other stages stays, and so do their pools, for requests that wait
+        there."""
+        models, handovers = self.cascade.models[stages.start : stages.stop], slice(stages.start, stages.stop - 1)
+        if len(models) == 1:
+            alone = OneModel(models[0], self.settings.slo_s, self.settings.batch_sizes)(context)
+            return Decision(with_pools_of(alone.plan, self.cascade.models), context.last.memory)
+        before = self._before(context)
+        part = replace(self, cascade=CascadeVariant(models, self.cascade.handovers[handovers]))
+        own = replace(before, curves=before.curves[handovers], bends=before.bends[handovers])
+        context = replace(context, last=Decision(context.last.plan, own))
+        planned, memory = part(context), part.remember(context)
+        bends = (*before.bends[: stages.start], *memory.bends, *before.bends[stages.stop - 1 :])
+        memory = replace(memory, curves=before.curves, bends=bends)
+        return Decision(with_pools_of(planned.plan, self.cascade.models), memory)
+
+    def _before(self, context: PlanInput) -> CascadeMemory:
+        last, handovers = context.last.memory, self.cascade.handovers
+        if isinstance(last, CascadeMemory) and len(last.bends) == len(handovers):
+            return last
+        curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in handovers)
+        return CascadeMemory(self.settings.expected_per_s, context.now_s, curves, (1.0,) * len(handovers))
+
+
+def diffserve_cascade(settings: ServingSettings) -> CascadeVariant:
+    """Return the cascade of the settings' light and heavy model. Without a registration it has the settings' curve, and
+    no discriminator of its own."""
+    curve = settings.deferral
+    handover = settings.handover or Handover("", "", curve.thresholds, curve.shares)
+    return CascadeVariant((settings.light, settings.heavy), (handover,))

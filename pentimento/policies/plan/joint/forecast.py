@@ -1,0 +1,179 @@
+"""Forecast the demand: its level and trend, the shares of starts, the bend of the deferral curve.
+
+Level and trend are Holt's: averages whose weights do not depend on the number of planning rounds. A model that takes
+`load_s` to load is planned for the demand at that time, where it is the larger one.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.costs import profiled_steps
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
+
+# Weight of the newest second in the trend, at most a share of that in the level; of a planning round in the curve.
+_TREND_WEIGHT = 0.05
+_TREND_SHARE = 0.2
+_CURVE_WEIGHT = 0.2
+# That many requests since the last planning round give the rate, whatever came before.
+_TOLD_COUNT = 20.0
+# The most that a forecast is, as a multiple of the level.
+_MOST_GROWTH = 2.0
+# The starts of requests that may come before the next plan, and the worth of room for one a second, in quality.
+NEAR, FAR = "near surge", "far surge"
+ROOMS = {NEAR: 0.02, FAR: 0.001}
+# Load by chance and load that jumps, as multiples of the rate. The highest rate counts half after `_FORGOTTEN_S`.
+_CHANCE, _JUMP = 0.2, 3.0
+_FORGOTTEN_S = 300.0
+
+
+@dataclass(frozen=True)
+class DemandForecast:
+    """The demand at `at_s`, in requests a second and shares 0..1.
+
+    `rate` is averaged, `trend` its change a second, `highest` the highest of late. `latent_share`, `image_share`: of
+    hits; `latent_saved`, `image_saved`: of the steps that they save; `latent_told`, `image_told`: requests in these
+    averages, at most `SHARED_COUNT`. `bend`: exponent of the deferral curve `curve` (None if unknown). `moved_at_s`:
+    when devices last changed their models. `spare_share` of the heavy model's steps from noise may be left out under
+    load, with `lost_share` of quality.
+    """
+
+    rate: float = 0.0
+    trend: float = 0.0
+    at_s: float = 0.0
+    latent_share: float = 0.0
+    image_share: float = 0.0
+    latent_saved: float = 0.3
+    image_saved: float = 0.3
+    bend: float = 1.0
+    moved_at_s: float = -math.inf
+    highest: float = 0.0
+    spare_share: float = 0.0
+    lost_share: float = 0.0
+    latent_told: float = SHARED_COUNT
+    image_told: float = SHARED_COUNT
+    curve: DeferralCurve | None = None
+
+    def forecast(self, ahead_s: float) -> float:
+        """Return the requests a second to plan for: those in `ahead_s` seconds, where they are more than now."""
+        return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
+
+    def surges(self, planned: float, borne: float = 0.0) -> dict[str, float]:
+        """Return the requests a second beyond `planned` that may come before the next plan: by chance, and of a jump to
+        the highest load of late or to a multiple of the rate. `borne` of them can wait for another plan."""
+        near = _CHANCE * planned
+        far = max(self.highest, _JUMP * self.rate, planned + near) - planned - near
+        return {NEAR: max(near - borne, 0.0), FAR: max(far - max(borne - near, 0.0), 0.0)}
+
+    def by_start(self, ahead_s: float) -> dict[str, float]:
+        """Return the forecast by kind of start."""
+        rate, hits = self.forecast(ahead_s), self.latent_share + self.image_share
+        return {NOISE: rate * (1.0 - hits), LATENT: rate * self.latent_share, IMAGE: rate * self.image_share}
+
+
+def observed_demand(context: PlanInput, settings: ServingSettings, before: DemandForecast | None) -> DemandForecast:
+    """Return the demand of this planning round, from that of the last one. Demand for models that are not planned, such
+    as those of another suite, does not count."""
+    planned = {settings.heavy, settings.light, *settings.small_models}
+    context = replace(context, demand=tuple(one for one in context.demand if one.model in planned))
+    came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
+    if before is None:
+        rate = settings.expected_per_s or max(came, 0.0)
+        curve = settings.deferral
+        first = DemandForecast(rate=rate, at_s=context.now_s, latent_told=0.0, image_told=0.0, curve=curve)
+        return _with_starts(context, settings, _with_thinnable(context, settings, first))
+    elapsed_s = context.now_s - before.at_s
+    is_told = came * elapsed_s >= _TOLD_COUNT
+    newest_s = settled_weight(settings.demand_weight, max(before.rate, came) if is_told else before.rate)
+    weight = 1.0 - (1.0 - newest_s) ** elapsed_s
+    expected, trend = before.rate + before.trend * elapsed_s, before.trend
+    if expected < 0.0:
+        # A load that fell to nothing falls no further: the next requests count at once.
+        expected, trend = 0.0, 0.0
+    rate = expected + weight * (max(came, 0.0) - expected)
+    if elapsed_s > 0.0:
+        share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
+        trend += share * ((rate - before.rate) / elapsed_s - trend)
+    # What was seen of another curve says nothing of one that was registered since.
+    curve = settings.deferral
+    bend = _bend(context, settings, before.bend) if before.curve in (None, curve) else 1.0
+    highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
+    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest, curve=curve)
+    return _with_starts(context, settings, _with_thinnable(context, settings, known))
+
+
+def refines(context: PlanInput, settings: ServingSettings, saved: float) -> bool:
+    """Return whether any small model can start from an image that saves that share (0..1) of the steps."""
+    return any(starts_from_images(context, settings, small, saved) for small in settings.small_models)
+
+
+def starts_from_images(context: PlanInput, settings: ServingSettings, model: str, saved: float) -> bool:
+    """Return whether the model can start from such an image: one with too few steps to leave any out cannot."""
+    steps = profiled_steps(context, model)
+    total = profiled_steps(context, settings.heavy) or settings.step_count
+    return not steps or scaled_start_step(round(saved * total), total, steps) > 0
+
+
+def as_planned_for(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
+    """Return the demand that routes are planned for: without hits of images where only the heavy model can start from
+    them."""
+    return known if refines(context, settings, known.image_saved) else replace(known, image_share=0.0)
+
+
+def _with_thinnable(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
+    told = demand_of(context, settings.heavy).thinnable
+    if not told.request_count:
+        return known
+    weight = share_weight(told.request_count)
+    spare = known.spare_share + weight * (told.spare_shares / told.request_count - known.spare_share)
+    lost = known.lost_share + weight * (told.lost_shares / told.request_count - known.lost_share)
+    return replace(known, spare_share=spare, lost_share=lost)
+
+
+def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
+    shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
+    counts = {LATENT: known.latent_told, IMAGE: known.image_told}
+    for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
+        # Models that cannot start from an image report no hits of images.
+        told = [
+            start
+            for demand in context.demand
+            for start in demand.starts
+            if kind == LATENT or starts_from_images(context, settings, demand.model, before)
+        ]
+        total = sum(start.request_count for start in told)
+        # The first requests count alike: an average that began at 0 would take the first hits for misses.
+        weight = max(share_weight(total), total / max(counts[kind] + total, 1.0))
+        counts[kind] = min(counts[kind] + total, SHARED_COUNT)
+        own = [start for start in told if start.kind == kind and start.step_count > 0]
+        count = sum(start.request_count for start in own)
+        shares[kind] += weight * (count / max(total, 1) - shares[kind])
+        newest = sum(start.request_count * start.start_step / start.step_count for start in own) / max(count, 1)
+        saved[kind] = before + weight * (newest - before) if count else before
+    return replace(
+        known,
+        latent_share=shares[LATENT],
+        image_share=shares[IMAGE],
+        latent_saved=saved[LATENT],
+        image_saved=saved[IMAGE],
+        latent_told=counts[LATENT],
+        image_told=counts[IMAGE],
+    )
+
+
+def _bend(context: PlanInput, settings: ServingSettings, before: float) -> float:
+    """Return the exponent of f(t), updated from the counted confidences at the edge that tells most."""
+    counts = demand_of(context, settings.light).confidences if settings.light else ()
+    scored = sum(counts)
+    if not scored:
+        return before
+    edges = [(number + 1) / len(counts) for number in range(len(counts) - 1)]
+    edge = max(edges, key=settings.deferral.tells)
+    below = sum(counts[: edges.index(edge) + 1]) / scored
+    seen = settings.deferral.bend_towards(edge, below)
+    if seen is None:
+        return before
+    weight = _CURVE_WEIGHT * settings.deferral.tells(edge) * min(1.0, scored / 20.0)
+    return before + weight * (min(max(seen, 0.2), 5.0) - before)

@@ -1,0 +1,176 @@
+"""Write the allocation problem as a linear program, built once for the searches with loads and without."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    AllocationSolution,
+    Component,
+    Course,
+    PlannedPool,
+    batches_of,
+    pools_in_time,
+)
+from pentimento.policies.plan.joint.solver import BranchAndBound, Budget, LinearProgram
+
+# Of equal plans the one with fewer loads.
+_LOAD_WEIGHT = 1e-6
+# Relaxations after which HiGHS searches on, where no other limit is given.
+_MANY = 2_000
+
+
+def solve_allocation(
+    problem: AllocationProblem, gap: float = 0.0, most_relaxations: int | None = None
+) -> AllocationSolution | None:
+    """Return a solution within the share `gap` of the best one, or the best that was found after `most_relaxations`;
+    None where none was."""
+    program = AllocationProgram(problem)
+    solution = program.search(gap, most_relaxations or _MANY, may_load=problem.may_load)
+    if most_relaxations is not None or (solution is not None and solution.is_optimal):
+        return solution
+    return program.solved_by_highs(math.inf, gap)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The variables of a program, by what they mean."""
+
+    rates: Mapping[Course, int]
+    units: Mapping[PlannedPool, int]
+    new: Mapping[PlannedPool, int]
+
+
+class AllocationProgram:
+    """The linear program of a problem, the meaning of its variables, and the searches for its best values."""
+
+    def __init__(self, problem: AllocationProblem) -> None:
+        self._problem = problem
+        self._program = LinearProgram()
+        self._components = {component.name: component for component in problem.components}
+        self._routes = {route.name: route for route in problem.routes}
+        self._pools = {p: cost for component in problem.components for p, cost in batches_of(problem, component)}
+        rates = self._add_rates()
+        units = {pool: self._program.variable(high=self._most(pool), integer=True) for pool in self._pools}
+        most_new = math.inf if problem.may_load else 0.0
+        new = {pool: self._program.variable(-_LOAD_WEIGHT, most_new) for pool in self._pools}
+        self._columns = _Columns(rates, units, new)
+        self._carry_work(self._add_aside())
+        for component in problem.components:
+            for kind in problem.devices:
+                self._count_loads(kind, component)
+        for kind, count in problem.devices.items():
+            self._program.require([(unit, 1.0) for p, unit in units.items() if p.kind == kind], at_most=count)
+        self._searched: BranchAndBound | None = None
+        # An upper bound of plans without loads, once that was searched for.
+        self._best_held = math.inf
+
+    def search(
+        self, gap: float, most_relaxations: int, *, may_load: bool, above: float = -math.inf
+    ) -> AllocationSolution | None:
+        """Return a plan within the share `gap` of the best, whose objective is more than `above`, or the best that was
+        known when `most_relaxations` were solved; None where there is none."""
+        if self._searched is None:
+            self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
+        new = list(self._columns.new.values())
+        self._searched.bound(new, [math.inf if may_load else 0.0] * len(new))
+        if may_load:
+            known = self._held() if above >= self._best_held else ()
+            found = self._searched.search(gap, most_relaxations, self._devices(), above, known)
+        else:
+            found = self._searched.search(gap, most_relaxations, self._held(), above)
+            if found.is_optimal:
+                self._best_held = max(found.objective, above)
+        return self._solution(found.values, found.is_optimal) if found.values else None
+
+    def solved_by_highs(self, limit_s: float, gap: float) -> AllocationSolution | None:
+        """Return the same by HiGHS's own search, which has `limit_s` seconds."""
+        solved = self._program.solve(limit_s, gap)
+        return self._solution(solved.values, solved.is_optimal) if solved is not None else None
+
+    def _solution(self, values: tuple[float, ...], is_optimal: bool) -> AllocationSolution:
+        routes, worth = self._routes, self._problem.worth
+        rates = {course: values[rate] for course, rate in self._columns.rates.items() if values[rate] > 1e-9}
+        wanted = self._problem.wanted
+        served = sum(rate for course, rate in rates.items() if routes[course.route].start not in self._problem.rooms)
+        return AllocationSolution(
+            {pool: round(values[unit]) for pool, unit in self._columns.units.items() if round(values[unit])},
+            rates,
+            min(1.0, served / wanted) if wanted > 0 else 1.0,
+            sum(rate * worth(routes[course.route]) for course, rate in rates.items()),
+            is_optimal,
+        )
+
+    def _devices(self) -> list[Budget]:
+        """The devices of each kind, which pools share."""
+        return [
+            Budget({place: 1 for place, pool in enumerate(self._pools) if pool.kind == kind}, count)
+            for kind, count in self._problem.devices.items()
+        ]
+
+    def _held(self) -> list[Budget]:
+        """The units that devices hold of a component, shared by its pools on a kind of device: they need no loads."""
+        own: dict[tuple[str, str], dict[int, int]] = {}
+        for place, pool in enumerate(self._pools):
+            own.setdefault((pool.kind, pool.component), {})[place] = 1
+        return [Budget(costs, self._problem.held.get(key, 0)) for key, costs in own.items()]
+
+    def _most(self, pool: PlannedPool) -> int:
+        return self._problem.devices[pool.kind]
+
+    def _add_rates(self) -> dict[Course, int]:
+        rates: dict[Course, int] = {}
+        limits: dict[str, list[int]] = {start: [] for start in self._problem.demand}
+        paths = {route.name: route.path for route in self._problem.routes}
+        choices = pools_in_time(self._problem, dict.fromkeys(paths.values()))
+        for route in self._problem.routes:
+            worth = self._problem.worth(route)
+            for pools in choices[paths[route.name]] if route.start in limits else ():
+                rate = self._program.variable(worth)
+                rates[Course(route.name, pools)] = rate
+                limits[route.start].append(rate)
+        for start, of_start in limits.items():
+            self._program.require(((rate, 1.0) for rate in of_start), at_most=self._problem.demand[start])
+        return rates
+
+    def _add_aside(self) -> dict[PlannedPool, int]:
+        """Let components beside requests run in any of their pools."""
+        works: dict[str, dict[str, float]] = {}
+        for route in self._problem.routes:
+            for use in route.uses:
+                if use.path == 0.0 and use.work > 0.0:
+                    works.setdefault(use.component, {})[route.name] = use.work
+        aside: dict[PlannedPool, int] = {}
+        for component, work_of in works.items():
+            own = {pool: self._program.variable() for pool in self._pools if pool.component == component}
+            needed = [
+                (n, -work_of[course.route]) for course, n in self._columns.rates.items() if course.route in work_of
+            ]
+            self._program.require([*((amount, 1.0) for amount in own.values()), *needed], at_least=0.0)
+            aside |= own
+        return aside
+
+    def _carry_work(self, aside: Mapping[PlannedPool, int]) -> None:
+        columns = self._columns
+        terms: dict[PlannedPool, list[tuple[int, float]]] = {pool: [] for pool in self._pools}
+        works = {route.name: [-use.work for use in route.on_path] for route in self._problem.routes}
+        for course, rate in columns.rates.items():
+            for work, pool in zip(works[course.route], course.pools, strict=True):
+                terms[pool].append((rate, work))
+        for pool, own in terms.items():
+            throughput = self._pools[pool].throughput
+            lost = min(self._components[pool.component].load_s / self._problem.horizon_s, 1.0)
+            own += [(columns.units[pool], throughput), (columns.new[pool], -lost * throughput)]
+            if pool in aside:
+                own.append((aside[pool], -1.0))
+            self._program.require(own, at_least=0.0)
+
+    def _count_loads(self, kind: str, component: Component) -> None:
+        units, new = self._columns.units, self._columns.new
+        own = [pool for pool in self._pools if (pool.kind, pool.component) == (kind, component.name)]
+        held = self._problem.held.get((kind, component.name), 0)
+        terms = [*((new[pool], 1.0) for pool in own), *((units[pool], -1.0) for pool in own)]
+        self._program.require(terms, at_least=-held)
+        for pool in own:
+            self._program.require([(new[pool], 1.0), (units[pool], -1.0)], at_most=0.0)

@@ -1,0 +1,326 @@
+"""List the components and routes of the allocation problem: from profiles, f(t), qualities and the backlog.
+
+A backlog is the requests that wait for longer than the SLO bears. Averages of arrivals do not contain them: a plan
+whose devices carry the arrivals in the best way leaves them waiting for as long as it stands, and all who come later.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pentimento.domain.fleet import Capability, Replica
+from pentimento.policies.allocation import AllocationProfile, PlanInput
+from pentimento.policies.plan.costs import BatchCost, scoring_s
+from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, refines, starts_from_images
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    AllocationSolution,
+    Component,
+    Course,
+    PlannedRoute,
+    Use,
+)
+from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.serving.demand import demand_of
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+
+_THRESHOLD_COUNT = 11
+# Of the heavy model's work: plans do not count on a smaller share that may be left out.
+_LEAST_SPARE = 0.02
+# The worth of a request a second of the backlog: as much as quality can be, and less than any arrival.
+BACKLOG_WORTH = 1.0
+_BACKLOG = "backlog of "
+# The share of the time that the SLO leaves after a run in which requests may wait.
+MAY_WAIT = 0.5
+
+
+def kind_of(worker: Replica) -> str:
+    """Return the kind of device: what it is and which models it can hold."""
+    return "|".join((worker.device, *sorted(worker.models)))
+
+
+def kinds_of(context: PlanInput) -> dict[str, list[Replica]]:
+    """Return the workers by kind, both in order."""
+    kinds: dict[str, list[Replica]] = {}
+    for worker in context.workers():
+        kinds.setdefault(kind_of(worker), []).append(worker)
+    return kinds
+
+
+def components_of(
+    context: PlanInput, settings: ServingSettings, kinds: Mapping[str, Sequence[Replica]]
+) -> tuple[list[Component], list[str]]:
+    """Return the models that can be planned, and notes for people about those that cannot."""
+    components, notes = [], []
+    scored_s = scoring_s(context, settings.discriminator_s, [settings.discriminator])
+    for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
+        costs: dict[str, tuple[BatchCost, ...]] = {}
+        profiled: list[AllocationProfile] = []
+        for kind, workers in kinds.items():
+            own, why = _profiles(context, model, workers)
+            if own:
+                sizes = [profile for profile in own if profile.batch_size in settings.batch_sizes] or own[:1]
+                joins = all(Capability.STEP_BATCHING in worker.capabilities for worker in workers)
+                costs[kind] = tuple(_cost(profile, joins) for profile in sizes)
+                profiled += own
+            elif why:
+                notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
+        if costs:
+            wait_s = max(profile.finish_s for profile in profiled)
+            wait_s += scored_s if model == settings.light else 0.0
+            load_s = max(profile.load_s for profile in profiled)
+            components.append(Component(model, costs, load_s, wait_s))
+    return components, notes
+
+
+def _cost(profile: AllocationProfile, joins: bool) -> BatchCost:
+    """Return the cost with its wait: one batch before its own, q(b) = e(b).
+
+    A request that `joins` at any step waits for a place: one of `batch_size` becomes free in e(b), at most one a step,
+    and half of that is to come on average.
+    """
+    share = 0.5 / min(profile.batch_size, max(profile.step_count, 1)) if joins else 1.0
+    return BatchCost(profile.batch_size, profile.latency_s, share * profile.latency_s)
+
+
+def _profiles(context: PlanInput, model: str, workers: Sequence[Replica]) -> tuple[list[AllocationProfile], str]:
+    """Return a model's profiles on workers of one kind by batch size, or the reason that there are none: empty where
+    they cannot hold it."""
+    worker = workers[0]
+    if model not in worker.models:
+        return [], ""
+    found = {
+        profile.batch_size: profile
+        for profile in sorted(context.profiles, key=lambda profile: profile.latency_s)
+        if profile.model == model and profile.device in ("", worker.device)
+    }
+    if not found:
+        return [], "it has no profile there"
+    memory = min(other.device_memory_bytes for other in workers)
+    if memory and any(profile.memory_bytes > memory for profile in found.values()):
+        return [], f"it does not fit into {memory} bytes"
+    return [found[size] for size in sorted(found)], ""
+
+
+def routes_of(
+    context: PlanInput,
+    settings: ServingSettings,
+    components: Sequence[Component],
+    demand: DemandForecast,
+) -> list[PlannedRoute]:
+    """Return every way in which these components can generate an image, for each kind of start."""
+    ways = _Ways(context, settings, frozenset(component.name for component in components), demand)
+    named = {route.name: route for route in (*ways.by_heavy(), *ways.by_light(), *ways.by_small())}
+    found = list(named.values())
+    found += list(_thinned(settings, found, demand.spare_share * (1.0 - ways.hits), demand.lost_share))
+    return [*found, *_rooms(settings, components, found)]
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """The ways by each kind of model; `there` are the models that can be planned."""
+
+    context: PlanInput
+    settings: ServingSettings
+    there: frozenset[str]
+    demand: DemandForecast
+
+    @property
+    def has_heavy(self) -> bool:
+        return self.settings.heavy in self.there
+
+    @property
+    def refined(self) -> bool:
+        """Whether a small model can start from the images of the cache."""
+        return refines(self.context, self.settings, self.demand.image_saved)
+
+    @property
+    def hits(self) -> float:
+        """The share of hits that are planned as if from noise: only the heavy model can start from their images."""
+        return 0.0 if self.refined else self.demand.image_share
+
+    @property
+    def image_left(self) -> float:
+        return self._left(self.settings.heavy, self.demand.image_saved)
+
+    def by_heavy(self) -> Iterator[PlannedRoute]:
+        """Yield the ways of the heavy model alone."""
+        settings = self.settings
+        if not self.has_heavy:
+            return
+        # Where only the heavy model can start from images, they are hits wherever it runs.
+        yield _alone(settings, settings.heavy, NOISE, 1.0 - self.hits * (1.0 - self.image_left))
+        yield _alone(settings, settings.heavy, LATENT, self._left(settings.heavy, self.demand.latent_saved))
+        if self.refined or settings.light not in self.there:
+            yield _alone(settings, settings.heavy, IMAGE, self.image_left)
+
+    def by_light(self) -> Iterator[PlannedRoute]:
+        """Yield the ways that begin with the light model."""
+        settings = self.settings
+        if settings.light not in self.there:
+            return
+        yield _alone(settings, settings.light, NOISE, 1.0)
+        if self.has_heavy:
+            # A deferred request starts from the light image; for hits of images nothing was measured.
+            reused = (1.0 - self.hits) * self._left(settings.heavy, settings.reuse_share)
+            curve = settings.deferral.bent(self.demand.bend)
+            yield from _cascades(settings, curve, self.hits * self.image_left + reused)
+        if not self.refined:
+            # Such hits are generated as if from noise.
+            yield _alone(settings, settings.light, IMAGE, 1.0)
+
+    def by_small(self) -> Iterator[PlannedRoute]:
+        """Yield the ways of the small models, best first."""
+        settings, saved = self.settings, self.demand.image_saved
+        smalls = [name for name in settings.small_models if name in self.there]
+        if self.has_heavy:
+            yield from (_alone(settings, small, NOISE, 1.0) for small in smalls if small != settings.light)
+        for small in smalls:
+            if starts_from_images(self.context, settings, small, saved):
+                yield _alone(settings, small, IMAGE, self._left(small, saved))
+        if not self.has_heavy:
+            yield from (_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT))
+
+    def _left(self, model: str, saved: float) -> float:
+        """Return the share of a whole run that a hit takes: by the profile, whose fixed part is not saved."""
+        profile = next((one for one in self.context.profiles if one.model == model), None)
+        return profile.seconds_left(saved) / profile.latency_s if profile is not None else 1.0 - saved
+
+
+def _alone(settings: ServingSettings, model: str, start: str, share: float) -> PlannedRoute:
+    known = settings.quality_of(model)
+    quality = known.quality * (known.reuse if start != NOISE else 1.0)
+    return PlannedRoute(f"{start}:{model}", start, (Use(model, share, share),), quality)
+
+
+def _cascades(settings: ServingSettings, curve: DeferralCurve, heavy_left: float) -> Iterator[PlannedRoute]:
+    """Yield a cascade from noise for each of some thresholds: at 0 no image is deferred, and where all are deferred the
+    heavy model alone does as well. A deferred request takes `heavy_left` of a whole run of the heavy model.
+
+    Hits have none: discriminators were measured on images from noise, and a deferred hit starts from the cache again.
+    """
+    light, own, heavy = settings.light, settings.quality_of(settings.light), settings.quality_of(settings.heavy)
+    for number in range(1, _THRESHOLD_COUNT - 1):
+        deferred = number / (_THRESHOLD_COUNT - 1)
+        threshold = min(curve.confidence(deferred), 1.0)
+        quality = _cascade_quality(own, heavy, deferred)
+        uses = (Use(light, 1.0, 1.0), Use(settings.heavy, deferred * heavy_left))
+        if threshold > 0.0:
+            name = f"{NOISE}:{light}>{settings.heavy}@{number}"
+            yield PlannedRoute(name, NOISE, uses, quality, threshold, settings.handover)
+
+
+def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float) -> float:
+    """Return the mean quality: the light images that are kept are the most confident ones, the better the fewer."""
+    stays = light.quality + light.spread * deferred / 2.0
+    return (1.0 - deferred) * stays + deferred * heavy.quality
+
+
+def _thinned(
+    settings: ServingSettings, routes: Sequence[PlannedRoute], spare: float, lost: float
+) -> Iterator[PlannedRoute]:
+    """Yield the heavy model's ways from noise once more, with as many steps left out as allowed: the share `spare` of
+    its work, and `lost` of the quality of its images. The latency stays, for requests that may leave out no step."""
+    if spare <= _LEAST_SPARE:
+        return
+    for route in routes:
+        *before, last = route.uses
+        reuses = route.handover is not None and route.handover.reuse_share > 0.0
+        from_noise = not reuses if before else route.start == NOISE
+        if last.component == settings.heavy and from_noise:
+            uses = (*before, replace(last, work=last.work * (1.0 - spare)))
+            less = settings.quality_of(settings.heavy).quality * lost * min(1.0, last.work)
+            quality = max(0.0, route.quality - less)
+            yield replace(route, name=f"{route.name} thinned", uses=uses, quality=quality, left_out=spare)
+
+
+def _rooms(
+    settings: ServingSettings, components: Sequence[Component], routes: Sequence[PlannedRoute]
+) -> list[PlannedRoute]:
+    """Return the ways of requests that may come before the next plan: by the quickest model, unless it is the heavy
+    one."""
+    quickest = quickest_routes(components, routes).get(NOISE)
+    has_heavy = any(component.name == settings.heavy for component in components)
+    if not has_heavy or quickest is None or (model := quickest.uses[0].component) == settings.heavy:
+        return []
+    return [replace(quickest, name=f"{room}:{model}", start=room) for room in ROOMS]
+
+
+def quickest_routes(components: Sequence[Component], routes: Iterable[PlannedRoute]) -> dict[str, PlannedRoute]:
+    """Return the way of each start by one model that takes the least device time."""
+    most = {
+        one.name: max((cost.throughput for costs in one.costs.values() for cost in costs), default=0.0)
+        for one in components
+    }
+    found: dict[str, tuple[float, PlannedRoute]] = {}
+    for route in routes:
+        if len(route.uses) == 1 and most[route.uses[0].component] > 0.0:
+            seconds = route.uses[0].work / most[route.uses[0].component]
+            found[route.start] = min((seconds, route), found.get(route.start, (seconds, route)), key=lambda one: one[0])
+    return {start: route for start, (_, route) in found.items()}
+
+
+def backlogs(context: PlanInput, components: Iterable[Component], slo_s: float) -> dict[str, float]:
+    """Return the number of requests that wait too long for each component, where there are any.
+
+    Devices begin with the others in half of the time that the SLO leaves after a run. A request counts where it waits
+    now and on average since the last planning round.
+    """
+    kinds = {worker.instance_id: kind_of(worker) for worker in context.workers()}
+    found = {}
+    for component in components:
+        asked = demand_of(context, component.name)
+        mean = asked.mean_queue_length
+        waiting = asked.queue_length if mean is None else min(mean, asked.queue_length)
+        if (beyond := waiting - _begun_in_time(context, kinds, component, slo_s)) > 0.0:
+            found[component.name] = beyond
+    return found
+
+
+def backlog_routes(components: Iterable[str]) -> list[PlannedRoute]:
+    """Return the ways of a backlog, named as their starts: a whole run of the component."""
+    names = ((f"{_BACKLOG}{component}", component) for component in components)
+    return [PlannedRoute(name, name, (Use(component, 1.0),), 0.0) for name, component in names]
+
+
+def with_backlogs(problem: AllocationProblem, waiting: Mapping[str, float]) -> AllocationProblem:
+    """Return the problem with that number of requests a component to serve within its horizon."""
+    if not waiting:
+        return problem
+    routes = backlog_routes(waiting)
+    rates = {route.start: count / problem.horizon_s for route, count in zip(routes, waiting.values(), strict=True)}
+    return replace(
+        problem,
+        demand={**problem.demand, **rates},
+        routes=[*problem.routes, *routes],
+        rooms={**problem.rooms, **dict.fromkeys(rates, BACKLOG_WORTH)},
+    )
+
+
+def beside_others(solution: AllocationSolution) -> AllocationSolution:
+    """Return the solution with the backlog in the batches of other requests of its model, where there are any.
+
+    The backlog waits in the pool of these already; devices in batches of another size would belong to another pool.
+    """
+    late = [course for course in solution.rates if course.route.startswith(_BACKLOG)]
+    used = {pool for course in solution.rates if course not in late for pool in course.pools}
+    units, rates = dict(solution.units), dict(solution.rates)
+    for course in late:
+        (alone,) = course.pools
+        others = [pool for pool in used if (pool.component, pool.kind) == (alone.component, alone.kind)]
+        if alone not in used and others:
+            beside = max(others, key=lambda pool: (units.get(pool, 0), pool))
+            units[beside] = units.get(beside, 0) + units.pop(alone, 0)
+            moved = Course(course.route, (beside,))
+            rates[moved] = rates.get(moved, 0.0) + rates.pop(course)
+    return replace(solution, units=units, rates=rates)
+
+
+def _begun_in_time(context: PlanInput, kinds: Mapping[str, str], component: Component, slo_s: float) -> float:
+    """Return the requests that devices of the plan in force begin with in time."""
+    costs = [
+        next((cost for cost in of_kind if cost.batch_size == one.max_batch_size), of_kind[0])
+        for one in context.last.plan.assignments
+        if one.model == component.name and (of_kind := component.costs.get(kinds.get(one.worker_id, "")))
+    ]
+    longest_s = max((cost.latency_s for cost in costs), default=0.0)
+    return MAY_WAIT * max(slo_s - longest_s, 0.0) * sum(cost.throughput for cost in costs)

@@ -1,0 +1,101 @@
+"""Build the parts of plans that all policies share: which worker holds which model, empty pools, scored stages."""
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
+
+from pentimento.domain.fleet import Plan, PoolPlan, Replica, StagePlan, StartThreshold, WorkerAssignment
+from pentimento.domain.models import Handover
+from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.serving.demand import demand_of
+
+
+def place(
+    context: PlanInput, counts: Mapping[str, int], batch_sizes: Mapping[str, int]
+) -> tuple[WorkerAssignment, ...]:
+    """Assign workers to each model, in the order of their ids. Counts beyond the fleet are cut from the end of
+    `counts`.
+
+    A worker keeps its model where that model still needs it. A model that is to have none while requests wait for it
+    has one until they are done, unless it would be the last of another that is asked for. No worker is given a model
+    that was not profiled on its kind of device.
+    """
+    workers = context.workers()
+    left = _with_drains(context, _cut(counts, len(workers)))
+    profiled = {(profile.model, profile.device) for profile in context.profiles}
+    chosen: dict[str, str] = {}
+    for worker in workers:
+        held = worker.held_model
+        if left.get(held, 0) > 0 and (held not in counts or _is_profiled(profiled, held, worker)):
+            _take(worker, held, chosen, left)
+    for worker in workers:
+        if worker.instance_id not in chosen:
+            usable = (name for name, count in left.items() if count > 0 and name in worker.models)
+            wanting = next((name for name in usable if _is_profiled(profiled, name, worker)), None)
+            if wanting is not None:
+                _take(worker, wanting, chosen, left)
+    return tuple(
+        WorkerAssignment(worker.instance_id, worker.address, model, worker.generation, batch_sizes.get(model, 1))
+        for worker in workers
+        if (model := chosen.get(worker.instance_id)) is not None
+    )
+
+
+def _take(worker: Replica, model: str, chosen: dict[str, str], left: dict[str, int]) -> None:
+    chosen[worker.instance_id] = model
+    left[model] -= 1
+
+
+def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
+    cut: dict[str, int] = {}
+    for model, count in counts.items():
+        cut[model] = min(max(count, 0), available)
+        available -= cut[model]
+    return cut
+
+
+def _with_drains(context: PlanInput, counts: dict[str, int]) -> dict[str, int]:
+    """Add a worker for each model that is left with a queue only: one of many, or one that has nothing to do."""
+    known = {worker.held_model for worker in context.workers()} | counts.keys()
+    idle = {name for name in counts if _is_idle(demand_of(context, name))}
+    for demand in context.demand:
+        if demand.queue_length > 0 and demand.model in known and not counts.get(demand.model):
+            donor = max(counts, key=lambda model: counts[model], default=None)
+            if donor is not None and (counts[donor] > 1 or (counts[donor] == 1 and donor in idle)):
+                counts[donor] -= 1
+                counts[demand.model] = 1
+    return counts
+
+
+def _is_idle(demand: ModelDemand) -> bool:
+    return demand.queue_length == 0 and demand.arrivals_per_s == 0.0
+
+
+def _is_profiled(profiled: Set[tuple[str, str]], model: str, worker: Replica) -> bool:
+    """Profiles that name no device are of any."""
+    return (model, worker.device) in profiled or (model, "") in profiled
+
+
+def with_pools_of(
+    plan: Plan, models: Iterable[str], names: Callable[[str], Iterable[str]] = lambda model: (model,)
+) -> Plan:
+    """Return the plan with an empty pool for each model that has none, for requests that wait there. `names` gives the
+    pool names of a model."""
+    there = {pool.pool for pool in plan.pools}
+    empty = (PoolPlan(name, model, ()) for model in dict.fromkeys(models) for name in names(model) if name not in there)
+    return replace(plan, pools=(*plan.pools, *empty))
+
+
+def scored_stage(pool: str, thresholds: tuple[StartThreshold, ...], handover: Handover | None) -> StagePlan:
+    """Return a stage whose deferred images go to the next one, with the registered discriminator and reuse.
+
+    Without a registration any discriminator of the two models scores it, and the next stage starts from noise.
+    """
+    if handover is None:
+        return StagePlan(pool, thresholds)
+    return StagePlan(
+        pool,
+        thresholds,
+        handover.discriminator,
+        reuse_share=handover.reuse_share,
+        discriminator_digest=handover.discriminator_digest,
+    )

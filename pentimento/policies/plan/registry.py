@@ -1,0 +1,141 @@
+"""A serving policy: everything that one system of the literature decides, as one value that any runner can play."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import CachePlan
+from pentimento.domain.models import CascadeVariant
+from pentimento.policies.allocation import Allocator, hold_resident
+from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
+from pentimento.policies.plan.settings import ServingSettings
+from pentimento.policies.serving.entry import NOISE, STARTS
+
+
+class CacheUse(Enum):
+    """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), both, images as they are."""
+
+    NONE = auto()
+    LATENTS = auto()
+    IMAGES = auto()
+    BOTH = auto()
+    RETRIEVAL = auto()
+
+    @property
+    def latents(self) -> bool:
+        """Whether latents are kept and resumed."""
+        return self in (CacheUse.LATENTS, CacheUse.BOTH)
+
+    @property
+    def images(self) -> bool:
+        """Whether images are kept, and refined or answered."""
+        return self in (CacheUse.IMAGES, CacheUse.BOTH, CacheUse.RETRIEVAL)
+
+
+@dataclass(frozen=True)
+class ServingPolicy:
+    """A serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers follow the
+    plan (`serving.entry`).
+
+    `plans_batches`: whether devices take the plan's batch sizes, or their own.
+    `eviction` names the cache's rule (`policies.eviction_rules`). `cache_hits`: whether refined hits are cached too.
+    `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
+    """
+
+    name: str
+    allocator: Allocator
+    cache: CacheUse = CacheUse.NONE
+    eviction: str = "fifo"
+    cache_hits: bool = True
+    drops_late: bool = True
+    plans_batches: bool = True
+
+    def cache_plan(self, decided: CachePlan) -> CachePlan:
+        """Return what plans of this policy say of the cache: what its allocator decided, else what the system itself
+        keeps and evicts. A policy that reuses nothing says nothing of a cache that others may read. How hits are chosen
+        is the allocator's word alone."""
+        if self.cache is CacheUse.NONE or replace(decided, alpha=None, bias=0) != CachePlan():
+            return decided
+        return replace(decided, admits=STARTS if self.cache_hits else (NOISE,), eviction=self.eviction)
+
+
+@dataclass(frozen=True)
+class PolicyBuilder:
+    """A policy under its name. `needs` are the fields of ServingSettings without which it cannot plan."""
+
+    name: str
+    needs: tuple[str, ...]
+    build: Callable[[ServingSettings], ServingPolicy]
+
+    def __call__(self, settings: ServingSettings) -> ServingPolicy:
+        return self.build(settings)
+
+    def check(self, settings: ServingSettings) -> None:
+        """Raise InvalidArgument that names a field which is missing."""
+        for field in self.needs:
+            value = getattr(settings, field)
+            if field in ("slo_s", "peak_per_s"):
+                if not 0.0 < value < float("inf"):
+                    raise InvalidArgument.of(field, f"must be above 0 and finite for {self.name}, got {value}")
+            elif not value:
+                raise InvalidArgument.of(field, f"must name a model for {self.name}")
+        if "light" in self.needs and settings.light == settings.heavy:
+            limit = f"must be another model than heavy for {self.name}, got {settings.light}"
+            raise InvalidArgument.of("light", limit)
+
+
+CASCADE = ("heavy", "light", "slo_s")
+
+
+def policy(*needs: str) -> Callable[[Callable[[ServingSettings], ServingPolicy]], PolicyBuilder]:
+    """Return the decorator that makes a function a builder under its own name."""
+    return lambda build: PolicyBuilder(build.__name__.replace("_", "-"), needs, build)
+
+
+@policy()
+def resident(settings: ServingSettings) -> ServingPolicy:
+    """Build the policy without planning: every worker goes on with the model that it holds, in batches of its own."""
+    return ServingPolicy("resident", hold_resident, plans_batches=False)
+
+
+@policy(*CASCADE)
+def diffserve(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe: a cascade of two models whose allocation is solved again for each period's demand."""
+    return ServingPolicy("diffserve", CascadePolicy(settings, diffserve_cascade(settings)))
+
+
+def registered_cascade(settings: ServingSettings, cascade: CascadeVariant) -> ServingPolicy:
+    """Build the policy that plans a registered cascade."""
+    return ServingPolicy("cascade", CascadePolicy(settings, cascade))
+
+
+@policy("heavy", "small_models")
+def modm(settings: ServingSettings) -> ServingPolicy:
+    """Build MoDM: images are reused, hits are refined by the small model."""
+    return ServingPolicy("modm", MixturePolicy(settings), CacheUse.IMAGES, "fifo", drops_late=False)
+
+
+@policy("heavy", "small_models")
+def resident_mixture(settings: ServingSettings) -> ServingPolicy:
+    """Build MoDM's routes without its monitor, for devices that hold both models: latents and images are reused, and
+    nothing is ever loaded."""
+    return ServingPolicy(
+        "resident-mixture", ResidentMixture(settings), CacheUse.BOTH, drops_late=False, plans_batches=False
+    )
+
+
+@policy("heavy", "small_models", "slo_s")
+def joint(settings: ServingSettings) -> ServingPolicy:
+    """Build the policy that plans all ways to generate an image at once: cascades, hits of latents and images, every
+    kind of device."""
+    from pentimento.policies.plan.joint.policy import JointPolicy  # imports HiGHS, 40 MB
+
+    return ServingPolicy("joint", JointPolicy(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)
+
+
+# In every installation; plug-ins of the group `pentimento.policies` add others.
+SERVING_POLICIES: Mapping[str, PolicyBuilder] = {
+    built.name: built for built in (resident, diffserve, modm, resident_mixture, joint)
+}

@@ -1,0 +1,163 @@
+"""What a serving policy is configured with: models, SLO, the deferral curve of a cascade."""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pentimento.domain.models import Handover
+
+THRESHOLD_COUNT = 201
+
+# Of s ln(s)^2 / (1 - s), at s = 0.203.
+_LARGEST_INFORMATION = 0.64762
+
+
+@dataclass(frozen=True)
+class DeferralCurve:
+    """f(t) of a cascade (DiffServe, 3.3): the share of light pictures whose confidence is not above t.
+
+    Straight lines between the points; from 0 at t = 0 to 1 at t = 1 unless the points say otherwise.
+    """
+
+    thresholds: tuple[float, ...] = (0.0, 1.0)
+    shares: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.thresholds) != len(self.shares) or len(self.shares) < 2:
+            raise ValueError("a deferral curve needs two points or more, a share for each threshold")
+        for values in (self.thresholds, self.shares):
+            if not all(0 <= value <= 1 for value in values) or list(values) != sorted(values):
+                raise ValueError(f"thresholds and shares must ascend within 0 and 1, got {values}")
+
+    @classmethod
+    def of(cls, confidences: Sequence[float], count: int = THRESHOLD_COUNT) -> "DeferralCurve":
+        """Build the curve from the discriminator's confidences (0..1) on light pictures, at `count` thresholds."""
+        if not confidences:
+            raise ValueError("a deferral curve needs at least one confidence")
+        ascending = sorted(confidences)
+        thresholds = tuple(index / (count - 1) for index in range(count))
+        return cls(thresholds, tuple(bisect.bisect_right(ascending, t) / len(ascending) for t in thresholds))
+
+    def share(self, threshold: float) -> float:
+        """Return f(t), 0..1."""
+        return _between(threshold, self.thresholds, self.shares)
+
+    def confidence(self, quantile: float) -> float:
+        """Return the confidence that a share `quantile` (0..1) of light pictures does not exceed: what a simulator
+        draws."""
+        return _between(quantile, self.shares, self.thresholds)
+
+    def bent(self, exponent: float) -> "DeferralCurve":
+        """Return the curve f(t) ** exponent: still monotone, with the same ends. Above 1 fewer defer than was
+        profiled."""
+        if exponent == 1.0:
+            return self
+        thresholds, shares = self._points_to_bend
+        return DeferralCurve(thresholds, tuple(share**exponent for share in shares))
+
+    @cached_property
+    def _points_to_bend(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """A straight line between two points bends only where there are points. The same at every look."""
+        even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
+        thresholds = tuple(sorted({*self.thresholds, *even}))
+        return thresholds, tuple(self.share(threshold) for threshold in thresholds)
+
+    def bend_towards(self, threshold: float, observed_share: float) -> float | None:
+        """Return the exponent with which the curve meets what was observed at `threshold`; None where the observation
+        fixes none."""
+        profiled = self.share(threshold)
+        if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
+            return None
+        return math.log(observed_share) / math.log(profiled)
+
+    def tells(self, threshold: float) -> float:
+        """Return how much a share observed at `threshold` says about that exponent, 0..1: its Fisher information over
+        the largest one. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
+        share = self.share(threshold)
+        if not 0.0 < share < 1.0:
+            return 0.0
+        return share * math.log(share) ** 2 / (1.0 - share) / _LARGEST_INFORMATION
+
+
+def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
+    """Linear interpolation; the last of equal `xs` counts."""
+    index = bisect.bisect_right(xs, x)
+    if index == 0:
+        return ys[0]
+    if index == len(xs):
+        return ys[-1]
+    low, high = xs[index - 1], xs[index]
+    return ys[index - 1] + (ys[index] - ys[index - 1]) * (x - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class ModelQuality:
+    """How good a model's pictures are on average, 0..1. `spread`: the most confident ones are better than that by half
+    of it, the least confident worse. A start from the cache keeps `reuse` of it."""
+
+    model: str
+    quality: float
+    spread: float = 0.0
+    reuse: float = 1.0
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
+
+    `light` and `heavy` are the models of a cascade, `handover` what is registered of the one's pictures that go on to
+    the other; `small` those that MoDM refines hits with, best first (empty: the light one). `slo_s` is L of
+    DiffServe's allocation problem. `discriminator_s`: of one scoring; 0 for what discriminators say. `expected_per_s`
+    is the demand that dynamic policies begin with (0: what they see first), `peak_per_s` the one that static policies
+    are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of demand's newest second in
+    its average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of
+    its throughput that a smaller model must be able to spare before MoDM goes back to the better one. `run_price` is
+    the quality (of one request, 0..1) for which the joint policy has a device do a whole run of the heavy model; a
+    smaller gain is not worth its time.
+    `qualities` are what the joint problem weighs; models that they do not name count as 1 (heavy) and 0.9 (all others).
+    """
+
+    heavy: str
+    light: str = ""
+    small: tuple[str, ...] = ()
+    slo_s: float = math.inf
+    deferral: DeferralCurve = DeferralCurve()
+    handover: Handover | None = None
+    discriminator_s: float = 0.0
+    expected_per_s: float = 0.0
+    peak_per_s: float = 0.0
+    fixed_threshold: float = 0.5
+    overprovision: float = 1.05
+    demand_weight: float = 1 / 3.1
+    threshold_count: int = THRESHOLD_COUNT
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    step_count: int = 50
+    hysteresis: float = 0.1
+    run_price: float = 0.002
+    qualities: tuple[ModelQuality, ...] = ()
+
+    def handing_over(self, handover: Handover) -> "ServingSettings":
+        """Return the settings with a registered hand-over, and its f(t)."""
+        return replace(self, handover=handover, deferral=DeferralCurve(handover.thresholds, handover.shares))
+
+    @property
+    def discriminator(self) -> str:
+        """The cascade of light and heavy model as discriminators know it: by its registration, or by its models."""
+        return self.handover.discriminator if self.handover is not None else f"{self.light}>{self.heavy}"
+
+    @property
+    def reuse_share(self) -> float:
+        """The share (0..1) of the heavy model's steps that a start from the light one's picture spares."""
+        return self.handover.reuse_share if self.handover is not None else 0.0
+
+    def quality_of(self, model: str) -> ModelQuality:
+        """Return the quality of a model."""
+        assumed = ModelQuality(model, 1.0 if model == self.heavy else 0.9)
+        return next((known for known in self.qualities if known.model == model), assumed)
+
+    @property
+    def small_models(self) -> tuple[str, ...]:
+        """The models that refine hits, best first: `small`, or the light one."""
+        return self.small or ((self.light,) if self.light else ())

@@ -1,0 +1,80 @@
+"""Small fleets for allocators to decide on."""
+
+from dataclasses import replace
+
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
+from pentimento.policies.allocation import (
+    AllocationProfile,
+    Allocator,
+    Decision,
+    ModelDemand,
+    PlanInput,
+    ReplicaView,
+    check_decision,
+)
+from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.settings import ServingSettings
+
+# Seconds for a batch; A100, from DiffServe's artefact.
+TURBO = {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41, 16: 0.77, 32: 1.56}
+SD15 = {1: 1.78, 2: 2.16, 4: 3.68, 8: 6.79, 16: 12.88, 32: 25.35}
+MODELS = ("turbo", "sd15")
+
+
+def worker(index: int, resident: str = "sd15", models: tuple[str, ...] = MODELS) -> ReplicaView:
+    replica = Replica(
+        f"w{index:03d}",
+        ReplicaKind.UNET_WORKER,
+        f"sim:{index}",
+        1,
+        available_models=models,
+        resident_models=(resident,),
+    )
+    return ReplicaView(replica)
+
+
+def profiles(**tables: dict[int, float]) -> tuple[AllocationProfile, ...]:
+    return tuple(
+        AllocationProfile(model, "", size, seconds, 0)
+        for model, table in tables.items()
+        for size, seconds in table.items()
+    )
+
+
+def context(count: int, *demand: ModelDemand, now_s: float = 0.0, resident: str = "sd15") -> PlanInput:
+    return PlanInput(
+        now_s,
+        tuple(worker(index, resident) for index in range(count)),
+        demand,
+        profiles(turbo=TURBO, sd15=SD15),
+    )
+
+
+def decide(allocator: Allocator, asked: PlanInput) -> Decision:
+    """The decision, checked as the controller checks it."""
+    decision = allocator(asked)
+    check_decision(asked, decision)
+    return decision
+
+
+def repeat(allocator: Allocator, asked: PlanInput, times: int, every_s: float) -> tuple[Decision, list[Decision]]:
+    """The last decision of a row of them under the same demand, and all."""
+    decisions: list[Decision] = []
+    for index in range(times):
+        last = decisions[-1] if decisions else Decision()
+        now_s = asked.now_s + index * every_s
+        decisions.append(decide(allocator, replace(asked, now_s=now_s, last=last)))
+    return decisions[-1], decisions
+
+
+def diffserve(settings: ServingSettings) -> CascadePolicy:
+    return CascadePolicy(settings, diffserve_cascade(settings))
+
+
+def counts(decision: Decision) -> dict[str, int]:
+    models = [assignment.model for assignment in decision.plan.assignments]
+    return {model: models.count(model) for model in sorted(set(models))}
+
+
+def hits(*starts: tuple[int, int]) -> tuple[StartShare, ...]:
+    return tuple(StartShare(step, count) for step, count in starts)

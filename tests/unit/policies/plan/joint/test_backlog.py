@@ -1,0 +1,100 @@
+"""Requests that wait for longer than the SLO bears, in the plans of the joint policy."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint.policy import JointPolicy
+from pentimento.policies.plan.joint.problem import AllocationSolution, Component, Course, PlannedPool
+from pentimento.policies.plan.joint.routes import backlogs, beside_others, kind_of
+from pentimento.policies.plan.settings import ModelQuality, ServingSettings
+from pentimento.policies.serving.entry import NOISE
+from tests.lab.simulator.scenarios import arrivals, cascade, run
+from tests.unit.policies.plan.fleets import context, counts, decide, repeat
+
+QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 0.95))
+ALLOCATOR = JointPolicy(ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, qualities=QUALITIES))
+
+
+def waiting(count: int, mean: float | None = None, rate: float = 6.0) -> PlanInput:
+    """For the heavy model of eight devices, which have carried that rate for a while."""
+    last, _ = repeat(ALLOCATOR, context(8, ModelDemand("sd15", rate)), 3, 5.0)
+    demand = ModelDemand("sd15", rate, queue_length=count, mean_queue_length=mean)
+    return replace(context(8, demand, now_s=15.0), last=last)
+
+
+def found(seen: PlanInput, slo_s: float = 5.0) -> dict[str, float]:
+    kind = kind_of(seen.workers()[0])
+    costs = {kind: (BatchCost(1, 1.78), BatchCost(2, 2.16))}
+    return backlogs(seen, [Component("sd15", costs)], slo_s)
+
+
+def test_who_is_begun_with_in_half_of_what_the_slo_leaves_is_in_time() -> None:
+    """Seven devices in batches of two begin with 6.48 a second, and 5 s leave 2.84 s beside 2.16."""
+    seen = waiting(100)
+    assert counts(seen.last) == {"sd15": 7, "turbo": 1}
+
+    assert found(seen) == {"sd15": pytest.approx(100 - 7 * 2 / 2.16 * (5.0 - 2.16) / 2)}
+    assert found(waiting(9)) == {}
+
+
+@pytest.mark.parametrize(("count", "mean", "beyond"), [(100, 50.0, 50.0), (50, 100.0, 50.0), (100, 0.0, None)])
+def test_those_count_who_wait_now_and_have_waited_on_average(count: int, mean: float, beyond: float | None) -> None:
+    """An SLO that a run already breaks leaves no time to wait."""
+    assert found(waiting(count, mean), slo_s=2.0).get("sd15") == beyond
+
+
+def test_whoever_no_device_is_planned_for_any_more_waits_too_long() -> None:
+    seen = waiting(3)
+    others = tuple(replace(one, model="turbo") for one in seen.last.plan.assignments)
+
+    assert found(replace(seen, last=Decision(replace(seen.last.plan, assignments=others)))) == {"sd15": 3}
+
+
+def heavy_share(decision: Decision) -> float:
+    """Of requests from noise, without those that a cascade sends on."""
+    heavy = [route for pool in decision.plan.pools if pool.model == "sd15" for route in pool.routes]
+    return sum(route.share for route in heavy if route.route == NOISE)
+
+
+def test_a_backlog_is_worked_off_before_quality_is_won_and_nobody_is_refused_for_it() -> None:
+    calm, late = decide(ALLOCATOR, waiting(0, rate=7.0)), decide(ALLOCATOR, waiting(300, rate=7.0))
+
+    assert heavy_share(late) < 0.6 < heavy_share(calm)
+    assert late.plan.admission_rate == 1.0
+    assert len({one.max_batch_size for one in late.plan.assignments if one.model == "sd15"}) == 1
+
+
+def test_who_waits_in_time_changes_no_plan() -> None:
+    assert decide(ALLOCATOR, waiting(5)) == decide(ALLOCATOR, waiting(0))
+
+
+def test_devices_for_those_who_wait_run_the_batches_of_the_others_on_their_kind() -> None:
+    """Whoever waits is in the pool of these: one of larger batches would have nobody to take."""
+    small, large, far = (PlannedPool("m", kind, size) for kind, size in (("a", 2), ("a", 8), ("b", 8)))
+    noise, late = "noise:m", "backlog of m"
+    rates = {Course(noise, (small,)): 1.0, Course(late, (large,)): 0.5, Course(late, (far,)): 0.25}
+    solution = AllocationSolution({small: 3, large: 2, far: 1}, rates, 1.0, 1.0)
+
+    moved = beside_others(solution)
+
+    assert moved.units == {small: 5, far: 1}
+    assert moved.rates == {Course(noise, (small,)): 1.0, Course(late, (small,)): 0.5, Course(late, (far,)): 0.25}
+
+
+@pytest.mark.slow
+def test_after_a_burst_nobody_is_late_for_long_where_late_requests_are_painted() -> None:
+    """Forty a second for half a minute, then what seven of eight devices carry: all of these were late, for as long as
+    that load went on."""
+    burst = [index / 40.0 for index in range(1_200)]
+    later = [30.0 + index / 6.0 for index in range(1, 1_200)]
+    scenario = cascade("joint", devices=8, rate=5.0, answers_late=True)
+    dataplane = replace(scenario.dataplane, drop_late=False, fall_back=False)
+
+    records = run(replace(scenario, dataplane=dataplane), arrivals([*burst, *later], steps=50))
+
+    last = [record for record in records if record.arrived_s > 180.0]
+    assert len(last) == 299
+    assert sum(record.outcome.violation for record in last) == 0

@@ -1,0 +1,281 @@
+"""What the joint allocator makes of the demand that it sees, worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import StartShare
+from pentimento.domain.models import Handover
+from pentimento.policies.allocation import AllocationProfile, ModelDemand, PlanInput
+from pentimento.policies.plan.joint.forecast import (
+    FAR,
+    NEAR,
+    DemandForecast,
+    as_planned_for,
+    observed_demand,
+    starts_from_images,
+)
+from pentimento.policies.plan.settings import ServingSettings
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+
+# A weight that the averages of forty requests a second and more have.
+SETTINGS = ServingSettings(heavy="heavy", light="light", demand_weight=0.5)
+
+
+def look(now_s: float, *demand: ModelDemand, before: DemandForecast | None = None) -> DemandForecast:
+    """What is known after a look at the demand."""
+    return observed_demand(PlanInput(now_s, (), demand), SETTINGS, before)
+
+
+def test_nothing_is_known_at_first_but_that_hits_save_some_of_the_steps() -> None:
+    known = DemandForecast()
+
+    assert (known.rate, known.trend, known.at_s, known.latent_share, known.image_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert (known.latent_saved, known.image_saved, known.bend, known.moved_at_s) == (0.3, 0.3, 1.0, -math.inf)
+
+
+def test_the_first_look_is_believed_unless_the_operator_expects_something() -> None:
+    first = look(5.0, ModelDemand("light", 10.0, sent_on_per_s=4.0), ModelDemand("heavy", 4.0))
+    demand, expecting = (ModelDemand("light", 10.0),), replace(SETTINGS, expected_per_s=3.0)
+    expected = observed_demand(PlanInput(5.0, (), demand), expecting, None)
+
+    assert (first.rate, first.trend, first.at_s) == (10.0, 0.0, 5.0)
+    assert expected.rate == 3.0
+
+
+def test_requests_for_models_that_are_not_planned_are_no_demand() -> None:
+    """Nor are their starts those of the planned models."""
+    strangers = ModelDemand("other", 90.0, starts=(StartShare(5, 90, LATENT, 10, "other"),))
+    own = ModelDemand("heavy", 10.0, starts=(StartShare(0, 10, NOISE, 10),))
+
+    assert look(5.0, own, strangers, before=DemandForecast(rate=10.0)) == look(
+        5.0, own, before=DemandForecast(rate=10.0)
+    )
+    assert look(5.0, own, strangers).rate == 10.0
+
+
+def test_more_sent_on_than_came_is_no_demand() -> None:
+    assert look(0.0, ModelDemand("light", 1.0, sent_on_per_s=4.0)).rate == 0.0
+
+
+def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
+    fell = DemandForecast(rate=0.0, trend=-2.0, at_s=0.0)
+
+    later = look(5.0, ModelDemand("light", 20.0), before=fell)
+
+    # Twenty a second: five seconds, of which each leaves half of what was before.
+    assert later.rate == pytest.approx(20.0 * (1.0 - 0.5**5))
+    assert later.trend > 0.0
+
+
+def test_the_first_requests_count_alike_also_after_looks_in_which_nobody_came() -> None:
+    """Averages that began with nobody would take them for a few of fifty misses."""
+    nobody = look(5.0, before=look(0.0))
+    hits = (StartShare(15, 3, LATENT, 50, "heavy"), StartShare(0, 1, NOISE, 50))
+
+    first = look(10.0, ModelDemand("heavy", 0.8, starts=hits), before=nobody)
+    later = look(15.0, ModelDemand("heavy", 0.8, starts=(StartShare(0, 4, NOISE, 50),)), before=first)
+
+    assert (nobody.latent_share, first.latent_share, later.latent_share) == (0.0, 0.75, 0.375)
+
+
+@pytest.mark.parametrize(("elapsed_s", "rate"), [(0.0, 40.0), (1.0, 60.0), (2.0, 70.0)])
+def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate: float) -> None:
+    """80 a second after 40: half of the way in the first second, a quarter in the next."""
+    after = look(10.0 + elapsed_s, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0, at_s=10.0))
+
+    assert (after.rate, after.at_s) == (pytest.approx(rate), 10.0 + elapsed_s)
+
+
+@pytest.mark.parametrize(("came", "counted"), [(3.99, 1.0), (4.0, 4.0), (10.0, 10.0)])
+def test_the_first_of_many_after_few_are_heard_at_once(came: float, counted: float) -> None:
+    """One a second before, of which a second is worth a fortieth; twenty and more in five seconds are told apart."""
+    later = look(5.0, ModelDemand("light", came), before=DemandForecast(rate=1.0, at_s=0.0))
+
+    assert later.rate == pytest.approx(came - (came - 1.0) * (1.0 - counted / 40.0) ** 5)
+
+
+def test_the_demand_of_a_slow_fleet_is_averaged_over_longer() -> None:
+    """Four a second: a second of them is worth a tenth."""
+    after = look(1.0, ModelDemand("heavy", 8.0), before=DemandForecast(rate=4.0))
+
+    assert after.rate == pytest.approx(4.0 + 0.1 * 4.0)
+
+
+def test_a_trend_goes_on_while_demand_follows_it_and_is_a_twentieth_of_the_newest_second() -> None:
+    steady = look(1.0, ModelDemand("heavy", 42.0), before=DemandForecast(rate=40.0, trend=2.0))
+    rising = look(1.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0))
+
+    assert (steady.rate, steady.trend) == (pytest.approx(42.0), pytest.approx(2.0))
+    assert rising.trend == pytest.approx(0.05 * 20.0)
+
+
+def test_the_trend_of_a_slow_fleet_is_learnt_as_much_slower_as_its_level() -> None:
+    """A tenth of the newest second in the level, a fifth of that in the trend."""
+    after = look(1.0, ModelDemand("heavy", 8.0), before=DemandForecast(rate=4.0))
+
+    assert after.trend == pytest.approx(0.02 * 0.4)
+
+
+def test_a_trend_of_several_seconds_is_that_of_each() -> None:
+    """70 after two seconds: 15 more in each."""
+    after = look(2.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0))
+
+    assert after.trend == pytest.approx((1.0 - 0.95**2) * 15.0)
+
+
+def test_demand_that_falls_is_never_below_nothing() -> None:
+    assert look(10.0, before=DemandForecast(rate=40.0, trend=-30.0)).rate == 0.0
+
+
+STARTS = (StartShare(0, 20, NOISE, 50), StartShare(10, 20, LATENT, 50), StartShare(25, 10, IMAGE, 50))
+
+
+def test_the_first_look_tells_how_requests_start_and_what_hits_save() -> None:
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=STARTS))
+
+    assert (first.latent_share, first.image_share) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (first.latent_saved, first.image_saved) == (pytest.approx(0.2), pytest.approx(0.5))
+
+
+def test_later_looks_move_the_shares_by_how_many_requests_they_saw() -> None:
+    """Fifty requests of a mean over about fifty: 1 - 0.98^50 = 0.636 of the way."""
+    before = DemandForecast(rate=5.0, latent_share=0.0, image_share=0.6, latent_saved=0.4, image_saved=0.1)
+
+    after = look(1.0, ModelDemand("heavy", 5.0, starts=STARTS), before=before)
+
+    weight = 1.0 - 0.98**50
+    assert after.latent_share == pytest.approx(weight * 0.4)
+    assert after.image_share == pytest.approx(0.6 - weight * 0.4)
+    assert after.latent_saved == pytest.approx(0.4 - weight * 0.2)
+    assert after.image_saved == pytest.approx(0.1 + weight * 0.4)
+
+
+def test_what_hits_save_is_weighed_by_how_many_there_were_and_stays_where_there_were_none() -> None:
+    """Thirty save a tenth, ten save half: a fifth. Of images nobody knows more than before."""
+    hits = (StartShare(5, 30, LATENT, 50), StartShare(25, 10, LATENT, 50), StartShare(9, 5, LATENT, 0))
+
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=hits))
+
+    assert (first.latent_saved, first.image_saved) == (pytest.approx(0.2), 0.3)
+    assert (first.latent_share, first.image_share) == (pytest.approx(40 / 45), 0.0)
+
+
+def test_a_look_at_nobody_changes_no_shares() -> None:
+    before = DemandForecast(rate=5.0, latent_share=0.2, image_share=0.6, latent_saved=0.4, image_saved=0.1)
+
+    after = look(1.0, before=before)
+
+    assert (after.latent_share, after.image_share, after.latent_saved, after.image_saved) == (0.2, 0.6, 0.4, 0.1)
+
+
+def test_demand_is_planned_for_by_its_starts() -> None:
+    known = DemandForecast(rate=10.0, trend=0.5, latent_share=0.2, image_share=0.3)
+
+    planned = known.by_start(4.0)
+
+    assert planned == {NOISE: pytest.approx(6.0), LATENT: pytest.approx(2.4), IMAGE: pytest.approx(3.6)}
+
+
+@pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
+def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(scored: int, of_the_way: float) -> None:
+    """f(t) = t says most at a fifth, where 0.2 of the pictures should be below; half of them are."""
+    counts = (scored // 2, scored - scored // 2, *(0,) * 3)
+    bent = math.log(0.5) / math.log(0.2)
+    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
+
+    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
+
+    assert after.bend == pytest.approx(1.0 + of_the_way * says * (bent - 1.0))
+
+
+def test_what_was_seen_of_another_curve_bends_none_that_is_registered_since() -> None:
+    counts = (20, 20, 0, 0, 0)
+    before = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
+    remeasured = SETTINGS.handing_over(Handover("light>heavy", "", (0.0, 0.2, 1.0), (0.0, 0.5, 1.0)))
+    demand = (ModelDemand("light", 5.0, confidences=counts),)
+
+    anew = observed_demand(PlanInput(2.0, (), demand), remeasured, before)
+
+    assert (before.bend != 1.0, anew.bend, anew.rate) == (True, 1.0, 5.0)
+
+
+def test_the_curve_stays_where_nobody_was_scored_or_all_were_alike() -> None:
+    before = DemandForecast(rate=5.0, bend=1.7)
+    found = [
+        look(1.0, ModelDemand("light", 5.0, confidences=counts), before=before).bend
+        for counts in ((), (0, 0, 0, 0, 0), (30, 0, 0, 0, 0), (0, 0, 0, 0, 30))
+    ]
+
+    assert found == [1.7] * 4
+
+
+@pytest.mark.parametrize(("low", "bend"), [(999, 0.2), (1, 5.0)])
+def test_the_curve_bends_within_bounds(low: int, bend: float) -> None:
+    """Nearly all pictures below a fifth, and nearly none."""
+    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
+    counts = (low, 0, 0, 0, 200_000 if low == 1 else 1)
+
+    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
+
+    assert after.bend == pytest.approx(1.0 + 0.2 * says * (bend - 1.0))
+
+
+def test_room_is_for_chance_and_for_a_jump_or_for_what_came_lately() -> None:
+    """A fifth more by chance; three times as many, or as many as there were."""
+    calm, after_a_peak = DemandForecast(rate=10.0, highest=10.0), DemandForecast(rate=10.0, highest=50.0)
+
+    assert calm.surges(10.0) == {NEAR: pytest.approx(2.0), FAR: pytest.approx(18.0)}
+    assert after_a_peak.surges(10.0) == {NEAR: pytest.approx(2.0), FAR: pytest.approx(38.0)}
+    assert calm.surges(40.0) == {NEAR: pytest.approx(8.0), FAR: 0.0}
+
+
+def test_no_room_is_kept_for_requests_that_can_wait() -> None:
+    """Of two a second by chance and eighteen of a jump."""
+    calm = DemandForecast(rate=10.0, highest=10.0)
+
+    assert calm.surges(10.0, borne=0.5) == {NEAR: pytest.approx(1.5), FAR: pytest.approx(18.0)}
+    assert calm.surges(10.0, borne=5.0) == {NEAR: 0.0, FAR: pytest.approx(15.0)}
+
+
+def test_the_highest_rate_is_forgotten_by_half_in_five_minutes() -> None:
+    after = look(300.0, ModelDemand("heavy", 1.0), before=DemandForecast(rate=1.0, highest=40.0))
+
+    assert after.highest == pytest.approx(20.0)
+    assert look(5.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=80.0, highest=40.0)).highest == 80.0
+
+
+def test_a_model_of_one_step_tells_nothing_of_images() -> None:
+    """It cannot start from any: all that is heard is what the heavy model paints."""
+    one_step = AllocationProfile("light", "", 1, 1.0, 0, step_count=1)
+    seen = (
+        ModelDemand("light", 5.0, starts=(StartShare(0, 90, NOISE, 1),)),
+        ModelDemand("heavy", 5.0, starts=(StartShare(0, 5, NOISE, 50), StartShare(25, 5, IMAGE, 50))),
+    )
+
+    there = PlanInput(0.0, (), seen, (one_step,))
+
+    assert observed_demand(there, SETTINGS, None).image_share == pytest.approx(0.5)
+    assert as_planned_for(there, SETTINGS, DemandForecast(image_share=0.5)).image_share == 0.0
+    plain = PlanInput(0.0, (), seen)
+    assert observed_demand(plain, SETTINGS, None).image_share == pytest.approx(0.05)
+    assert as_planned_for(plain, SETTINGS, DemandForecast(image_share=0.5)).image_share == 0.5
+
+
+def test_one_request_tells_all_of_what_is_known_of_starts() -> None:
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=(StartShare(10, 1, LATENT, 50),)))
+
+    assert (first.latent_share, first.image_share, first.latent_saved) == (1.0, 0.0, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(
+    ("step_count", "saved", "starts"), [(4, 0.5, True), (4, 0.1, False), (4, 0.2, True), (0, 0.0, True)]
+)
+def test_a_model_starts_from_images_that_leave_out_one_of_its_steps_at_least(
+    step_count: int, saved: float, starts: bool
+) -> None:
+    """Of fifty steps 25, 5 and 10 are two, four tenths and eight tenths of four."""
+    profile = AllocationProfile("light", "", 1, 1.0, 0, step_count=step_count)
+
+    assert starts_from_images(PlanInput(0.0, (), (), (profile,)), SETTINGS, "light", saved) is starts

@@ -1,0 +1,247 @@
+"""From a solution of the joint problem to a plan, where a model needs batches of two sizes."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold, WorkerAssignment
+from pentimento.domain.models import Handover
+from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint.layout import as_planned, lay_out, pool_name
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    AllocationSolution,
+    Component,
+    Course,
+    PlannedPool,
+    PlannedRoute,
+    Use,
+)
+from pentimento.policies.plan.joint.routes import kinds_of
+from tests.unit.policies.plan.fleets import profiles, worker
+
+# In batches of four the heavy model is late behind the light one.
+KIND = "|sd15|turbo"
+HEAVY = Component("sd15", {KIND: (BatchCost(1, 1.0), BatchCost(4, 2.0))})
+LIGHT = Component("turbo", {KIND: (BatchCost(1, 1.0),)})
+BY_HEAVY = PlannedRoute("heavy", "noise", (Use("sd15", 1.0),), 1.0)
+CASCADE = PlannedRoute("cascade", "noise", (Use("turbo", 1.0), Use("sd15", 0.5)), 0.8, threshold=0.5)
+ONE, FOUR, TURBO = PlannedPool("sd15", KIND, 1), PlannedPool("sd15", KIND, 4), PlannedPool("turbo", KIND, 1)
+# The heavy model has 4.2 of work a second: more than four devices carry in batches of one.
+RATES = {Course("heavy", (FOUR,)): 3.9, Course("cascade", (TURBO, ONE)): 0.6}
+
+
+def decided(heavy_count: int, served_share: float = 1.0, cascade: PlannedRoute = CASCADE) -> Plan:
+    """So many workers hold the heavy model, of which three are needed, and one the light one."""
+    views = [worker(index) for index in range(heavy_count)] + [worker(heavy_count, "turbo")]
+    context = PlanInput(0.0, tuple(views), profiles=profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}))
+    held = {(KIND, "sd15"): heavy_count, (KIND, "turbo"): 1}
+    problem = AllocationProblem({"noise": 4.5}, {KIND: heavy_count + 1}, (HEAVY, LIGHT), (BY_HEAVY, cascade), 2.5, held)
+    solution = AllocationSolution({ONE: 1, FOUR: 2, TURBO: 1}, RATES, served_share, 1.0)
+    return lay_out(context, kinds_of(context), problem, solution)
+
+
+def sizes(plan: Plan) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for assignment in plan.assignments:
+        found.setdefault(assignment.model, []).append(assignment.max_batch_size)
+    return {model: sorted(each) for model, each in found.items()}
+
+
+def test_devices_that_nobody_needs_take_their_model_s_smallest_batches() -> None:
+    assert sizes(decided(3)) == {"sd15": [1, 4, 4], "turbo": [1]}
+    assert sizes(decided(4)) == {"sd15": [1, 1, 4, 4], "turbo": [1]}
+
+
+def test_small_batches_go_to_the_first_workers() -> None:
+    assert [one.max_batch_size for one in decided(4).assignments] == [1, 1, 4, 4, 1]
+
+
+def test_a_pool_has_every_worker_that_is_no_slower_than_its_own() -> None:
+    """The one that most devices are for has the model's name."""
+    pools = {pool.pool: pool for pool in decided(4).pools}
+
+    assert {name: len(pool.worker_ids) for name, pool in pools.items()} == {
+        "sd15": 4,
+        "sd15.1": 2,
+        "sd15.2": 4,
+        "turbo": 1,
+        "turbo.1": 1,
+        "turbo.2": 1,
+    }
+    assert {pool.model for name, pool in pools.items() if name.startswith("sd15")} == {"sd15"}
+
+
+def test_the_solution_s_rates_are_the_shares_of_its_ways() -> None:
+    plan = decided(4)
+    routes = {pool.pool: pool.routes for pool in plan.pools if pool.routes}
+
+    assert routes["sd15"][:1] == (RouteShare("noise", 3.9 / 4.5),)
+    assert routes["turbo"][:1] == (RouteShare("noise", 0.6 / 4.5, "noise:turbo>sd15.1#0"),)
+    light = StagePlan("turbo", (StartThreshold("noise", 0.5),))
+    assert plan.cascades == (CascadePlan("noise:turbo>sd15.1#0", (light, StagePlan("sd15.1"))),)
+
+
+def test_starts_that_the_solution_does_not_serve_go_to_the_last_model_and_what_is_spare_to_the_first() -> None:
+    routes = {pool.pool: pool.routes for pool in decided(4).pools}
+
+    assert routes["sd15"][1:] == (RouteShare("spare", 1.0),)
+    assert routes["turbo"][1:] == (RouteShare("latent", 1.0), RouteShare("image", 1.0))
+
+
+def test_a_solution_that_serves_a_part_admits_that_part() -> None:
+    rates = [decided(3, share).admission_rate for share in (1.0, 0.995, 0.99, 0.989, 0.5)]
+
+    assert rates == [1.0, 1.0, 1.0, 0.989, 0.5]
+
+
+def test_a_model_on_its_way_out_keeps_a_pool_without_routes_for_what_waits_for_it() -> None:
+    models = ("turbo", "sd15", "old")
+    views = tuple(worker(index, model, models) for index, model in enumerate(("sd15", "sd15", "old", "turbo")))
+    table = profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}, old={1: 1.0})
+    context = PlanInput(0.0, views, (ModelDemand("old", 0.0, 3),), table)
+    kinds = kinds_of(context)
+    (kind,) = kinds
+    one, turbo = PlannedPool("sd15", kind, 1), PlannedPool("turbo", kind, 1)
+    components = tuple(Component(name, {kind: (BatchCost(1, 1.0),)}) for name in ("sd15", "turbo"))
+    held = {(kind, "sd15"): 2, (kind, "old"): 1, (kind, "turbo"): 1}
+    problem = AllocationProblem({"noise": 2.0}, {kind: 4}, components, (BY_HEAVY, CASCADE), 2.5, held)
+    solution = AllocationSolution({one: 2, turbo: 2}, {Course("heavy", (one,)): 2.0}, 1.0, 1.0)
+
+    pools = lay_out(context, kinds, problem, solution).pools
+
+    assert [pool for pool in pools if pool.model == "old"] == [PoolPlan("old", "old", ("w002",))]
+
+
+THINNED = replace(BY_HEAVY, name="thinned", uses=(Use("sd15", 0.6),), left_out=0.4)
+
+
+@pytest.mark.parametrize(
+    ("whole", "thinned", "thins"),
+    [
+        # Three devices in batches of one carry three whole runs a second, and these are 3.2.
+        (1.2, 2.0, True),
+        # Three fit.
+        (1.0, 2.0, False),
+        # More than half of them are whole.
+        (2.0, 1.6, False),
+        (0.0, 5.0, True),
+    ],
+)
+def test_pools_thin_where_most_of_a_model_s_pictures_do_and_whole_ones_would_not_fit(
+    whole: float, thinned: float, thins: bool
+) -> None:
+    views = (*(worker(index) for index in range(3)), worker(3, "turbo"))
+    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    heavy = Component("sd15", {KIND: (BatchCost(1, 1.0),)})
+    held = {(KIND, "sd15"): 3, (KIND, "turbo"): 1}
+    problem = AllocationProblem({"noise": 6.0}, {KIND: 4}, (heavy, LIGHT), (BY_HEAVY, THINNED), 2.5, held)
+    rates = {Course("heavy", (ONE,)): whole, Course("thinned", (ONE,)): thinned}
+    solution = AllocationSolution({ONE: 3, TURBO: 1}, rates, 1.0, 1.0)
+
+    plan = lay_out(context, kinds_of(context), problem, solution)
+
+    assert {pool.pool: pool.thins for pool in plan.pools}["sd15"] is thins
+    assert not any(pool.thins for pool in plan.pools if pool.model == "turbo")
+
+
+def test_ways_that_are_one_in_the_plan_add_up() -> None:
+    """Four to one: from pools that the plan has as one."""
+    views = tuple(worker(index) for index in range(2))
+    context = PlanInput(0.0, (*views, worker(2, "turbo")), profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    problem = AllocationProblem({"noise": 4.0}, {KIND: 3}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, {})
+    rates = {Course("heavy", (ONE,)): 2.4, Course("heavy", (FOUR,)): 0.8, Course("cascade", (TURBO, ONE)): 0.8}
+    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
+    solution = AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
+
+    plan = lay_out(context, kinds_of(context), replace(problem, held=held), solution)
+
+    shares = {pool.pool: pool.routes[0].share for pool in plan.pools if pool.routes}
+    assert shares["sd15"] == pytest.approx(0.8)
+    assert shares["turbo"] == pytest.approx(0.2)
+
+
+def test_a_load_under_way_counts_as_done_and_who_is_not_in_the_plan_holds_what_it_holds() -> None:
+    views = (worker(0, "sd15"), worker(1, "sd15"), worker(2, "turbo"))
+    last = Decision(
+        Plan(UNNUMBERED, (WorkerAssignment("w001", "sim:1", "turbo", 1), WorkerAssignment("gone", "", "sd15", 1)))
+    )
+
+    found = as_planned(PlanInput(0.0, views, last=last))
+
+    assert [view.replica.resident_models for view in found.replicas] == [("sd15",), ("turbo",), ("turbo",)]
+    assert found.replicas[0] is views[0]
+
+
+def test_the_first_pool_of_a_model_has_its_name() -> None:
+    assert [pool_name("sd15", number) for number in range(3)] == ["sd15", "sd15.1", "sd15.2"]
+
+
+def test_more_sizes_than_pools_share_the_last_one() -> None:
+    """Of four sizes the two with fewest devices."""
+    costs = tuple(BatchCost(size, 1.0 + size / 10) for size in (1, 2, 4, 8))
+    heavy = Component("sd15", {KIND: costs})
+    of = {size: PlannedPool("sd15", KIND, size) for size in (1, 2, 4, 8)}
+    units = {of[1]: 1, of[2]: 4, of[4]: 2, of[8]: 3}
+    views = tuple(worker(index) for index in range(10))
+    table = profiles(sd15={cost.batch_size: cost.latency_s for cost in costs})
+    context = PlanInput(0.0, views, profiles=table)
+    # In batches of eight nobody is in time behind another: one size alone would not do.
+    tight = PlannedRoute("tight", "noise", (Use("sd15", 1.0, 1.5),), 1.0)
+    problem = AllocationProblem({"noise": 4.0}, {KIND: 10}, (heavy,), (tight, BY_HEAVY), 2.0, {(KIND, "sd15"): 10})
+    rates = {Course("tight", (of[size],)): 0.9 for size in (1, 2)} | {Course("heavy", (of[8],)): 16.0}
+
+    plan = lay_out(context, kinds_of(context), problem, AllocationSolution(units, rates, 1.0, 1.0))
+
+    members = {pool.pool: len(pool.worker_ids) for pool in plan.pools}
+    assert sizes(plan) == {"sd15": [1, 2, 2, 2, 2, 4, 4, 8, 8, 8]}
+    # Those of two, of eight, and of one and four: each has the workers that are no slower than its own slowest.
+    assert members == {"sd15": 5, "sd15.1": 10, "sd15.2": 7}
+
+
+def test_behind_a_model_that_paints_alone_the_quickest_one_stands_in_and_behind_itself_nobody() -> None:
+    by_light = PlannedRoute("light", "noise", (Use("turbo", 1.0),), 0.5)
+    views = (worker(0), worker(1), worker(2, "turbo"))
+    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 0.5}))
+    components = (Component("sd15", {KIND: (BatchCost(1, 1.0),)}), Component("turbo", {KIND: (BatchCost(1, 0.5),)}))
+    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
+    problem = AllocationProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, by_light), 2.5, held)
+    rates = {Course("heavy", (ONE,)): 1.5, Course("light", (TURBO,)): 0.5}
+
+    plan = lay_out(context, kinds_of(context), problem, AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0))
+
+    assert plan.cascades == (CascadePlan("noise:sd15~turbo", (StagePlan("sd15"), StagePlan("turbo"))),)
+    found = {pool.pool: pool.routes for pool in plan.pools if pool.routes}
+    assert found["sd15"][0] == RouteShare("noise", 0.75, "noise:sd15~turbo")
+    assert found["turbo"][0] == RouteShare("noise", 0.25)
+
+
+def test_a_registered_hand_over_stands_in_the_stage_that_is_scored() -> None:
+    handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
+    registered = replace(CASCADE, handover=handover)
+
+    (cascade,) = (one for one in decided(4, cascade=registered).cascades if one.stages[0].thresholds)
+
+    first = cascade.stages[0]
+    assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
+
+
+def test_cascades_of_the_same_pools_are_told_apart_by_their_thresholds() -> None:
+    lower = replace(CASCADE, name="lower", threshold=0.25)
+    views = (worker(0), worker(1), worker(2, "turbo"))
+    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    components = tuple(Component(name, {KIND: (BatchCost(1, 1.0),)}) for name in ("sd15", "turbo"))
+    problem = AllocationProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, CASCADE, lower), 2.5)
+    rates = {Course("cascade", (TURBO, ONE)): 1.0, Course("lower", (TURBO, ONE)): 0.5}
+    solution = AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
+
+    plan = lay_out(context, kinds_of(context), problem, solution)
+
+    thresholds = {one.cascade: one.stages[0].thresholds[0].confidence for one in plan.cascades}
+    assert thresholds == {"noise:turbo>sd15#0": 0.25, "noise:turbo>sd15#1": 0.5}
+    (turbo,) = (pool for pool in plan.pools if pool.pool == "turbo")
+    assert {route.cascade: route.share for route in turbo.routes if route.cascade} == {
+        "noise:turbo>sd15#0": pytest.approx(1 / 3),
+        "noise:turbo>sd15#1": pytest.approx(2 / 3),
+    }

@@ -1,0 +1,102 @@
+"""Which pools a route may go through, on devices few enough to list them."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    Component,
+    PlannedPool,
+    PlannedRoute,
+    Use,
+    batches_of,
+    pools_in_time,
+)
+
+# One, one and a half and two a second; on the small device half of that.
+HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(3, 2.0), BatchCost(8, 4.0))})
+MIXED = replace(HEAVY, costs={**HEAVY.costs, "small": (BatchCost(1, 2.0),)})
+LIGHT = Component("light", {"gpu": (BatchCost(1, 0.5), BatchCost(4, 1.0))})
+ALONE = (Use("heavy", 1.0, 1.0),)
+CASCADE = (Use("light", 1.0, 1.0), Use("heavy", 0.5, 1.0))
+
+
+def problem(slo_s: float, *components: Component, devices: tuple[str, ...] = ("gpu",)) -> AllocationProblem:
+    return AllocationProblem({"noise": 1.0}, dict.fromkeys(devices, 4), components, (), slo_s)
+
+
+def sizes(asked: AllocationProblem, *paths: tuple[Use, ...]) -> list[list[tuple[int, ...]]]:
+    """By path, the batch sizes of each choice."""
+    found = pools_in_time(asked, paths)
+    assert list(found) == list(dict.fromkeys(paths))
+    return [[tuple(pool.batch_size for pool in pools) for pools in choices] for choices in found.values()]
+
+
+@pytest.mark.parametrize(("slo_s", "found"), [(0.99, []), (1.0, [(1,)]), (2.0, [(3,)]), (3.99, [(3,)]), (9.0, [(8,)])])
+def test_of_batches_in_time_the_one_that_carries_most_is_enough(slo_s: float, found: list[tuple[int, ...]]) -> None:
+    assert sizes(problem(slo_s, HEAVY), ALONE) == [found]
+
+
+def test_what_a_component_waits_for_counts_against_the_slo() -> None:
+    waiting = replace(HEAVY, wait_s=0.5)
+
+    assert sizes(problem(2.49, waiting), ALONE) == [[(1,)]]
+    assert sizes(problem(2.5, waiting), ALONE) == [[(3,)]]
+
+
+def test_the_wait_for_a_place_in_a_batch_counts_as_often_as_the_batch() -> None:
+    """Of two seconds, and half a second before them."""
+    joined = replace(HEAVY, costs={"gpu": (BatchCost(1, 1.0, 1.0), BatchCost(3, 2.0, 0.5))})
+    hit = (Use("heavy", 0.5, 0.5),)
+
+    assert sizes(problem(2.49, joined), ALONE) == [[(1,)]]
+    assert sizes(problem(2.5, joined), ALONE) == [[(3,)]]
+    assert sizes(problem(1.25, joined), hit) == [[(3,)]]
+
+
+def test_a_path_takes_as_often_as_long_as_it_goes_through_a_batch() -> None:
+    twice = (Use("heavy", 1.0, 2.0),)
+
+    assert sizes(problem(2.0, HEAVY), twice) == [[(1,)]]
+    assert sizes(problem(4.0, HEAVY), twice) == [[(3,)]]
+
+
+def test_a_pool_that_one_path_needs_is_open_to_the_others() -> None:
+    """Behind the light model only batches of one are in time; alone those of eight are."""
+    assert sizes(problem(4.0, LIGHT, HEAVY), ALONE) == [[(8,)]]
+    assert sizes(problem(4.0, LIGHT, HEAVY), CASCADE) == [[(4, 3)]]
+    assert sizes(problem(4.0, LIGHT, HEAVY), ALONE, CASCADE) == [[(3,), (8,)], [(4, 3)]]
+
+
+def test_where_one_pool_is_faster_only_if_the_other_is_slower_both_choices_stay() -> None:
+    """In two and a half seconds the light model's larger batch leaves one of the heavy one, the smaller one three."""
+    assert sizes(problem(2.5, LIGHT, HEAVY), CASCADE) == [[(1, 1), (1, 3), (4, 1)]]
+
+
+def test_on_another_kind_of_device_a_slower_choice_is_another_choice() -> None:
+    found = pools_in_time(problem(2.0, MIXED, devices=("gpu", "small")), [ALONE])
+
+    assert found[ALONE] == [(PlannedPool("heavy", "gpu", 3),), (PlannedPool("heavy", "small", 1),)]
+
+
+def test_devices_of_kinds_that_are_not_there_have_no_pools() -> None:
+    asked = problem(9.0, MIXED)
+
+    assert [pool for pool, _ in batches_of(asked, MIXED)] == [PlannedPool("heavy", "gpu", size) for size in (1, 3, 8)]
+    assert [cost for _, cost in batches_of(asked, MIXED)] == list(HEAVY.costs["gpu"])
+    assert list(batches_of(problem(9.0, LIGHT, devices=("small",)), LIGHT)) == []
+
+
+def test_no_plan_is_better_than_all_served_each_by_the_best_way_for_its_start() -> None:
+    """Of a start that nothing paints nobody can be served."""
+    routes = (
+        PlannedRoute("a", "noise", (), 0.5),
+        PlannedRoute("b", "noise", (), 0.9),
+        PlannedRoute("c", "noise", (), 0.7),
+        PlannedRoute("d", "image", (), 0.25),
+    )
+    problem = AllocationProblem({"noise": 2.0, "image": 4.0, "latent": 8.0}, {}, (), routes, 1.0, served_weight=3.0)
+
+    assert problem.bound == 2.0 * 3.9 + 4.0 * 3.25

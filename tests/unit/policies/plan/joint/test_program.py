@@ -1,0 +1,271 @@
+from dataclasses import replace
+
+import pytest
+
+from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.joint import program as allocation_program
+from pentimento.policies.plan.joint.problem import (
+    AllocationProblem,
+    AllocationSolution,
+    Component,
+    Course,
+    PlannedPool,
+    PlannedRoute,
+    Use,
+)
+from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
+
+# A second for one, 1.6 s for four: one or two and a half a second.
+HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(4, 1.6))})
+# A tenth of a second for one picture.
+LIGHT = Component("light", {"gpu": (BatchCost(1, 0.1),)})
+BY_HEAVY = PlannedRoute("heavy", "noise", (Use("heavy", 1.0),), 1.0)
+BY_LIGHT = PlannedRoute("light", "noise", (Use("light", 1.0),), 0.5)
+PROBLEM = AllocationProblem({"noise": 2.0}, {"gpu": 4}, (HEAVY, LIGHT), (BY_HEAVY, BY_LIGHT), slo_s=1.2)
+
+
+def solved(problem: AllocationProblem) -> AllocationSolution:
+    solution = solve_allocation(problem)
+    assert solution is not None and solution.is_optimal
+    return solution
+
+
+def rates_by_route(problem: AllocationProblem) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for course, rate in solved(problem).rates.items():
+        rates[course.route] = rates.get(course.route, 0.0) + rate
+    return {route: round(rate, 6) for route, rate in rates.items()}
+
+
+def units_by_component(problem: AllocationProblem) -> dict[str, int]:
+    units: dict[str, int] = {}
+    for pool, count in solved(problem).units.items():
+        units[pool.component] = units.get(pool.component, 0) + count
+    return units
+
+
+def test_everything_is_painted_by_the_best_model_while_that_carries_it() -> None:
+    solution = solved(PROBLEM)
+
+    assert solution.rates == {Course("heavy", (PlannedPool("heavy", "gpu", 1),)): pytest.approx(2.0)}
+    assert solution.served_share == 1.0
+
+
+def test_a_larger_batch_is_planned_where_the_slo_leaves_time_for_it() -> None:
+    """Eight a second: eight devices of one, or four of four."""
+    busy = replace(PROBLEM, demand={"noise": 8.0})
+
+    assert rates_by_route(replace(busy, slo_s=1.2))["light"] > 0
+    assert rates_by_route(replace(busy, slo_s=1.6)) == {"heavy": 8.0}
+
+
+def test_what_waits_for_a_batch_counts_against_the_slo() -> None:
+    waiting = replace(PROBLEM, slo_s=1.6, demand={"noise": 8.0}, components=(replace(HEAVY, wait_s=0.1), LIGHT))
+
+    assert rates_by_route(waiting)["heavy"] == pytest.approx(3.0)
+
+
+def test_more_than_the_best_model_carries_is_shared_with_a_worse_one() -> None:
+    """Six a second: three heavy devices carry three, the light one the other three."""
+    assert rates_by_route(replace(PROBLEM, demand={"noise": 6.0})) == {"heavy": 3.0, "light": 3.0}
+
+
+def test_a_demand_beyond_the_fleet_is_served_in_part() -> None:
+    solution = solved(replace(PROBLEM, demand={"noise": 80.0}))
+
+    assert solution.served_share == pytest.approx(0.5)
+    assert sum(solution.units.values()) == 4
+
+
+def test_where_nothing_keeps_the_slo_nothing_is_served() -> None:
+    solution = solved(replace(PROBLEM, slo_s=0.05))
+
+    assert (solution.rates, solution.served_share) == ({}, 0.0)
+
+
+def test_a_cascade_needs_of_its_heavy_model_what_it_sends_on() -> None:
+    """One light device carries ten a second; of those the other one carries a tenth: one of the ten."""
+    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
+    problem = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(cascade,), slo_s=1.2)
+
+    assert rates_by_route(problem) == {"cascade": 10.0}
+    assert units_by_component(problem) == {"light": 1, "heavy": 1}
+
+
+def test_the_latency_of_a_cascade_is_that_of_both_models() -> None:
+    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
+
+    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.1)) == {"cascade": 2.0}
+    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.09)) == {}
+
+
+def test_a_hit_costs_the_steps_that_are_left() -> None:
+    """Half of the steps: one device carries two a second, and in half of the time."""
+    resumed = PlannedRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
+    problem = replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(resumed,), slo_s=0.5)
+
+    assert rates_by_route(problem) == {"resumed": 2.0}
+
+
+def test_starts_have_their_own_demand_and_routes() -> None:
+    refined = PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
+    problem = replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, refined))
+
+    assert rates_by_route(problem) == {"heavy": 1.0, "refined": 4.0}
+
+
+def test_a_controlnet_needs_devices_and_no_time_of_its_own() -> None:
+    control = Component("control", {"gpu": (BatchCost(1, 5.0),)})
+    controlled = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
+    problem = replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, control), routes=(controlled,))
+
+    assert rates_by_route(problem) == {"controlled": 0.6}
+    assert units_by_component(problem) == {"heavy": 1, "control": 3}
+
+
+def test_a_model_is_held_only_by_kinds_that_it_fits_on() -> None:
+    everywhere = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
+    problem = replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, everywhere), demand={"noise": 9.0})
+
+    assert {(pool.kind, pool.component) for pool in solved(problem).units} == {("gpu", "heavy"), ("small", "light")}
+    assert rates_by_route(problem) == {"heavy": 1.0, "light": 8.0}
+
+
+def test_a_model_is_loaded_only_where_that_pays_within_the_horizon() -> None:
+    """Both devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity."""
+    slow = replace(HEAVY, load_s=30.0)
+    problem = replace(
+        PROBLEM, devices={"gpu": 2}, components=(slow, LIGHT), held={("gpu", "light"): 2}, demand={"noise": 5.0}
+    )
+
+    assert rates_by_route(problem) == {"heavy": 0.5, "light": 4.5}
+    assert units_by_component(replace(problem, horizon_s=30.0)) == {"light": 1}
+
+
+def test_what_is_held_already_carries_at_once() -> None:
+    problem = replace(
+        PROBLEM, devices={"gpu": 1}, components=(replace(HEAVY, load_s=30.0),), routes=(BY_HEAVY,), slo_s=1.0
+    )
+
+    assert rates_by_route(replace(problem, held={("gpu", "heavy"): 1})) == {"heavy": 1.0}
+    assert rates_by_route(problem) == {"heavy": 0.5}
+
+
+def test_of_equal_plans_the_one_that_loads_least_is_taken() -> None:
+    twin = replace(HEAVY, name="twin")
+    by_twin = PlannedRoute("twin", "noise", (Use("twin", 1.0),), 1.0)
+    problem = replace(PROBLEM, components=(HEAVY, twin), routes=(BY_HEAVY, by_twin), held={("gpu", "twin"): 2})
+
+    assert units_by_component(problem) == {"twin": 2}
+
+
+def test_one_program_answers_with_loads_and_without() -> None:
+    """Two devices hold the heavy model and the light one; two requests a second need both for the heavy one."""
+    problem = replace(PROBLEM, devices={"gpu": 2}, held={("gpu", "heavy"): 1, ("gpu", "light"): 1})
+    program = AllocationProgram(problem)
+
+    def share_of_heavy(may_load: bool) -> float:
+        solution = program.search(0.0, 1_000, may_load=may_load)
+        assert solution is not None
+        return sum(rate for course, rate in solution.rates.items() if course.route == "heavy")
+
+    assert [share_of_heavy(may_load) for may_load in (False, True, False)] == pytest.approx([1.0, 2.0, 1.0])
+
+
+def test_no_plan_is_told_where_none_is_worth_more_than_what_is_known() -> None:
+    known = solved(PROBLEM)
+    program = AllocationProgram(PROBLEM)
+
+    assert program.search(0.0, 1_000, may_load=True, above=known.objective) is None
+    assert program.search(0.0, 1_000, may_load=True, above=known.objective - 0.1) is not None
+
+
+def test_a_plan_without_loads_is_told_where_better_is_asked_for_than_was_searched() -> None:
+    """What was searched was above the best without loads, so that nothing is known of those below."""
+    problem = replace(PROBLEM, devices={"gpu": 1}, held={("gpu", "heavy"): 1})
+    program, best = AllocationProgram(problem), solved(problem).objective
+
+    assert program.search(0.0, 1_000, may_load=False, above=best + 1.0) is None
+    again = program.search(0.0, 1_000, may_load=True, above=best - 0.5)
+
+    assert again is not None and again.objective == pytest.approx(best)
+
+
+def test_the_solvers_own_search_finds_plans_of_the_same_worth() -> None:
+    busy = replace(PROBLEM, demand={"noise": 11.0})
+    other = AllocationProgram(busy).solved_by_highs(10.0, 0.0)
+
+    assert other is not None and other.objective == pytest.approx(solved(busy).objective)
+
+
+def test_room_for_more_is_kept_where_it_is_worth_more_than_quality() -> None:
+    """Two devices paint all by the heavy model, or one of them lets room for ten light pictures a second."""
+    room = PlannedRoute("room", "surge", (Use("light", 1.0),), 0.0)
+    two = replace(PROBLEM, devices={"gpu": 2}, demand={"noise": 2.0, "surge": 10.0}, routes=(*PROBLEM.routes, room))
+    little, much = replace(two, rooms={"surge": 0.01}), replace(two, rooms={"surge": 0.1})
+
+    assert set(units_by_component(little)) == {"heavy"}
+    assert "light" in units_by_component(much)
+    assert (little.wanted, solved(much).served_share) == (2.0, pytest.approx(1.0))
+
+
+def test_a_pool_loads_no_more_devices_than_it_has() -> None:
+    """A load takes two fifths of the horizon. Whoever is in a hurry needs a pool of batches of one, the others one of
+    batches of four, which would carry all of them had the first pool loaded both of the devices."""
+    hurried = PlannedRoute("hurried", "noise", (Use("heavy", 1.0, 1.5),), 1.0)
+    easy = PlannedRoute("easy", "latent", (Use("heavy", 1.0, 1.0),), 1.0)
+    asked = replace(
+        PROBLEM,
+        demand={"noise": 0.2, "latent": 2.5},
+        devices={"gpu": 2},
+        components=(replace(HEAVY, load_s=24.0),),
+        routes=(hurried, easy),
+        slo_s=1.6,
+    )
+
+    assert rates_by_route(asked) == {"easy": 2.5}
+
+
+def test_a_device_second_is_spent_where_its_quality_is_worth_its_price() -> None:
+    """A heavy run takes 0.4 s of a device in batches of four, a light one 0.1: half the quality for 0.3 s less."""
+    assert rates_by_route(replace(PROBLEM, second_price=1.6)) == {"heavy": 2.0}
+    assert rates_by_route(replace(PROBLEM, second_price=1.7)) == {"light": 2.0}
+
+
+def test_a_price_refuses_nobody() -> None:
+    assert solved(replace(PROBLEM, second_price=5.0)).served_share == 1.0
+
+
+def test_no_plan_s_worth_exceeds_the_bound() -> None:
+    """Two a second: 11 less 0.04 for 0.4 s by the heavy model."""
+    priced = replace(PROBLEM, second_price=0.1)
+
+    assert solved(priced).objective == pytest.approx(2 * 10.96)
+    assert priced.bound == pytest.approx(2 * 10.96)
+
+
+def test_room_for_who_is_not_there_costs_nothing() -> None:
+    room = PlannedRoute("room", "surge", (Use("light", 1.0),), 0.5)
+    problem = replace(PROBLEM, routes=(*PROBLEM.routes, room), rooms={"surge": 0.02}, second_price=0.1)
+
+    assert problem.worth(room) == 0.02
+
+
+def test_device_seconds_are_those_of_all_that_a_route_uses() -> None:
+    """Two tenths of a heavy run of 0.4 s and a light one of 0.1 s."""
+    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
+
+    assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)
+
+
+def test_a_search_that_ends_too_soon_is_gone_on_with_by_the_solver_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(PROBLEM, demand={"noise": 6.5}, devices={"gpu": 5})
+    best = solved(asked)
+    monkeypatch.setattr(allocation_program, "_MANY", 1)
+
+    found = solve_allocation(asked)
+
+    assert found is not None and found.is_optimal
+    assert found.objective == pytest.approx(best.objective)
+    cut = solve_allocation(asked, most_relaxations=1)
+    assert cut is None or not cut.is_optimal

@@ -1,0 +1,188 @@
+"""Plan a registered cascade of three models."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import StagePlan, StartThreshold
+from pentimento.domain.models import CascadeVariant, Handover
+from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.demand import threshold_of
+from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
+
+MIDDLE = {size: 4 * seconds for size, seconds in TURBO.items()}
+CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.3, 1.0))
+THREE = CascadeVariant(
+    ("turbo", "middle", "sd15"),
+    tuple(
+        Handover(name, "sha256:" + "d" * 64, CURVE.thresholds, CURVE.shares) for name in ("turbo>middle", "middle>sd15")
+    ),
+)
+NOTHING = Decision()
+SETTINGS = ServingSettings("sd15", light="turbo", slo_s=8.0, batch_sizes=(1, 2, 4))
+
+
+def fleet(devices: int, rate: float, last: Decision = NOTHING) -> PlanInput:
+    models = ("turbo", "middle", "sd15")
+    workers = tuple(worker(index, "sd15", models) for index in range(devices))
+    demand = (ModelDemand("turbo", rate),)
+    return PlanInput(0.0, workers, demand, profiles(turbo=TURBO, middle=MIDDLE, sd15=SD15), last)
+
+
+def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() -> None:
+    decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
+
+    (cascade,) = decision.plan.cascades
+    assert cascade.cascade == "turbo>middle>sd15"
+    assert [(stage.pool, stage.discriminator, stage.discriminator_digest) for stage in cascade.stages] == [
+        ("turbo", "turbo>middle", "sha256:" + "d" * 64),
+        ("middle", "middle>sd15", "sha256:" + "d" * 64),
+        ("sd15", "", ""),
+    ]
+    assert {entry.start for entry in cascade.stages[0].thresholds} == {"noise", "latent", "image"}
+    assert set(counts(decision)) == {"turbo", "middle", "sd15"}
+    assert {route.cascade for route in decision.plan.pools[0].routes} == {"turbo>middle>sd15"}
+
+
+def test_a_plan_says_which_stage_starts_from_the_picture_before_it() -> None:
+    first, second = THREE.handovers
+    reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
+
+    (cascade,) = decide(CascadePolicy(SETTINGS, reusing), fleet(12, 6.0)).plan.cascades
+
+    assert [stage.reuse_share for stage in cascade.stages] == [0.0, 0.4, 0.0]
+    full, spared = (CascadePolicy(SETTINGS, one).stage(fleet(12, 6.0), 2) for one in (THREE, reusing))
+    assert [cost.latency_s for cost in spared] == pytest.approx([0.6 * cost.latency_s for cost in full])
+
+
+def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() -> None:
+    allocator = CascadePolicy(SETTINGS, THREE)
+
+    alone = decide(allocator, fleet(1, 6.0))
+
+    assert alone.plan.cascades == ()
+    assert counts(alone) == {"turbo": 1}
+    assert all(not route.cascade for route in alone.plan.pools[0].routes)
+
+
+def test_demand_is_averaged_from_look_to_look() -> None:
+    allocator = CascadePolicy(SETTINGS, THREE)
+    first = decide(allocator, fleet(12, 6.0))
+
+    again = decide(allocator, fleet(12, 30.0, first))
+
+    assert first.memory == again.memory == CascadeMemory(6.0, 0.0, (CURVE, CURVE), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("bent", [0, 1])
+def test_each_curve_follows_the_share_that_is_observed_to_go_on_there(bent: int) -> None:
+    """By a fifth, at most, of what the share of the last plan's thresholds asks for: 0.49 goes on where 0.7 was
+    registered, which is twice the exponent."""
+    first = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
+    (planned,) = first.plan.cascades
+    scored = tuple(replace(stage, thresholds=(StartThreshold("noise", 0.785714),)) for stage in planned.stages[:-1])
+    cascade = replace(planned, stages=(*scored, planned.stages[-1]))
+    last = replace(first, plan=replace(first.plan, cascades=(cascade,)))
+    model = THREE.models[bent]
+    demand = tuple(ModelDemand(name, 6.0, deferred_share=0.49 if name == model else 0.7) for name in THREE.models[:-1])
+
+    found = decide(CascadePolicy(SETTINGS, THREE), replace(fleet(12, 6.0, last), demand=demand))
+
+    bends = found.memory.bends
+    assert bends[bent] == pytest.approx(1.0 + 0.2 * CURVE.tells(0.785714), abs=1e-3)
+    assert bends[1 - bent] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_where_more_go_on_than_was_registered_the_threshold_falls() -> None:
+    allocator = CascadePolicy(SETTINGS, THREE)
+    calm = threshold_of(decide(allocator, fleet(12, 20.0)).plan, "middle")
+    seen = ModelDemand("middle", 20.0, deferred_share=1.6 * CURVE.share(calm))
+    asked = fleet(12, 20.0)
+
+    last, _ = repeat(allocator, replace(asked, demand=(*asked.demand, seen)), times=30, every_s=5.0)
+
+    assert threshold_of(last.plan, "middle") < 0.8 * calm
+
+
+def test_every_hand_over_takes_what_the_slowest_discriminator_measured() -> None:
+    """Two scorings of four seconds leave nothing of eight."""
+    asked = fleet(12, 6.0)
+    slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>middle": {1: 0.01}, "middle>sd15": {1: 4.0}})))
+
+    assert threshold_of(decide(CascadePolicy(SETTINGS, THREE), asked).plan, "turbo") > 0.0
+    assert threshold_of(decide(CascadePolicy(SETTINGS, THREE), slow).plan, "turbo") == 0.0
+
+
+def test_a_stage_that_is_the_last_scores_nothing() -> None:
+    decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
+
+    assert decision.plan.cascades[0].stages[-1] == StagePlan("sd15")
+
+
+def test_the_first_stage_starts_from_no_picture() -> None:
+    first, second = THREE.handovers
+    reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
+
+    full, same = (CascadePolicy(SETTINGS, one).stage(fleet(12, 6.0), 0) for one in (THREE, reusing))
+
+    assert same == full
+
+
+@pytest.mark.parametrize(
+    ("demand", "slo_s", "wait_s"),
+    [
+        (ModelDemand("turbo", 2.0, 9, mean_queue_length=4.0), 8.0, 2.0),
+        (ModelDemand("turbo", 2.0, 9), 8.0, 4.5),
+        (ModelDemand("turbo", 0.0, 3), 8.0, 24.0),
+        (ModelDemand("turbo", 0.0, 3), math.inf, 3000.0),
+    ],
+)
+def test_a_stage_is_waited_for_by_little_s_law(demand: ModelDemand, slo_s: float, wait_s: float) -> None:
+    allocator = CascadePolicy(replace(SETTINGS, slo_s=slo_s), THREE)
+
+    costs = allocator.stage(replace(fleet(12, 6.0), demand=(demand,)), 0)
+
+    assert [cost.wait_s for cost in costs] == pytest.approx([wait_s] * 3)
+
+
+def lacking(*lacked: str) -> PlanInput:
+    """Twelve workers, of which none can hold these models, nor says what they cost."""
+    there = tuple(model for model in THREE.models if model not in lacked)
+    views = tuple(worker(index, there[0], there) for index in range(12))
+    tables = {"turbo": TURBO, "middle": MIDDLE, "sd15": SD15}
+    known = profiles(**{model: tables[model] for model in there})
+    return PlanInput(0.0, views, (ModelDemand(there[0], 6.0),), known)
+
+
+@pytest.mark.parametrize(
+    ("lacked", "stages"),
+    [(("sd15",), ["turbo", "middle"]), (("turbo",), ["middle", "sd15"]), (("middle",), []), (("turbo", "sd15"), [])],
+)
+def test_without_workers_for_a_stage_those_beside_one_another_are_planned(lacked: tuple[str, ...], stages) -> None:
+    decision = decide(CascadePolicy(SETTINGS, THREE), lacking(*lacked))
+
+    first = next(model for model in THREE.models if model not in lacked)
+    assert [[stage.pool for stage in one.stages] for one in decision.plan.cascades] == ([stages] if stages else [])
+    assert [pool.pool for pool in decision.plan.pools if pool.routes] == [first]
+    assert set(counts(decision)) == set(stages or [first]) and sum(counts(decision).values()) == 12
+    assert {pool.pool for pool in decision.plan.pools} == set(THREE.models)
+
+
+def test_what_was_learnt_of_a_stage_is_kept_while_it_has_no_workers() -> None:
+    before = Decision(memory=CascadeMemory(6.0, 0.0, (CURVE, CURVE), (1.5, 0.7)))
+
+    decision = decide(CascadePolicy(SETTINGS, THREE), replace(lacking("sd15"), now_s=5.0, last=before))
+
+    assert (decision.memory.at_s, decision.memory.bends) == (5.0, (1.5, 0.7))
+
+
+def test_curve_registered_again_is_planned_unbent() -> None:
+    other = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.6, 1.0))
+    before = Decision(memory=CascadeMemory(6.0, 0.0, (other, CURVE), (1.5, 0.7)))
+
+    decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0, before))
+
+    assert decision.memory.bends == (1.0, 0.7)

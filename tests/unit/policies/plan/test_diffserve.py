@@ -1,0 +1,176 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.models import Handover
+from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.cascade_problem import grid
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.demand import threshold_of
+from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
+
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
+
+
+def test_the_threshold_falls_as_demand_rises() -> None:
+    allocator = diffserve(SETTINGS)
+
+    thresholds = [
+        threshold_of(decide(allocator, context(16, ModelDemand("turbo", rate))).plan, "turbo")
+        for rate in (4.0, 12.0, 20.0, 30.0)
+    ]
+
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert thresholds[0] > 2 * thresholds[-1]
+
+
+def test_a_registered_hand_over_is_what_plans_say_and_count_with() -> None:
+    """Its discriminator scores by its digest; of two fifths of its steps the heavy model is spared, so more go on."""
+    handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
+    asked = context(16, ModelDemand("turbo", 20.0))
+
+    reusing = decide(diffserve(SETTINGS.handing_over(handover)), asked)
+    full = decide(diffserve(SETTINGS), asked)
+
+    first = reusing.plan.cascades[0].stages[0]
+    assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
+    assert threshold_of(reusing.plan, "turbo") > threshold_of(full.plan, "turbo") > 0.0
+
+
+def test_what_scoring_takes_is_what_discriminators_measured_unless_it_is_stated() -> None:
+    """A discriminator that takes four of five seconds leaves the heavy model no time."""
+    asked = context(16, ModelDemand("turbo", 4.0))
+    slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>sd15": {1: 4.0}})))
+    unstated = replace(SETTINGS, discriminator_s=0.0)
+
+    assert threshold_of(decide(diffserve(unstated), asked).plan, "turbo") > 0.0
+    assert threshold_of(decide(diffserve(unstated), slow).plan, "turbo") == 0.0
+    assert decide(diffserve(SETTINGS), slow) == decide(diffserve(SETTINGS), asked)
+
+
+def test_every_device_gets_work_and_the_light_ones_carry_the_demand() -> None:
+    decision = decide(diffserve(SETTINGS), context(16, ModelDemand("turbo", 20.0)))
+
+    count = counts(decision)
+    batch = next(a.max_batch_size for a in decision.plan.assignments if a.model == "turbo")
+    assert sum(count.values()) == 16
+    assert count["turbo"] * batch / {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41, 16: 0.77}[batch] >= 20.0 * 1.05
+
+
+def test_a_long_queue_leaves_no_time_for_the_heavy_model() -> None:
+    calm = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=2))
+    swamped = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=40))
+
+    assert threshold_of(decide(diffserve(SETTINGS), calm).plan, "turbo") > 0
+    assert threshold_of(decide(diffserve(SETTINGS), swamped).plan, "turbo") == 0
+
+
+def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:
+    allocator = diffserve(SETTINGS)
+    as_profiled = context(16, ModelDemand("turbo", 20.0))
+    threshold = threshold_of(decide(allocator, as_profiled).plan, "turbo")
+    as_seen = context(16, ModelDemand("turbo", 20.0, deferred_share=min(1.6 * threshold, 0.95)))
+
+    last, _ = repeat(allocator, as_seen, times=30, every_s=5.0)
+
+    assert threshold_of(last.plan, "turbo") < 0.8 * threshold
+
+
+def test_demand_is_averaged_and_not_taken_at_its_word() -> None:
+    allocator = diffserve(SETTINGS)
+    calm = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
+
+    burst = decide(allocator, replace(context(16, ModelDemand("turbo", 30.0), now_s=1.0), last=calm))
+
+    assert burst.memory.demand == pytest.approx(5.0 + 25.0 / 3.1)
+
+
+def test_the_average_of_demand_does_not_hang_on_how_often_it_is_looked_at() -> None:
+    allocator = diffserve(replace(SETTINGS, expected_per_s=5.0))
+    busy = context(16, ModelDemand("turbo", 30.0))
+
+    often, _ = repeat(allocator, busy, times=11, every_s=1.0)
+    seldom, _ = repeat(allocator, busy, times=3, every_s=5.0)
+
+    assert often.memory.demand == pytest.approx(seldom.memory.demand)
+
+
+def test_the_expected_demand_holds_until_something_was_seen() -> None:
+    decision = decide(diffserve(replace(SETTINGS, expected_per_s=8.0)), context(16))
+
+    assert decision.memory.demand == 8.0
+
+
+def test_the_queue_that_counts_is_the_average_one() -> None:
+    allocator = diffserve(SETTINGS)
+    empty_now = ModelDemand("sd15", 5.0, queue_length=0, mean_queue_length=40.0)
+
+    decision = decide(allocator, context(16, ModelDemand("turbo", 20.0), empty_now))
+
+    assert threshold_of(decision.plan, "turbo") == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e4])
+def test_no_demand_and_far_too_much_give_a_plan(rate: float) -> None:
+    decision = decide(diffserve(SETTINGS), context(16, ModelDemand("turbo", rate)))
+
+    assert sum(counts(decision).values()) == 16
+    assert 0 < decision.plan.admission_rate <= 1
+
+
+def test_a_model_without_a_profile_is_not_planned() -> None:
+    nobody_knows = PlanInput(0.0, (worker(0),), (ModelDemand("turbo", 1.0),))
+
+    with pytest.raises(FailedPrecondition, match="turbo has no profile"):
+        diffserve(SETTINGS)(nobody_knows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0, 1))
+def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(samples: list[float], t: float) -> None:
+    curve = DeferralCurve.of(samples, count=101)
+
+    index = math.floor(t * 100)
+    low, high = (sum(s <= step / 100 for s in samples) / len(samples) for step in (index, min(index + 1, 100)))
+    assert low - 1e-9 <= curve.share(t) <= high + 1e-9
+
+
+@given(st.floats(0.001, 0.999))
+def test_shares_in_the_middle_tell_most_about_the_curve(share: float) -> None:
+    curve = DeferralCurve()
+
+    assert 0 < curve.tells(share) <= curve.tells(0.203) + 1e-4 <= 1 + 1e-4
+    assert curve.tells(0.95) < 0.1 * curve.tells(0.3)
+    assert curve.tells(0.0) == curve.tells(1.0) == 0
+
+
+def test_a_few_pictures_too_many_near_the_end_of_the_curve_do_not_bend_it() -> None:
+    allocator = diffserve(SETTINGS)
+    calm = decide(allocator, context(16, ModelDemand("turbo", 13.6)))
+    threshold = threshold_of(calm.plan, "turbo")
+    as_seen = context(16, ModelDemand("turbo", 13.6, deferred_share=0.98 * threshold), now_s=5.0)
+
+    after = decide(allocator, replace(as_seen, last=calm))
+
+    assert threshold > 0.9
+    assert after.memory.bends[0] == pytest.approx(1.0, abs=0.01)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.01, 0.99), st.floats(0.2, 5.0))
+def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, exponent: float) -> None:
+    curve = DeferralCurve(grid(21), grid(21)).bent(exponent)
+
+    assert curve.share(curve.confidence(quantile)) == pytest.approx(quantile, abs=1e-6)
+
+
+def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_model() -> None:
+    slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s)
+    asked = context(16, ModelDemand("turbo", 4.0))
+
+    assert threshold_of(decide(diffserve(SETTINGS), asked).plan, "turbo") > 0
+    assert threshold_of(decide(diffserve(slow), asked).plan, "turbo") == 0

@@ -1,0 +1,169 @@
+"""The deferral curve of a cascade, and what each policy must be told."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import POLICY_NAMES
+from pentimento.policies.allocation import Allocator, hold_resident
+from pentimento.policies.plan.joint.policy import JointPolicy
+from pentimento.policies.plan.mixture import MixtureMode, MixturePolicy, PidGains, ResidentMixture
+from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from tests.unit.policies.plan.fleets import diffserve
+
+CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
+FULL = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+SIZES = (1, 2, 4, 8, 16, 32)
+CASCADE = {"heavy", "light", "slo_s"}
+WHAT_THEY_NEED = {
+    "resident": set[str](),
+    "diffserve": CASCADE,
+    "modm": {"heavy", "small_models"},
+    "resident-mixture": {"heavy", "small_models"},
+    "joint": {"heavy", "small_models", "slo_s"},
+}
+# Cache, its rule, whether hits are cached, late ones dropped, batches planned.
+WHAT_THEY_ARE = {
+    "resident": (CacheUse.NONE, "fifo", True, True, False),
+    "diffserve": (CacheUse.NONE, "fifo", True, True, True),
+    "modm": (CacheUse.IMAGES, "fifo", True, False, True),
+    "resident-mixture": (CacheUse.BOTH, "fifo", True, False, False),
+    "joint": (CacheUse.BOTH, "lcbfu", False, True, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "share"), [(-1.0, 0.0), (0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0), (2.0, 1.0)]
+)
+def test_between_the_points_of_a_curve_lie_straight_lines(threshold: float, share: float) -> None:
+    assert CURVE.share(threshold) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("quantile", "confidence"), [(0.1, 0.25), (0.6, 0.75), (1.0, 1.0)])
+def test_a_confidence_is_drawn_by_the_curve(quantile: float, confidence: float) -> None:
+    assert CURVE.confidence(quantile) == pytest.approx(confidence)
+
+
+def test_a_curve_is_profiled_from_confidences() -> None:
+    curve = DeferralCurve.of([0.5, 0.1, 0.9, 0.5], count=11)
+
+    assert curve.thresholds == pytest.approx([index / 10 for index in range(11)])
+    assert curve.shares == (0.0, 0.25, 0.25, 0.25, 0.25, 0.75, 0.75, 0.75, 0.75, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "shares"),
+    [
+        ((0.0,), (0.0,)),
+        ((0.0, 1.0), (0.0, 0.5, 1.0)),
+        ((0.0, 1.1), (0.0, 1.0)),
+        ((-0.1, 1.0), (0.0, 1.0)),
+        ((0.0, 1.0), (1.0, 0.0)),
+        ((1.0, 0.0), (0.0, 1.0)),
+    ],
+)
+def test_what_is_no_curve_is_refused(thresholds: tuple[float, ...], shares: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"curve|ascend"):
+        DeferralCurve(thresholds, shares)
+
+
+def test_a_curve_of_no_confidences_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        DeferralCurve.of([])
+
+
+@given(threshold=st.floats(0.0, 1.0), exponent=st.floats(0.2, 5.0))
+def test_a_bent_curve_is_the_power_of_the_profiled_one_where_it_has_points(threshold: float, exponent: float) -> None:
+    at = round(threshold * 200) / 200
+
+    assert CURVE.bent(exponent).share(at) == pytest.approx(CURVE.share(at) ** exponent)
+
+
+def test_an_unbent_curve_is_itself() -> None:
+    assert CURVE.bent(1.0) is CURVE
+
+
+@given(threshold=st.floats(0.1, 0.9), exponent=st.floats(0.3, 3.0))
+def test_the_exponent_is_found_from_what_was_observed(threshold: float, exponent: float) -> None:
+    observed = CURVE.share(threshold) ** exponent
+
+    assert CURVE.bend_towards(threshold, observed) == pytest.approx(exponent)
+
+
+@pytest.mark.parametrize(("threshold", "observed"), [(0.0, 0.5), (1.0, 0.5), (0.5, 0.0), (0.5, 1.0)])
+def test_all_or_nothing_tells_no_exponent(threshold: float, observed: float) -> None:
+    assert CURVE.bend_towards(threshold, observed) is None
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.203, 1.0), (0.5, 0.742), (0.0, 0.0), (1.0, 0.0)])
+def test_how_much_an_observed_share_tells_is_its_information(share: float, told: float) -> None:
+    """s ln(s)^2 / (1 - s) over its largest value, 0.6476 at s = 0.203: 0.4805 at 0.5."""
+    assert DeferralCurve().tells(share) == pytest.approx(told, abs=1e-3)
+
+
+def test_every_policy_has_a_row_here() -> None:
+    assert SERVING_POLICIES.keys() == WHAT_THEY_NEED.keys() == WHAT_THEY_ARE.keys()
+    assert tuple(SERVING_POLICIES) == POLICY_NAMES
+
+
+@pytest.mark.parametrize("name", WHAT_THEY_ARE)
+def test_every_policy_is_the_system_that_it_is_named_after(name: str) -> None:
+    policy = SERVING_POLICIES[name](FULL)
+
+    found = (policy.cache, policy.eviction, policy.cache_hits, policy.drops_late, policy.plans_batches)
+    assert (policy.name, found) == (name, WHAT_THEY_ARE[name])
+
+
+@pytest.mark.parametrize("name", WHAT_THEY_NEED)
+def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
+    """Each field is taken away alone; the light model is the only small one where no others are named."""
+    full = replace(FULL, small=("tiny",))
+    SERVING_POLICIES[name].check(full)
+
+    named = set()
+    for field in ("heavy", "light", "slo_s", "peak_per_s", "small_models"):
+        absent = math.inf if field == "slo_s" else 0.0 if field == "peak_per_s" else ""
+        needs_small = "small_models" in WHAT_THEY_NEED[name]
+        changes = {"small": (), "light": ""} if field == "small_models" and needs_small else {field: absent}
+        if field != "small_models" or needs_small:
+            try:
+                SERVING_POLICIES[name].check(replace(full, **changes))  # type: ignore[arg-type]
+            except InvalidArgument as error:
+                named.add(error.message.partition(":")[0])
+
+    assert named == WHAT_THEY_NEED[name]
+
+
+def test_a_cascade_of_one_model_is_none() -> None:
+    with pytest.raises(InvalidArgument, match="light: must be another model"):
+        SERVING_POLICIES["diffserve"].check(replace(FULL, light="sd15"))
+
+
+def test_what_nobody_sets_is_as_in_the_papers() -> None:
+    found = ServingSettings(heavy="h")
+
+    assert (found.discriminator_s, found.expected_per_s, found.peak_per_s, found.slo_s) == (0.0, 0.0, 0.0, math.inf)
+    assert (found.fixed_threshold, found.overprovision, found.threshold_count) == (0.5, 1.05, 201)
+    assert (found.demand_weight, found.step_count, found.hysteresis) == (pytest.approx(1 / 3.1), 50, 0.1)
+    assert (found.batch_sizes, found.run_price) == ((1, 2, 4, 8, 16, 32), 0.002)
+    assert (found.small_models, replace(found, light="l").small_models) == ((), ("l",))
+    assert replace(found, light="l", small=("a", "b")).small_models == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "allocator"),
+    [
+        ("resident", hold_resident),
+        ("diffserve", diffserve(FULL)),
+        ("modm", MixturePolicy(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
+        ("resident-mixture", ResidentMixture(FULL)),
+        ("joint", JointPolicy(FULL)),
+    ],
+)
+def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Allocator) -> None:
+    assert SERVING_POLICIES[name](FULL).allocator == allocator
