@@ -31,7 +31,7 @@ from lab.runs import RequestRecord
 from lab.simulator.scenario import Scenario
 from lab.workloads import Content, Segment, Workload, fluctuating
 from lab.workloads.builders import MODM_FLUCTUATION
-from pentimento.policies.allocation import Allocator, Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput, Policy
 from pentimento.policies.plan.settings import ServingSettings
 
 SYSTEMS = ("modm", "joint")
@@ -78,7 +78,7 @@ class Watched:
 class WatchedAllocator:
     """Record an allocator's decisions, which a run leaves behind."""
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: Policy) -> None:
         self._allocator = allocator
         self.moved_at_s: list[float] = []
         self.smalls: list[str] = []

@@ -48,7 +48,7 @@ from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.policies.allocation import hold_resident
+from pentimento.policies.plan.inputs import hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.policies.thinning_profiles import ThinningProfile, read_thinning_profiles

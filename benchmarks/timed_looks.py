@@ -16,7 +16,7 @@ from benchmarks import joint, slo_trace
 from benchmarks.trace_shapes import SHAPES
 from lab.simulator import Scenario, Simulation
 from lab.workloads import Workload
-from pentimento.policies.allocation import Allocator, Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput, Policy
 from pentimento.rpc.full_collections import NEVER
 
 SYSTEM = "joint"
@@ -37,7 +37,7 @@ class LookReading(enum.Enum):
 class TimedAllocator:
     """Time an allocator's plans, which a run leaves behind. `took_ms`: processor milliseconds."""
 
-    allocator: Allocator
+    allocator: Policy
     reading: LookReading
     took_ms: list[float] = field(default_factory=list)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade
 from pentimento.policies.plan.cascade_problem import (
     CascadeProblem,
@@ -15,6 +14,7 @@ from pentimento.policies.plan.cascade_problem import (
     solve_cascade,
 )
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.one_model import one_left
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.demand import demand_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.serving.demand import demand_of
 

@@ -12,12 +12,12 @@ from pentimento.domain.fleet import CONFIDENCE_BINS, Capability, Plan, Replica, 
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.inputs import (
     AllocationProfile,
-    Allocator,
     Decision,
     ModelDemand,
     PlanInput,
+    Policy,
     ReplicaView,
     check_decision,
     decide,
@@ -47,7 +47,7 @@ class SimulatedController:
 
     def __init__(
         self,
-        allocator: Allocator,
+        allocator: Policy,
         name: str,
         devices: dict[str, EmulatedDevice[AttemptKey]],
         available: dict[str, tuple[str, ...]],

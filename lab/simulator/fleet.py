@@ -14,7 +14,7 @@ from lab.simulator.scenario import Scenario, SimulatedDevices
 from lab.workloads import Arrival
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
-from pentimento.policies.allocation import AllocationProfile
+from pentimento.policies.plan.inputs import AllocationProfile
 from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
 
 RETRIEVAL_POOL = "retrieval"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
-from pentimento.policies.allocation import ModelDemand, ReplicaView
+from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
 
 # Weight of the newest look in what is remembered of calls.
 NEWEST_WEIGHT = 0.3

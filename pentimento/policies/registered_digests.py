@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.fleet import RegisteredDigest, ReplicaKind, UnplannedModel
-from pentimento.policies.allocation import PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import PlanInput, ReplicaView
 
 REASON = "MODEL_DIGEST_MISMATCH"
 

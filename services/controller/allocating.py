@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from pentimento.policies.allocation import Allocator, Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput, Policy
 from pentimento.rpc import run_service
 
 _THREAD_NAME = "allocator"
@@ -27,7 +27,7 @@ class AllocatorThreads:
         self.limit_s = limit_s
         self._stuck: set[threading.Thread] = set()
 
-    async def decide(self, allocator: Allocator, context: PlanInput) -> Decision:
+    async def decide(self, allocator: Policy, context: PlanInput) -> Decision:
         """Return what it decides within the limit. Raises AllocatorStuck, and what the allocator itself raises."""
         self._stuck = {thread for thread in self._stuck if thread.is_alive()}
         if len(self._stuck) >= MAX_STUCK:
@@ -63,7 +63,7 @@ def run_beside_allocators(main: Callable[[list[str]], Awaitable[None]]) -> None:
 
 
 def _run(
-    allocator: Allocator,
+    allocator: Policy,
     context: PlanInput,
     loop: asyncio.AbstractEventLoop,
     decided: "asyncio.Future[Decision]",

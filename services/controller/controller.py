@@ -14,7 +14,7 @@ from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLe
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.inputs import (
     ModelDemand,
     PlanInput,
     ReplicaView,

@@ -8,7 +8,7 @@ from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.policies.allocation import ModelDemand, ReplicaView
+from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
 
 # A window shorter than this would turn a single arrival into a burst.
 MIN_WINDOW_S = 0.05

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.fleet import AdapterPlacement, Capability
-from pentimento.policies.allocation import ReplicaView
+from pentimento.policies.plan.inputs import ReplicaView
 
 
 def adapter_placements(replicas: tuple[ReplicaView, ...]) -> tuple[AdapterPlacement, ...]:

@@ -14,7 +14,9 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import (
+from pentimento.policies.component_placement import AskedShares, place_components
+from pentimento.policies.light_stages import with_skip_bound
+from pentimento.policies.plan.inputs import (
     Decision,
     PlanInput,
     ReplicaView,
@@ -22,8 +24,6 @@ from pentimento.policies.allocation import (
     decide,
     hold_resident,
 )
-from pentimento.policies.component_placement import AskedShares, place_components
-from pentimento.policies.light_stages import with_skip_bound
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.registered_digests import (
     HeldDigests,

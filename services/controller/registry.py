@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, ReplicaStatus
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import ReplicaView
+from pentimento.policies.plan.inputs import ReplicaView
 
 
 @dataclass(frozen=True)

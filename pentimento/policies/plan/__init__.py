@@ -2,6 +2,7 @@
 
 | module | contents |
 | --- | --- |
+| `inputs` | the input and the decision of a policy |
 | `registry` | a policy as one value, and all policies by name |
 | `settings` | models, SLO and qualities; the deferral curve f(t) |
 | `costs`, `placement` | shared by policies: costs by batch size, assignments of workers |

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings

@@ -1,17 +1,17 @@
-"""What a model costs by batch size, read from the profiles in an allocator's context."""
+"""Read the costs of a model by batch size from the profiles of a plan input."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.inputs import PlanInput
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
     """The cost of a batch: a whole run (every step) of `batch_size` requests together takes `latency_s`. A request
-    waits for `wait_s` before it has its place in one."""
+    waits for `wait_s` before its place in one."""
 
     batch_size: int
     latency_s: float
@@ -31,12 +31,11 @@ class BatchCost:
 def batch_costs(
     context: PlanInput, model: str, sizes: Iterable[int] | None = None, saved_share: float = 0.0
 ) -> tuple[BatchCost, ...]:
-    """Return a model's cost by batch size, ascending; `sizes` limits them, those between two profiled ones on the
-    straight line. `saved_share` (0..1) of the steps are left out.
+    """Return a model's cost by batch size, ascending.
 
-    On a mixed fleet the slowest kind of device decides: DiffServe and MoDM know one; all kinds count while no device
-    is there. FailedPrecondition when the
-    model has no profile: a variant without one is never planned.
+    `sizes` limits them; a size between two profiled ones lies on the straight line. `saved_share` (0..1) of the steps
+    are left out. On a mixed fleet the slowest kind of device decides, since DiffServe and MoDM know one; without
+    devices all kinds count. Raises FailedPrecondition for a model without a profile, which is never planned.
     """
     measured = _measured(context, model, saved_share)
     if not measured:
@@ -52,15 +51,14 @@ def profiled_steps(context: PlanInput, model: str) -> int:
 
 
 def scoring_s(context: PlanInput, stated_s: float, discriminators: Iterable[str]) -> float:
-    """Return the seconds of scoring a picture by the slowest of these discriminators: the stated ones, else what they
-    measured of themselves; 0 where nobody says."""
+    """Return the seconds of one scoring by the slowest discriminator: as stated, else as measured; 0 if unknown."""
     names = set(discriminators)
     measured = (one.latency_s for one in context.profiles if one.model in names and one.batch_size == 1)
     return stated_s or max(measured, default=0.0)
 
 
 def has_profile(context: PlanInput, model: str) -> bool:
-    """Return whether `model` was profiled on a kind of device that is there."""
+    """Return whether `model` has a profile on a kind of device of the fleet."""
     return bool(_measured(context, model))
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
-from pentimento.policies.allocation import UNNUMBERED, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.costs import batch_costs, has_profile, profiled_steps
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.one_model import one_left
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.settings import ServingSettings
@@ -43,7 +43,7 @@ class MixtureLoad:
     @classmethod
     def of(cls, rate: float, starts: Sequence[tuple[float, float]]) -> "MixtureLoad":
         """Return the load at `rate` requests a second. `starts` are (share of its steps that a start saves, share of
-        all requests), both 0..1; what they do not cover starts from noise."""
+        all requests), both 0..1; the rest starts from noise."""
         misses, refined = work_shares(starts)
         return cls(rate * misses, rate * refined)
 
@@ -123,7 +123,7 @@ def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float
     beyond = wanted - value
     if beyond * error > 0:
         integral = memory.integral
-    # In no time nothing is steered: what lies beyond is of a limit that moved, and not the integral's doing.
+    # Without elapsed time the part beyond comes from a limit that moved, not from the integral.
     if share > 0 and beyond * integral * gains.integral > 0:
         integral -= math.copysign(min(abs(integral), abs(beyond / (gains.integral * share))), integral)
     return PidMemory(value, integral, error)
@@ -189,7 +189,7 @@ class MixturePolicy:
         return known and context.now_s - before.moved_at_s < self.dwell_s
 
     def _demand(self, context: PlanInput, before: MixtureMemory | None) -> tuple[float, float, float]:
-        """Return the requests a second over all pools, and what a request is of misses and of hits."""
+        """Return the requests a second over all pools, and the full runs of misses and of hits in a request."""
         demands = [demand_of(context, model) for model in (self.settings.heavy, *self.settings.small_models)]
         newest = sum(demand.arrivals_per_s for demand in demands)
         known, elapsed_s = (before.rate, context.now_s - before.at_s) if before else (self.settings.expected_per_s, 0.0)
@@ -249,7 +249,7 @@ class MixturePolicy:
             PoolPlan(heavy, heavy, workers[heavy], routes=SPARING if workers[small] else EVERY_START),
             PoolPlan(small, small, workers[small], routes=HITS if workers[small] else ()),
         ]
-        # Small models that are on their way out serve what waits for them.
+        # Small models that are being replaced serve the requests that wait for them.
         for model in self.settings.small_models:
             if model != small and workers[model]:
                 pools.append(PoolPlan(model, model, workers[model]))

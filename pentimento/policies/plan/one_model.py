@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import Plan, PoolPlan
-from pentimento.policies.allocation import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.placement import place, with_pools_of
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.entry import EVERY_START
@@ -26,7 +26,7 @@ class OneModel:
         workers = {model: tuple(one.worker_id for one in assignments if one.model == model) for model in models}
         pools = (
             PoolPlan(self.model, self.model, workers[self.model], routes=EVERY_START),
-            # Models on their way out serve what waits for them.
+            # Models that are being replaced serve the requests that wait for them.
             *(PoolPlan(model, model, workers[model]) for model in models if model != self.model),
         )
         return Decision(Plan(UNNUMBERED, assignments, pools))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.serving.demand import demand_of
 
 
@@ -15,9 +15,9 @@ def place(
     """Assign workers to each model, in the order of their ids. Counts beyond the fleet are cut from the end of
     `counts`.
 
-    A worker keeps its model where that model still needs it. A model that is to have none while requests wait for it
-    has one until they are done, unless it would be the last of another that is asked for. No worker is given a model
-    that was not profiled on its kind of device.
+    A worker keeps its model where that model still needs it. A model without workers for which requests wait keeps one
+    until they are done, unless that is the last worker of a model with demand. No worker gets a model without a profile
+    on its kind of device.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))

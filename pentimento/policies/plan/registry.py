@@ -1,4 +1,4 @@
-"""A serving policy: everything that one system of the literature decides, as one value that any runner can play."""
+"""Name the policies: everything that one system of the literature decides, as one value for any runner."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,15 +7,15 @@ from enum import Enum, auto
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan
 from pentimento.domain.models import CascadeVariant
-from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.entry import NOISE, STARTS
 
 
 class CacheUse(Enum):
-    """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), both, images as they are."""
+    """The reuse of a policy: none, intermediate latents (NIRVANA), refined images (MoDM), both, unchanged images."""
 
     NONE = auto()
     LATENTS = auto()
@@ -45,7 +45,7 @@ class ServingPolicy:
     """
 
     name: str
-    allocator: Allocator
+    allocator: Policy
     cache: CacheUse = CacheUse.NONE
     eviction: str = "fifo"
     cache_hits: bool = True
@@ -53,9 +53,11 @@ class ServingPolicy:
     plans_batches: bool = True
 
     def cache_plan(self, decided: CachePlan) -> CachePlan:
-        """Return what plans of this policy say of the cache: what its allocator decided, else what the system itself
-        keeps and evicts. A policy that reuses nothing says nothing of a cache that others may read. How hits are chosen
-        is the allocator's word alone."""
+        """Return the cache part of a plan: as decided, else by the system's own admission and eviction.
+
+        A policy without reuse leaves a cache that others may read alone. Only the policy itself decides the choice of
+        hits.
+        """
         if self.cache is CacheUse.NONE or replace(decided, alpha=None, bias=0) != CachePlan():
             return decided
         return replace(decided, admits=STARTS if self.cache_hits else (NOISE,), eviction=self.eviction)
@@ -96,7 +98,7 @@ def policy(*needs: str) -> Callable[[Callable[[ServingSettings], ServingPolicy]]
 
 @policy()
 def resident(settings: ServingSettings) -> ServingPolicy:
-    """Build the policy without planning: every worker goes on with the model that it holds, in batches of its own."""
+    """Build the policy without planning: every worker keeps its model and its own batches."""
     return ServingPolicy("resident", hold_resident, plans_batches=False)
 
 

@@ -1,4 +1,4 @@
-"""What a serving policy is configured with: models, SLO, the deferral curve of a cascade."""
+"""Configure a policy: models, SLO, qualities, the deferral curve of a cascade."""
 
 import bisect
 import math
@@ -16,7 +16,7 @@ _LARGEST_INFORMATION = 0.64762
 
 @dataclass(frozen=True)
 class DeferralCurve:
-    """f(t) of a cascade (DiffServe, 3.3): the share of light pictures whose confidence is not above t.
+    """f(t) of a cascade (DiffServe, 3.3): the share of light images with a confidence of t or less.
 
     Straight lines between the points; from 0 at t = 0 to 1 at t = 1 unless the points say otherwise.
     """
@@ -33,7 +33,7 @@ class DeferralCurve:
 
     @classmethod
     def of(cls, confidences: Sequence[float], count: int = THRESHOLD_COUNT) -> "DeferralCurve":
-        """Build the curve from the discriminator's confidences (0..1) on light pictures, at `count` thresholds."""
+        """Build the curve from the discriminator's confidences (0..1) of light images, at `count` thresholds."""
         if not confidences:
             raise ValueError("a deferral curve needs at least one confidence")
         ascending = sorted(confidences)
@@ -45,8 +45,8 @@ class DeferralCurve:
         return _between(threshold, self.thresholds, self.shares)
 
     def confidence(self, quantile: float) -> float:
-        """Return the confidence that a share `quantile` (0..1) of light pictures does not exceed: what a simulator
-        draws."""
+        """Return the confidence that a share `quantile` (0..1) of light images does not exceed. A simulator draws
+        it."""
         return _between(quantile, self.shares, self.thresholds)
 
     def bent(self, exponent: float) -> "DeferralCurve":
@@ -59,13 +59,13 @@ class DeferralCurve:
 
     @cached_property
     def _points_to_bend(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """A straight line between two points bends only where there are points. The same at every look."""
+        """Add points to straight lines: a curve bends only at its points. They are the same in every planning round."""
         even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
         thresholds = tuple(sorted({*self.thresholds, *even}))
         return thresholds, tuple(self.share(threshold) for threshold in thresholds)
 
     def bend_towards(self, threshold: float, observed_share: float) -> float | None:
-        """Return the exponent with which the curve meets what was observed at `threshold`; None where the observation
+        """Return the exponent with which the curve meets the share observed at `threshold`; None where the observation
         fixes none."""
         profiled = self.share(threshold)
         if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
@@ -94,8 +94,8 @@ def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class ModelQuality:
-    """How good a model's pictures are on average, 0..1. `spread`: the most confident ones are better than that by half
-    of it, the least confident worse. A start from the cache keeps `reuse` of it."""
+    """The mean quality of a model's images, 0..1. `spread`: the most confident ones are better than the mean by half of
+    it, the least confident worse. A start from the cache keeps the share `reuse` of the quality."""
 
     model: str
     quality: float
@@ -105,18 +105,17 @@ class ModelQuality:
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
+    """Settings of every policy; each reads its own. Times in seconds, rates per second.
 
-    `light` and `heavy` are the models of a cascade, `handover` what is registered of the one's pictures that go on to
-    the other; `small` those that MoDM refines hits with, best first (empty: the light one). `slo_s` is L of
-    DiffServe's allocation problem. `discriminator_s`: of one scoring; 0 for what discriminators say. `expected_per_s`
-    is the demand that dynamic policies begin with (0: what they see first), `peak_per_s` the one that static policies
-    are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of demand's newest second in
-    its average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of
-    its throughput that a smaller model must be able to spare before MoDM goes back to the better one. `run_price` is
-    the quality (of one request, 0..1) for which the joint policy has a device do a whole run of the heavy model; a
-    smaller gain is not worth its time.
-    `qualities` are what the joint problem weighs; models that they do not name count as 1 (heavy) and 0.9 (all others).
+    - Models: `light` and `heavy` of a cascade, `handover` the registration of the pair, `deferral` its f(t); `small`
+      those that refine hits, best first (empty: the light one). `step_count` is T.
+    - `slo_s`: L of DiffServe's allocation problem. `discriminator_s`: of one scoring; 0: as discriminators measured.
+    - Demand: `expected_per_s` is the first value of dynamic policies (0: the first demand), `peak_per_s` the one that
+      static policies are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of the
+      newest second in the average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1).
+    - `hysteresis`: the share of its throughput that a smaller model must spare before MoDM returns to the better one.
+    - `run_price`: the quality of one request, 0..1, that a whole run of the heavy model must add in the joint policy.
+    - `qualities` of models for the joint policy; others count as 1 (heavy) and 0.9 (all others).
     """
 
     heavy: str
@@ -144,12 +143,12 @@ class ServingSettings:
 
     @property
     def discriminator(self) -> str:
-        """The cascade of light and heavy model as discriminators know it: by its registration, or by its models."""
+        """Return the name of the cascade for discriminators: that of its registration, or of its models."""
         return self.handover.discriminator if self.handover is not None else f"{self.light}>{self.heavy}"
 
     @property
     def reuse_share(self) -> float:
-        """The share (0..1) of the heavy model's steps that a start from the light one's picture spares."""
+        """Return the share (0..1) of the heavy model's steps that a start from the light image saves."""
         return self.handover.reuse_share if self.handover is not None else 0.0
 
     def quality_of(self, model: str) -> ModelQuality:
@@ -159,5 +158,5 @@ class ServingSettings:
 
     @property
     def small_models(self) -> tuple[str, ...]:
-        """The models that refine hits, best first: `small`, or the light one."""
+        """Return the models that refine hits, best first: `small`, or the light one."""
         return self.small or ((self.light,) if self.light else ())

@@ -3,7 +3,7 @@
 from pentimento.domain.fleet import Plan
 from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
 from pentimento.domain.thinned_steps import NO_STEPS
-from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve
 from pentimento.policies.serving.entry import NOISE
 

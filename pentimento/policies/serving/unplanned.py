@@ -2,7 +2,7 @@
 
 from pentimento.domain.fleet import UnplannedModel
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.inputs import PlanInput
 
 
 def unplanned_models(context: PlanInput) -> tuple[UnplannedModel, ...]:

@@ -17,7 +17,7 @@ from lab.emulation.suite import EmulatedSuite
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import PlanVersion, Scheduler
-from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode

@@ -12,7 +12,7 @@ from lab.planners.registry import POLICIES
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.policies.allocation import Decision
+from pentimento.policies.plan.inputs import Decision
 from pentimento.stores.ledger import open_journal
 from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 

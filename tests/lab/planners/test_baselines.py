@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab.planners.clipper import ClipperMemory, ClipperModel
 from lab.planners.proteus import Proteus, ProteusMemory
-from pentimento.policies.allocation import AllocationProfile, Decision, ModelDemand
+from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.serving.entry import NOISE
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, repeat

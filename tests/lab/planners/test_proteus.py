@@ -6,7 +6,7 @@ import pytest
 
 from lab.planners.clipper import ClipperMemory, ClipperModel
 from lab.planners.proteus import Proteus, ProteusMemory
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import counts, decide, profiles, worker
 

@@ -14,7 +14,7 @@ from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Replica, ReplicaKind
-from pentimento.policies.allocation import Allocator, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy, ReplicaView
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import ServingSettings
@@ -128,7 +128,7 @@ def test_policy_with_workers_of_one_model_gives_it_everything(name: str, model: 
 
 @pytest.mark.parametrize("name", ["diffserve-milp", "static-cascade", "proteus"])
 def test_workers_of_other_models_are_no_devices(name: str) -> None:
-    allocator: Allocator = LAB_POLICIES[name](SETTINGS).allocator
+    allocator: Policy = LAB_POLICIES[name](SETTINGS).allocator
     own = tuple(worker(number) for number in range(8))
     strangers = tuple(worker(20 + number, "other", ("other",)) for number in range(8))
     costs = profiles(turbo=TURBO, sd15=SD15)

@@ -12,7 +12,7 @@ from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import NOTHING, steady
-from pentimento.policies.allocation import hold_resident
+from pentimento.policies.plan.inputs import hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 

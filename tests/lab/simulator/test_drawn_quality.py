@@ -9,7 +9,7 @@ from lab.simulator.ledger import Chance
 from lab.simulator.scenario import Scenario
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
-from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput
 from tests.lab.simulator.scenarios import cascade, poisson, run
 
 

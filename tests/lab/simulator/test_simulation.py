@@ -22,7 +22,7 @@ from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
-from pentimento.policies.allocation import Decision, PlanInput, hold_resident
+from pentimento.policies.plan.inputs import Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.thinning import ThinningMode, ThinningOption

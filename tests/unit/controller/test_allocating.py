@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput
 from services.controller.allocating import MAX_STUCK, AllocatorStuck, AllocatorThreads
 
 CONTEXT = PlanInput(7.0, ())
@@ -87,7 +87,7 @@ async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
 HUNG = """
 import random
 from pentimento.domain.errors import Internal
-from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.joint.solver import LinearProgram
 from services.controller.allocating import AllocatorStuck, AllocatorThreads, run_beside_allocators
 

@@ -17,7 +17,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
 )
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationProfile, Decision, PlanInput, hold_resident
+from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ModelQuality
 from pentimento.settings import SettingsError, load_settings

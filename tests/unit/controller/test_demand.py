@@ -9,7 +9,7 @@ from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.allocation import ReplicaView
+from pentimento.policies.plan.inputs import ReplicaView
 from pentimento.wire.codec import decode, encode
 from services.controller.demand import DemandWindow
 

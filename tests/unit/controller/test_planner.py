@@ -27,12 +27,12 @@ from pentimento.domain.fleet import (
     UnplannedModel,
 )
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.inputs import (
     UNNUMBERED,
-    Allocator,
     Decision,
     ModelDemand,
     PlanInput,
+    Policy,
     ReplicaView,
     hold_resident,
 )
@@ -46,7 +46,7 @@ OTHER = ReplicaView(replace(WORKER.replica, instance_id="w2", address="unix:/w2"
 EMPTY, ONE, TWO = (PlanInput(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
 
 
-def planner_of(allocator: Allocator, name: str = "resident") -> Planner:
+def planner_of(allocator: Policy, name: str = "resident") -> Planner:
     planner = Planner(ServingPolicy(name, allocator), leader_epoch=5, allocator_limit_s=60.0)
     planner.begin()
     return planner

@@ -12,7 +12,7 @@ from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Replica, ReplicaKind
-from pentimento.policies.allocation import ReplicaView
+from pentimento.policies.plan.inputs import ReplicaView
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of

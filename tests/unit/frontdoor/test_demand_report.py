@@ -16,7 +16,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.allocation import ReplicaView
+from pentimento.policies.plan.inputs import ReplicaView
 from services.controller.demand import DemandWindow
 from services.controller.validation import check_report
 from services.frontdoor.status import CountedStart, DemandReport, StartCounts

@@ -13,8 +13,8 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     WorkerAssignment,
 )
-from pentimento.policies.allocation import ModelDemand, ReplicaView
 from pentimento.policies.component_placement import AskedShares, place_components, placed_on
+from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
 
 NET, LORA = AdapterKind.CONTROLNET, AdapterKind.LORA
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pentimento.domain.fleet import RegisteredDigest, Replica, ReplicaKind, UnplannedModel
-from pentimento.policies.allocation import PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import PlanInput, ReplicaView
 from pentimento.policies.registered_digests import (
     HeldDigests,
     as_unplanned,

@@ -111,7 +111,7 @@ class _DevicesOfKind:
         return self.counts
 
     def _busy(self, model: str, fewer: int = 0) -> float:
-        """The utilisation of a model's devices with so many fewer of them."""
+        """Return the utilisation of a model's devices with `fewer` of them."""
         carried = (self.counts[model] - fewer) * self.speeds[model]
         return self.work[model] / carried if carried > 0 else float(self.work[model] > 0)
 

@@ -7,8 +7,8 @@ Level and trend are Holt's: averages whose weights do not depend on the number o
 import math
 from dataclasses import dataclass, replace
 
-from pentimento.policies.allocation import PlanInput
 from pentimento.policies.plan.costs import profiled_steps
+from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
@@ -17,7 +17,7 @@ from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start
 _TREND_WEIGHT = 0.05
 _TREND_SHARE = 0.2
 _CURVE_WEIGHT = 0.2
-# That many requests since the last planning round give the rate, whatever came before.
+# That many requests since the last planning round give the rate without those before.
 _TOLD_COUNT = 20.0
 # The most that a forecast is, as a multiple of the level.
 _MOST_GROWTH = 2.0
@@ -96,7 +96,7 @@ def observed_demand(context: PlanInput, settings: ServingSettings, before: Deman
     if elapsed_s > 0.0:
         share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)
-    # What was seen of another curve says nothing of one that was registered since.
+    # Observations of one curve say nothing about a curve that was registered later.
     curve = settings.deferral
     bend = _bend(context, settings, before.bend) if before.curve in (None, curve) else 1.0
     highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))

@@ -24,7 +24,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import UNNUMBERED, PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import UNNUMBERED, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.devices import Counts, settle_sizes, share_out
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
@@ -321,7 +321,7 @@ def _pools(
                 routes = (*routes, RouteShare(SPARE, 1.0))
             own = tuple(name for name in workers[model] if name in members[slot]) if slot in members else workers[model]
             found.append(PoolPlan(slot, model, own, routes, model == thinned))
-    # Models on their way out serve what waits for them.
+    # Models that are being replaced serve the requests that wait for them.
     for assignment in assignments:
         if assignment.model not in models:
             found.append(PoolPlan(assignment.model, assignment.model, (assignment.worker_id,)))

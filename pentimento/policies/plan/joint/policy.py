@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, Replica
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, as_planned_for, observed_demand
 from pentimento.policies.plan.joint.layout import lay_out, planned_models, pool_names
 from pentimento.policies.plan.joint.problem import (

@@ -10,7 +10,7 @@ of one size on devices of one kind; a *course* is a route through certain pools 
                                                                       i: courses; p: pools; n_p: units of a pool
     rate     sum of rate_i over the courses of a start <= the demand of that start
     work     sum_i rate_i * work_ip + aside_p <= (n_p - new_p * load_s / horizon_s) * T_p
-    aside    sum of aside_p over the pools of a component = what routes need of it beside their course
+    aside    sum of aside_p over the pools of a component = need of it by routes next to their course
     new      sum of new_p over a component's pools on a kind of device >= their units - those that are held
     devices  sum of n_p over the pools of a kind <= the devices of that kind
 

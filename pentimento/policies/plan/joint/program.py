@@ -35,7 +35,7 @@ def solve_allocation(
 
 @dataclass(frozen=True)
 class _Columns:
-    """The variables of a program, by what they mean."""
+    """The variables of a program by their meaning."""
 
     rates: Mapping[Course, int]
     units: Mapping[PlannedPool, int]

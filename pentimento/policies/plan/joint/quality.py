@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from pentimento.domain.kept_quality import KeptQuality
-from pentimento.policies.allocation import PlanInput
+from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.policies.serving.demand import demand_of
 
@@ -96,7 +96,7 @@ class LearntQuality:
         return cls(models, hits=(LearntLine(),) * len(models))
 
     def seen(self, context: PlanInput, settings: ServingSettings, curve: DeferralCurve) -> "LearntQuality":
-        """Return the sums after this look. `curve`: f(t) as observed."""
+        """Return the sums after this planning round. `curve`: f(t) as observed."""
         kept = 0.5 ** ((context.now_s - self.at_s) / HALF_LIFE_S)
         compared = demand_of(context, settings.light).compared if settings.light else ()
         hits = tuple(

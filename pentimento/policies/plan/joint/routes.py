@@ -1,15 +1,15 @@
 """List the components and routes of the allocation problem: from profiles, f(t), qualities and the backlog.
 
 A backlog is the requests that wait for longer than the SLO bears. Averages of arrivals do not contain them: a plan
-whose devices carry the arrivals in the best way leaves them waiting for as long as it stands, and all who come later.
+whose devices carry just the arrivals leaves them waiting for as long as it stands, and all later requests too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Capability, Replica
-from pentimento.policies.allocation import AllocationProfile, PlanInput
 from pentimento.policies.plan.costs import BatchCost, scoring_s
+from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
 from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, refines, starts_from_images
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
@@ -34,7 +34,7 @@ MAY_WAIT = 0.5
 
 
 def kind_of(worker: Replica) -> str:
-    """Return the kind of device: what it is and which models it can hold."""
+    """Return the kind of device: its type and the models that it can hold."""
     return "|".join((worker.device, *sorted(worker.models)))
 
 

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.inputs import (
     AllocationProfile,
-    Allocator,
     Decision,
     ModelDemand,
     PlanInput,
+    Policy,
     ReplicaView,
     check_decision,
 )
-from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
 from pentimento.policies.plan.settings import ServingSettings
 
 # Seconds for a batch; A100, from DiffServe's artefact.
@@ -50,14 +50,14 @@ def context(count: int, *demand: ModelDemand, now_s: float = 0.0, resident: str 
     )
 
 
-def decide(allocator: Allocator, asked: PlanInput) -> Decision:
+def decide(allocator: Policy, asked: PlanInput) -> Decision:
     """The decision, checked as the controller checks it."""
     decision = allocator(asked)
     check_decision(asked, decision)
     return decision
 
 
-def repeat(allocator: Allocator, asked: PlanInput, times: int, every_s: float) -> tuple[Decision, list[Decision]]:
+def repeat(allocator: Policy, asked: PlanInput, times: int, every_s: float) -> tuple[Decision, list[Decision]]:
     """The last decision of a row of them under the same demand, and all."""
     decisions: list[Decision] = []
     for index in range(times):

@@ -7,8 +7,8 @@ import pytest
 
 from pentimento.domain.fleet import StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.demand import threshold_of
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker

@@ -17,7 +17,10 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.cascade import CascadeMemory
+from pentimento.policies.plan.cascade_problem import CascadeSolution
+from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.inputs import (
     UNNUMBERED,
     AllocationProfile,
     Decision,
@@ -25,9 +28,6 @@ from pentimento.policies.allocation import (
     PlanInput,
     ReplicaView,
 )
-from pentimento.policies.plan.cascade import CascadeMemory
-from pentimento.policies.plan.cascade_problem import CascadeSolution
-from pentimento.policies.plan.costs import BatchCost, batch_costs
 from pentimento.policies.plan.mixture import (
     HITS,
     SPARING,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import ModelDemand, PlanInput
 from pentimento.policies.plan.cascade_problem import grid
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.demand import threshold_of
 from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker

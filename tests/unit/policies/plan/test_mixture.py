@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.fleet import StartShare
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.mixture import (
     MixtureLoad,
     MixtureMode,

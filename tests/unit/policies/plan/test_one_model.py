@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
-from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.cascade import CascadeMemory
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.layout import pool_names
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
-from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import ServingSettings

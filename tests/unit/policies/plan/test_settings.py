@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import POLICY_NAMES
-from pentimento.policies.allocation import Allocator, hold_resident
+from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.mixture import MixtureMode, MixturePolicy, PidGains, ResidentMixture
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
@@ -165,5 +165,5 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
         ("joint", JointPolicy(FULL)),
     ],
 )
-def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Allocator) -> None:
+def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Policy) -> None:
     assert SERVING_POLICIES[name](FULL).allocator == allocator

@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.allocation import Allocator, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy
 from pentimento.policies.plan.registry import SERVING_POLICIES, registered_cascade
 from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, worker
@@ -13,7 +13,7 @@ CASCADE = CascadeVariant(("turbo", "sd15"), (Handover("turbo>sd15", "sha256:d", 
 POLICIES = ("diffserve", "modm", "cascade")
 
 
-def allocator_of(policy: str) -> Allocator:
+def allocator_of(policy: str) -> Policy:
     named = SERVING_POLICIES.get(policy)
     return named(SETTINGS).allocator if named is not None else registered_cascade(SETTINGS, CASCADE).allocator
 

@@ -4,7 +4,7 @@ import pytest
 
 from pentimento.domain.fleet import StartShare
 from pentimento.domain.kept_quality import KeptQuality
-from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight, smoothed
 
 ONE = ModelDemand(

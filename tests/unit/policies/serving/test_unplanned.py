@@ -6,7 +6,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import UnplannedModel
-from pentimento.policies.allocation import AllocationProfile, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.mixture import MixturePolicy
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.registry import SERVING_POLICIES

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.joint.problem import AllocationSolution, Component, Course, PlannedPool
 from pentimento.policies.plan.joint.routes import backlogs, beside_others, kind_of

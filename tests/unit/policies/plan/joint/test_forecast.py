@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.fleet import StartShare
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import AllocationProfile, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.forecast import (
     FAR,
     NEAR,

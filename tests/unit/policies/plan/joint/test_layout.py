@@ -6,8 +6,8 @@ import pytest
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.layout import as_planned, lay_out, pool_name
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,

@@ -8,8 +8,8 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, WorkerAssignment
-from pentimento.policies.allocation import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint import policy
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.policy import JointMemory, JointPolicy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.allocation import Decision, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.policy import JointMemory, JointPolicy
 from pentimento.policies.plan.joint.quality import LearntQuality

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import StartShare
-from pentimento.policies.allocation import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 from pentimento.policies.serving.entry import IMAGE, SPARE

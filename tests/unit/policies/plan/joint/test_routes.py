@@ -6,8 +6,8 @@ import pytest
 
 from pentimento.domain.fleet import Capability, Replica, ReplicaKind
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import AllocationProfile, PlanInput, ReplicaView
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.problem import Component, PlannedRoute, Use
 from pentimento.policies.plan.joint.routes import (

@@ -1,8 +1,8 @@
-"""What a policy sees and what it returns: pure functions from a plan input to a decision.
+"""Define the input and the decision of policies, which are pure functions from the one to the other.
 
 A policy is a function of its input alone. What it wants to remember (the integral of a PID controller, the time of the
 last switch) it returns in `Decision.memory` and finds again in `PlanInput.last`. Here: `hold_resident`, which lets
-every worker keep what it holds; the others are in `policies.serving`.
+every worker keep its model; the others are in `policies.plan`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ from pentimento.policies.plan_checks import check_plan
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """A replica that may be planned with: live and not draining. `report` is None until its first one."""
+    """A live replica that is not draining. `report` is None until its first one."""
 
     replica: Replica
     report: ReplicaReport | None = None
@@ -36,11 +36,13 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """The demand for a model over a period. What is asked of a model: arrivals per second, requests waiting, how they
-    start (step 0 is noise), the share of the scored ones that a cascade sent on, and how many broke their SLO (late or
-    dropped) since the last look. `mean_queue_length`: requests waiting on average since then; None where only the
-    newest count is known. `sent_on_per_s`: those that went on to a cascade's next stage, scored or not. `confidences`,
-    `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests that asked for each."""
+    """The demand for a model since the last planning round.
+
+    Arrivals per second; requests that wait, now and on average (`mean_queue_length`, None where only the newest count
+    is known); their starts (step 0 is noise); the share of scored ones that a cascade deferred; `violation_count` of
+    the SLO (late or dropped). `sent_on_per_s`: requests that went to a cascade's next stage, scored or not.
+    `confidences`, `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests for each.
+    """
 
     model: str
     arrivals_per_s: float
@@ -73,8 +75,8 @@ class AllocationProfile:
     finish_s: float = 0.0
 
     def seconds_left(self, saved_share: float) -> float:
-        """Return the seconds of a batch whose requests leave out that share (0..1) of their steps: what is done once a
-        request is not left out."""
+        """Return the seconds of a batch whose requests leave out that share (0..1) of their steps. The fixed part of a
+        request stays."""
         once_s = min(self.batch_size * self.fixed_s, self.latency_s)
         return once_s + (self.latency_s - once_s) * (1.0 - saved_share)
 
@@ -117,11 +119,11 @@ class PlanInput:
         return frozenset(model for worker in self.workers() for model in worker.models)
 
     def holder_count(self, *models: str) -> int:
-        """Return how many workers can hold any of these models: those of another suite are nobody's devices here."""
+        """Return the number of workers that can hold any of these models. Workers of another suite do not count."""
         return sum(not set(models).isdisjoint(worker.models) for worker in self.workers())
 
 
-Allocator = Callable[[PlanInput], Decision]
+Policy = Callable[[PlanInput], Decision]
 
 
 def hold_resident(context: PlanInput) -> Decision:
@@ -134,7 +136,7 @@ def hold_resident(context: PlanInput) -> Decision:
     return Decision(Plan(UNNUMBERED, assignments, _pool_a_model(assignments)))
 
 
-def decide(allocator: Allocator, context: PlanInput) -> Decision:
+def decide(allocator: Policy, context: PlanInput) -> Decision:
     """Return what the allocator decides. Without workers it is not called: no request is refused then, and the memory
     stays for when one has come."""
     return allocator(context) if context.workers() else Decision(memory=context.last.memory)
@@ -149,8 +151,7 @@ def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, 
 
 
 def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """Return what workers report of their models' costs, once a kind of device; where they differ, the slower one
-    counts."""
+    """Return the costs that workers report of their models, once a kind of device; the slowest report counts."""
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:
@@ -165,7 +166,7 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
 def with_registered(
     reported: tuple[AllocationProfile, ...], registered: Iterable[DeviceCost]
 ) -> tuple[AllocationProfile, ...]:
-    """Return what workers report, and the registered costs of models on devices of which no worker reports."""
+    """Return the reported costs, and the registered ones of models on devices without a report."""
     known = {(profile.model, profile.device) for profile in reported}
     measured = {model for model, _ in known}
     added = (
@@ -183,8 +184,8 @@ def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
 
 
 def check_decision(context: PlanInput, decision: Decision) -> None:
-    """Raise ValueError for workers that are not there or cannot hold their model, and InvalidArgument for what no plan
-    may say (`check_plan`)."""
+    """Raise ValueError for workers that are absent or cannot hold their model, and InvalidArgument for an invalid plan
+    (`check_plan`)."""
     _check_assignments(context, decision.plan.assignments)
     check_plan(decision.plan)
     assigned = {assignment.worker_id for assignment in decision.plan.assignments}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, Plan, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.domain.models import DeviceCost
-from pentimento.policies.allocation import (
+from pentimento.policies.plan.inputs import (
     UNNUMBERED,
     AllocationProfile,
     Decision,
