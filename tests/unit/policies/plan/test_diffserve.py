@@ -1,3 +1,5 @@
+"""Plan DiffServe's cascade of two models."""
+
 import math
 from dataclasses import replace
 
@@ -6,11 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import (
+    CascadePlan,
+    Plan,
+    PoolPlan,
+    StagePlan,
+    StartThreshold,
+    WorkerAssignment,
+)
 from pentimento.domain.models import Handover
-from pentimento.policies.plan.cascade_problem import grid
-from pentimento.policies.plan.inputs import ModelDemand, PlanInput
+from pentimento.policies.plan.cascade import CascadeMemory
+from pentimento.policies.plan.cascade_problem import CascadeSolution, grid
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.demand import threshold_of
+from pentimento.policies.serving.entry import every_start
 from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
@@ -174,3 +186,77 @@ def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_m
 
     assert threshold_of(decide(diffserve(SETTINGS), asked).plan, "turbo") > 0
     assert threshold_of(decide(diffserve(slow), asked).plan, "turbo") == 0
+
+
+def test_plan_of_solution() -> None:
+    held = CascadeSolution((1, 2), (8, 4), (1.0, 0.6), (0.6,), admission_rate=0.5)
+
+    plan = diffserve(SETTINGS).plan(context(3), held)
+
+    # All hold the heavy model: the first two keep it.
+    assert plan.assignments == (
+        WorkerAssignment("w000", "sim:0", "sd15", 1, 4),
+        WorkerAssignment("w001", "sim:1", "sd15", 1, 4),
+        WorkerAssignment("w002", "sim:2", "turbo", 1, 8),
+    )
+    assert plan.pools == (
+        PoolPlan("turbo", "turbo", ("w002",), every_start("turbo>sd15")),
+        PoolPlan("sd15", "sd15", ("w000", "w001")),
+    )
+    thresholds = tuple(StartThreshold(start, 0.6) for start in ("noise", "latent", "image"))
+    stages = (StagePlan("turbo", thresholds), StagePlan("sd15"))
+    assert plan.cascades == (CascadePlan("turbo>sd15", stages),)
+    assert plan.admission_rate == 0.5
+
+
+def test_plan_without_heavy_worker_defers_nothing() -> None:
+    held = CascadeSolution((3, 0), (8, 4), (1.0, 0.6), (0.6,))
+
+    assert threshold_of(diffserve(SETTINGS).plan(context(3), held), "turbo") == 0.0
+
+
+def test_first_decision_has_memory() -> None:
+    """Demand, bend of the curve, time, and of which curve the bend is."""
+    expecting = replace(SETTINGS, expected_per_s=8.0)
+
+    plain = decide(diffserve(expecting), context(16, now_s=7.0))
+
+    assert plain.memory == CascadeMemory(8.0, 7.0, (SETTINGS.deferral,), (1.0,))
+
+
+@pytest.mark.parametrize(("observed", "exponent"), [(0.99, 0.2), (0.001, 5.0), (0.25, 2.0)])
+def test_curve_follows_observation_by_a_fifth(observed: float, exponent: float) -> None:
+    """A fifth of what an observation at t = 0.5 tells, which is 0.742."""
+    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
+    last = Decision(Plan(UNNUMBERED, cascades=(cascade,)), CascadeMemory(4.0, 0.0, (SETTINGS.deferral,), (1.0,)))
+    seen = replace(context(16, ModelDemand("turbo", 4.0, deferred_share=observed)), last=last)
+
+    bend = decide(diffserve(SETTINGS), seen).memory.bends[0]
+
+    assert bend == pytest.approx(1.0 + 0.2 * 0.742 * (exponent - 1.0), abs=1e-3)
+
+
+def test_curve_registered_again_is_unbent() -> None:
+    """What was seen of the other one, whose pictures were nearly all sent on, bends it no more."""
+    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
+    demand = ModelDemand("turbo", 4.0, deferred_share=0.99)
+    remeasured = SETTINGS.handing_over(Handover("turbo>sd15", "sha256:d", (0.0, 0.5, 1.0), (0.0, 0.9, 1.0)))
+
+    def after(memory: CascadeMemory) -> CascadeMemory:
+        last = Decision(Plan(UNNUMBERED, cascades=(cascade,)), memory)
+        return decide(diffserve(remeasured), replace(context(16, demand), last=last)).memory
+
+    anew = after(decide(diffserve(SETTINGS), context(16, demand)).memory)
+
+    assert anew.bends == (1.0,)
+    assert after(anew).bends != (1.0,)
+
+
+@pytest.mark.parametrize(("length", "sends_on"), [(0.5, True), (0.7, False)])
+def test_pool_without_arrivals_drains_within_slo(length: float, sends_on: bool) -> None:
+    """The models take 0.1 s and 1.78 s of 5 s: a wait of 2.5 s fits, one of 3.5 s does not."""
+    waiting = ModelDemand("sd15", 0.0, mean_queue_length=length)
+
+    decision = decide(diffserve(SETTINGS), context(16, ModelDemand("turbo", 4.0), waiting))
+
+    assert (threshold_of(decision.plan, "turbo") > 0.0) is sends_on

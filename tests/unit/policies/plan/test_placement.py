@@ -1,0 +1,65 @@
+"""Place models on workers: few switches, and no queue without a worker."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.fleet import WorkerAssignment
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput
+from pentimento.policies.plan.placement import place
+from tests.unit.policies.plan.fleets import SD15, TURBO, context, profiles, worker
+
+TURBO_WAITS = ModelDemand("turbo", 0.0, queue_length=3)
+TURBO_BUSY = ModelDemand("turbo", 9.0)
+
+
+def heavy(rate: float = 0.0, queue_length: int = 0) -> ModelDemand:
+    return ModelDemand("sd15", rate, queue_length=queue_length)
+
+
+@pytest.mark.parametrize(
+    ("demand", "counts", "models"),
+    [
+        pytest.param([heavy(queue_length=1), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"], id="one waits"),
+        pytest.param([heavy(queue_length=3), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"], id="three wait"),
+        pytest.param([heavy(queue_length=3), TURBO_BUSY], {"turbo": 4}, ["sd15", *["turbo"] * 3], id="one of four"),
+        pytest.param([heavy(queue_length=3)], {"turbo": 4}, ["sd15", *["turbo"] * 3], id="no other demand"),
+        pytest.param([TURBO_WAITS, heavy(queue_length=1)], {"turbo": 0, "sd15": 1}, ["sd15"], id="last one waited for"),
+        pytest.param([TURBO_WAITS, heavy()], {"turbo": 0, "sd15": 1}, ["turbo"], id="last worker of an idle model"),
+        pytest.param([TURBO_WAITS, heavy(1.0)], {"turbo": 0, "sd15": 1}, ["sd15"], id="last worker of a busy model"),
+    ],
+)
+def test_place_queue_of_unplanned_model_keeps_a_worker(
+    demand: list[ModelDemand], counts: dict[str, int], models: list[str]
+) -> None:
+    """All workers hold the heavy model."""
+    placed = place(context(sum(counts.values()), *demand), counts, {})
+
+    assert placed == tuple(
+        WorkerAssignment(f"w{number:03d}", f"sim:{number}", model, 1, 1) for number, model in enumerate(models)
+    )
+
+
+def test_place_workers_keep_their_model() -> None:
+    held = (worker(0, "sd15"), worker(1, "turbo"), worker(2, "turbo"), worker(3, "sd15"))
+    fleet = PlanInput(0.0, held, profiles=profiles(turbo=TURBO, sd15=SD15))
+
+    assigned = {a.worker_id: a.model for a in place(fleet, {"turbo": 1, "sd15": 3}, {})}
+
+    assert assigned == {"w000": "sd15", "w001": "turbo", "w002": "sd15", "w003": "sd15"}
+
+
+def test_place_unable_workers_are_left_out() -> None:
+    able, unable = worker(0, "sd15"), worker(1, "sdxl", ("sdxl",))
+    fleet = PlanInput(0.0, (able, unable), (), profiles(turbo=TURBO))
+
+    assert place(fleet, {"turbo": 5, "sd15": 5}, {"turbo": 8}) == (WorkerAssignment("w000", "sim:0", "turbo", 1, 8),)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 20))
+def test_place_assigns_each_worker_once(light: int, heavy_count: int, fleet: int) -> None:
+    assigned = place(context(fleet), {"turbo": light, "sd15": heavy_count}, {})
+
+    workers = [assignment.worker_id for assignment in assigned]
+    assert len(set(workers)) == len(workers) == min(light + heavy_count, fleet)
