@@ -18,7 +18,7 @@ from tests.unit.policies.plan.fleets import context, counts, decide, profiles, r
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 
 
-def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> None:
+def test_aimd_halves_after_violations_and_adds_one_otherwise() -> None:
     allocator = ablated(SETTINGS, aimd=True)
     calm = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
     grown, _ = repeat(allocator, calm, times=5, every_s=5.0)
@@ -30,7 +30,7 @@ def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> No
     assert shrunk.memory.batches == (3.0, 7.0)
 
 
-def test_aimd_adds_none_beyond_what_was_measured() -> None:
+def test_aimd_adds_none_beyond_measured_sizes() -> None:
     """Batches of up to 32 may be chosen; the light model's costs are known up to 8, the heavy one's up to 4."""
     known = profiles(turbo={1: 0.1, 8: 0.4}, sd15={1: 1.8, 4: 3.7})
     asked = replace(context(16, ModelDemand("turbo", 8.0), ModelDemand("sd15", 1.0)), profiles=known)
@@ -41,13 +41,13 @@ def test_aimd_adds_none_beyond_what_was_measured() -> None:
     assert last.memory.batches == (8.0, 4.0)
 
 
-def test_aimd_learns_nothing_from_a_pool_that_nobody_asks() -> None:
+def test_aimd_pool_without_requests_keeps_batch() -> None:
     last, _ = repeat(ablated(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
 
     assert last.memory.batches == (6.0, 1.0)
 
 
-def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() -> None:
+def test_aimd_ignores_costs_beforehand() -> None:
     asked = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
 
     last, _ = repeat(ablated(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
@@ -57,7 +57,7 @@ def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() ->
     assert threshold_of(last.plan, "turbo") > 0
 
 
-def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
+def test_fixed_threshold_stays_while_devices_move() -> None:
     allocator = ablated(SETTINGS, fixed_threshold=0.3)
 
     low = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
@@ -67,7 +67,7 @@ def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
     assert counts(low)["turbo"] < counts(high)["turbo"]
 
 
-def test_the_static_cascade_heeds_the_peak_alone() -> None:
+def test_static_cascade_plans_for_peak_alone() -> None:
     allocator = StaticCascade(replace(SETTINGS, peak_per_s=20.0))
 
     low = decide(allocator, context(16, ModelDemand("turbo", 1.0)))
@@ -77,7 +77,7 @@ def test_the_static_cascade_heeds_the_peak_alone() -> None:
     assert threshold_of(low.plan, "turbo") > 0
 
 
-def test_a_static_cascade_holds_what_it_was_given() -> None:
+def test_static_cascade_keeps_given_solution() -> None:
     held = CascadeSolution((4, 12), (16, 4), (1.0, 0.02), (0.02,))
 
     decision = decide(StaticCascade(SETTINGS, held), context(16, ModelDemand("turbo", 500.0)))
@@ -87,9 +87,7 @@ def test_a_static_cascade_holds_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize(("violations", "before", "after"), [(1, 7.0, 3.0), (2, 1.0, 1.0), (0, 32.0, 32.0)])
-def test_aimd_halves_after_the_first_violation_and_stays_within_its_sizes(
-    violations: int, before: float, after: float
-) -> None:
+def test_aimd_stays_within_measured_sizes(violations: int, before: float, after: float) -> None:
     demand = ModelDemand("turbo", 4.0, violation_count=violations)
     last = Decision(memory=AimdMemory(4.0, 0.0, (SETTINGS.deferral,), (1.0,), (before, 1.0)))
 
@@ -98,7 +96,7 @@ def test_aimd_halves_after_the_first_violation_and_stays_within_its_sizes(
     assert decision.memory.batches[0] == after
 
 
-def test_static_cascade_with_a_discriminator_of_the_whole_slo_defers_nothing() -> None:
+def test_static_cascade_slow_discriminator_defers_nothing() -> None:
     slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s, peak_per_s=4.0)
     asked = context(16, ModelDemand("turbo", 4.0))
 
@@ -106,7 +104,7 @@ def test_static_cascade_with_a_discriminator_of_the_whole_slo_defers_nothing() -
     assert threshold_of(decide(StaticCascade(slow), asked).plan, "turbo") == 0
 
 
-def test_no_queueing_model_with_a_long_queue_defers_all_the_same() -> None:
+def test_no_queueing_model_ignores_long_queue() -> None:
     swamped = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=40))
     blind = ablated(replace(SETTINGS, slo_s=6.0), queueing_model=False)
 
@@ -121,7 +119,7 @@ def test_aimd_memory_adds_batch_sizes_to_cascade_memory() -> None:
     assert adapted == AimdMemory(plain.demand, plain.at_s, plain.curves, plain.bends, (2.0, 2.0))
 
 
-def test_static_cascade_that_cannot_carry_the_demand_admits_everything() -> None:
+def test_static_cascade_admits_excess_demand() -> None:
     held = CascadeSolution((1, 2), (8, 4), (1.0, 0.6), (0.6,), admission_rate=0.5)
 
     decision = decide(StaticCascade(SETTINGS, held), context(3))

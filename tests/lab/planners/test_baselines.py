@@ -29,7 +29,7 @@ def test_clipper_adds_one_and_halves(violations: int, before: int, after: int) -
 
 @settings(deadline=None, max_examples=40)
 @given(rate=st.floats(0.5, 60.0), devices=st.integers(1, 12))
-def test_proteus_finds_the_largest_share_that_is_carried_in_time(rate: float, devices: int) -> None:
+def test_proteus_finds_largest_share_in_time(rate: float, devices: int) -> None:
     decision = decide(Proteus(replace(SETTINGS, overprovision=1.0)), context(devices, ModelDemand("turbo", rate)))
 
     best = 0.0
@@ -45,7 +45,7 @@ def test_proteus_finds_the_largest_share_that_is_carried_in_time(rate: float, de
     assert [route.share for route in light_routes] == pytest.approx([1.0 - best] * 3)
 
 
-def test_proteus_averages_and_over_provisions_what_is_asked_of_both_models() -> None:
+def test_proteus_averages_demand_of_both_models() -> None:
     both = context(16, ModelDemand("turbo", 6.0), ModelDemand("sd15", 4.0))
     first = decide(Proteus(SETTINGS), replace(both, now_s=7.0))
     burst = replace(context(16, ModelDemand("turbo", 41.0), now_s=8.0), last=first)
@@ -54,7 +54,7 @@ def test_proteus_averages_and_over_provisions_what_is_asked_of_both_models() -> 
     assert decide(Proteus(SETTINGS), burst).memory == ProteusMemory(pytest.approx(10.0 + 31.0 / 3.1), 8.0)
 
 
-def test_proteus_without_time_for_anything_runs_the_quickest_batch_of_the_light_model() -> None:
+def test_proteus_always_late_runs_quickest_light_batch() -> None:
     decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
 
     assert {(each.model, each.max_batch_size) for each in decision.plan.assignments} == {("turbo", 1)}
@@ -77,14 +77,14 @@ def test_proteus_takes_the_smallest_batches_among_equal_shares() -> None:
     assert [pool.worker_ids for pool in shared.plan.pools] == [("w002",), ("w000", "w001")]
 
 
-def test_proteus_without_time_for_anything_sends_all_to_the_light_model() -> None:
+def test_proteus_always_late_sends_all_to_light() -> None:
     decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
 
     assert [[route.share for route in pool.routes] for pool in decision.plan.pools] == [[1.0] * 3, [0.0] * 3]
     assert [pool.worker_ids for pool in decision.plan.pools] == [("w000", "w001"), ()]
 
 
-def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
+def test_proteus_batch_of_exactly_slo_is_in_time() -> None:
     """Two seconds of waiting and two of running."""
     quick = AllocationProfile("turbo", "", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 2.0, 0)
     asked_for = replace(context(4, ModelDemand("turbo", 1.0)), profiles=quick)
@@ -101,7 +101,7 @@ def test_clipper_begins_with_a_batch_of_one() -> None:
 
 
 @pytest.mark.parametrize("rate", [2.0, 10.0, 25.0])
-def test_proteus_carries_the_demand_with_the_share_it_chose(rate: float) -> None:
+def test_proteus_carries_demand(rate: float) -> None:
     decision = decide(Proteus(SETTINGS), context(16, ModelDemand("turbo", rate)))
 
     share = next(route.share for route in decision.plan.pools[1].routes if route.route == NOISE)
@@ -111,7 +111,7 @@ def test_proteus_carries_the_demand_with_the_share_it_chose(rate: float) -> None
     assert throughput >= share * rate * 0.999
 
 
-def test_clipper_grows_its_batch_to_what_the_slo_allows() -> None:
+def test_clipper_grows_batch_within_slo() -> None:
     allocator = ClipperModel("sd15", 5.0, (1, 2, 4, 8))
 
     last, _ = repeat(allocator, context(2, ModelDemand("sd15", 1.0)), times=10, every_s=5.0)

@@ -38,9 +38,7 @@ def sizes(decision: Decision) -> set[int]:
         (None, 1, 1),
     ],
 )
-def test_clipper_adds_one_after_a_period_without_violations_and_halves_after_one_with(
-    memory: ClipperMemory | None, violations: int, size: int
-) -> None:
+def test_clipper_adds_one_or_halves_after_violations(memory: ClipperMemory | None, violations: int, size: int) -> None:
     demand = ModelDemand("sd15", 1.0, violation_count=violations)
 
     assert sizes(decide(ClipperModel("sd15", 4.0, (1, 3, 8)), asked(demand, memory=memory))) == {size}
@@ -62,9 +60,7 @@ def shares(decision: Decision) -> dict[str, float]:
         (100.0, 0.0, {"turbo": 3}),
     ],
 )
-def test_proteus_sends_the_heavy_model_as_much_as_the_rest_of_the_devices_allows(
-    rate: float, heavy_share: float, devices: dict[str, int]
-) -> None:
+def test_proteus_heavy_share_by_hand(rate: float, heavy_share: float, devices: dict[str, int]) -> None:
     decision = decide(Proteus(SETTINGS), asked(ModelDemand("turbo", rate / 2), ModelDemand("sd15", rate / 2)))
 
     assert shares(decision) == pytest.approx({"turbo": 1 - heavy_share, "sd15": heavy_share}, abs=1e-6)
@@ -84,13 +80,13 @@ def test_proteus_waits_for_a_batch_before_its_own() -> None:
         assert shares(decide(policy, asked(ModelDemand("turbo", rate + 0.1))))["sd15"] < 1.0
 
 
-def test_where_nothing_is_in_time_proteus_has_the_quickest_light_batches() -> None:
+def test_proteus_nothing_in_time_uses_quickest_light_batches() -> None:
     decision = decide(Proteus(replace(SETTINGS, slo_s=0.1)), asked(ModelDemand("turbo", 1.0)))
 
     assert (shares(decision), counts(decision), sizes(decision)) == ({"turbo": 1.0, "sd15": 0.0}, {"turbo": 3}, {1})
 
 
-def test_proteus_plans_for_demand_as_it_was_on_average() -> None:
+def test_proteus_plans_for_averaged_demand() -> None:
     settings = replace(SETTINGS, demand_weight=0.5, overprovision=1.2)
 
     first = decide(Proteus(replace(settings, expected_per_s=2.0)), asked(ModelDemand("turbo", 8.0)))

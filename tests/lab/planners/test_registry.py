@@ -60,7 +60,7 @@ KINDS = {
 }
 
 
-def test_lab_policies_are_those_that_the_product_names_and_installs() -> None:
+def test_lab_policies_are_named_by_product() -> None:
     installed = {found.name: found.load() for found in entry_points(group=plugins.POLICIES)}
 
     assert installed == LAB_POLICIES
@@ -69,7 +69,7 @@ def test_lab_policies_are_those_that_the_product_names_and_installs() -> None:
 
 
 @pytest.mark.parametrize("name", LAB_POLICIES)
-def test_policy_of_a_name_is_the_system_of_that_name(name: str) -> None:
+def test_policy_is_system_of_its_name(name: str) -> None:
     policy = LAB_POLICIES[name](SETTINGS)
 
     assert (policy.name, policy.allocator) == (name, ALLOCATORS[name])
@@ -113,7 +113,7 @@ def test_policy_of_an_empty_fleet_assigns_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*CASCADES, "proteus"])
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
-def test_policy_with_workers_of_one_model_gives_it_everything(name: str, model: str) -> None:
+def test_policy_with_one_model_uses_all_workers(name: str, model: str) -> None:
     known = profiles(turbo=TURBO) if model == "turbo" else profiles(sd15=SD15)
     views = tuple(worker(number, model, (model,)) for number in range(4))
     asked = PlanInput(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
@@ -147,7 +147,7 @@ def test_workers_of_other_models_are_no_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vanilla", "clipper-heavy", "proteus", "static-cascade"])
-def test_policy_without_the_profile_of_its_model_names_it(name: str) -> None:
+def test_policy_without_profile_names_model(name: str) -> None:
     asked = replace(context(4, ModelDemand("turbo", 3.0)), profiles=profiles(turbo=TURBO))
 
     with pytest.raises(FailedPrecondition, match="model sd15 has no profile"):
@@ -163,7 +163,7 @@ def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
     assert policy.name == name
 
 
-def test_controller_with_a_static_cascade_without_a_peak_names_the_flag() -> None:
+def test_controller_static_cascade_without_peak_names_flag() -> None:
     flags = ["--allocator", "static-cascade", "--heavy", "h", "--light", "l", "--slo-s", "1"]
 
     with pytest.raises(SettingsError, match="--peak-per-s must be above 0"):

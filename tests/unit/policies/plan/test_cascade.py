@@ -32,7 +32,7 @@ def fleet(devices: int, rate: float, last: Decision = NOTHING) -> PlanInput:
     return PlanInput(0.0, workers, demand, profiles(turbo=TURBO, middle=MIDDLE, sd15=SD15), last)
 
 
-def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() -> None:
+def test_plan_has_three_stages() -> None:
     decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
 
     (cascade,) = decision.plan.cascades
@@ -47,7 +47,7 @@ def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() 
     assert {route.cascade for route in decision.plan.pools[0].routes} == {"turbo>middle>sd15"}
 
 
-def test_a_plan_says_which_stage_starts_from_the_picture_before_it() -> None:
+def test_plan_names_reuse_share_of_stage() -> None:
     first, second = THREE.handovers
     reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
 
@@ -58,7 +58,7 @@ def test_a_plan_says_which_stage_starts_from_the_picture_before_it() -> None:
     assert [cost.latency_s for cost in spared] == pytest.approx([0.6 * cost.latency_s for cost in full])
 
 
-def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() -> None:
+def test_plan_under_load_defers_fewer() -> None:
     allocator = CascadePolicy(SETTINGS, THREE)
 
     alone = decide(allocator, fleet(1, 6.0))
@@ -68,7 +68,7 @@ def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() 
     assert all(not route.cascade for route in alone.plan.pools[0].routes)
 
 
-def test_demand_is_averaged_from_look_to_look() -> None:
+def test_demand_is_averaged_over_rounds() -> None:
     allocator = CascadePolicy(SETTINGS, THREE)
     first = decide(allocator, fleet(12, 6.0))
 
@@ -78,7 +78,7 @@ def test_demand_is_averaged_from_look_to_look() -> None:
 
 
 @pytest.mark.parametrize("bent", [0, 1])
-def test_each_curve_follows_the_share_that_is_observed_to_go_on_there(bent: int) -> None:
+def test_curve_follows_observed_share(bent: int) -> None:
     """By a fifth, at most, of what the share of the last plan's thresholds asks for: 0.49 goes on where 0.7 was
     registered, which is twice the exponent."""
     first = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
@@ -96,7 +96,7 @@ def test_each_curve_follows_the_share_that_is_observed_to_go_on_there(bent: int)
     assert bends[1 - bent] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_where_more_go_on_than_was_registered_the_threshold_falls() -> None:
+def test_threshold_falls_where_more_are_deferred() -> None:
     allocator = CascadePolicy(SETTINGS, THREE)
     calm = threshold_of(decide(allocator, fleet(12, 20.0)).plan, "middle")
     seen = ModelDemand("middle", 20.0, deferred_share=1.6 * CURVE.share(calm))
@@ -107,7 +107,7 @@ def test_where_more_go_on_than_was_registered_the_threshold_falls() -> None:
     assert threshold_of(last.plan, "middle") < 0.8 * calm
 
 
-def test_every_hand_over_takes_what_the_slowest_discriminator_measured() -> None:
+def test_slowest_discriminator_counts() -> None:
     """Two scorings of four seconds leave nothing of eight."""
     asked = fleet(12, 6.0)
     slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>middle": {1: 0.01}, "middle>sd15": {1: 4.0}})))
@@ -116,13 +116,13 @@ def test_every_hand_over_takes_what_the_slowest_discriminator_measured() -> None
     assert threshold_of(decide(CascadePolicy(SETTINGS, THREE), slow).plan, "turbo") == 0.0
 
 
-def test_a_stage_that_is_the_last_scores_nothing() -> None:
+def test_last_stage_scores_nothing() -> None:
     decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
 
     assert decision.plan.cascades[0].stages[-1] == StagePlan("sd15")
 
 
-def test_the_first_stage_starts_from_no_picture() -> None:
+def test_first_stage_reuses_no_image() -> None:
     first, second = THREE.handovers
     reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
 
@@ -140,7 +140,7 @@ def test_the_first_stage_starts_from_no_picture() -> None:
         (ModelDemand("turbo", 0.0, 3), math.inf, 3000.0),
     ],
 )
-def test_a_stage_is_waited_for_by_little_s_law(demand: ModelDemand, slo_s: float, wait_s: float) -> None:
+def test_stage_wait_follows_littles_law(demand: ModelDemand, slo_s: float, wait_s: float) -> None:
     allocator = CascadePolicy(replace(SETTINGS, slo_s=slo_s), THREE)
 
     costs = allocator.stage(replace(fleet(12, 6.0), demand=(demand,)), 0)
@@ -161,7 +161,7 @@ def lacking(*lacked: str) -> PlanInput:
     ("lacked", "stages"),
     [(("sd15",), ["turbo", "middle"]), (("turbo",), ["middle", "sd15"]), (("middle",), []), (("turbo", "sd15"), [])],
 )
-def test_without_workers_for_a_stage_those_beside_one_another_are_planned(lacked: tuple[str, ...], stages) -> None:
+def test_missing_stage_leaves_adjacent_ones(lacked: tuple[str, ...], stages) -> None:
     decision = decide(CascadePolicy(SETTINGS, THREE), lacking(*lacked))
 
     first = next(model for model in THREE.models if model not in lacked)
@@ -171,7 +171,7 @@ def test_without_workers_for_a_stage_those_beside_one_another_are_planned(lacked
     assert {pool.pool for pool in decision.plan.pools} == set(THREE.models)
 
 
-def test_what_was_learnt_of_a_stage_is_kept_while_it_has_no_workers() -> None:
+def test_memory_of_missing_stage_is_kept() -> None:
     before = Decision(memory=CascadeMemory(6.0, 0.0, (CURVE, CURVE), (1.5, 0.7)))
 
     decision = decide(CascadePolicy(SETTINGS, THREE), replace(lacking("sd15"), now_s=5.0, last=before))

@@ -28,7 +28,7 @@ from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 
 
-def test_the_threshold_falls_as_demand_rises() -> None:
+def test_threshold_falls_as_demand_rises() -> None:
     allocator = diffserve(SETTINGS)
 
     thresholds = [
@@ -40,7 +40,7 @@ def test_the_threshold_falls_as_demand_rises() -> None:
     assert thresholds[0] > 2 * thresholds[-1]
 
 
-def test_a_registered_hand_over_is_what_plans_say_and_count_with() -> None:
+def test_registered_handover_is_planned() -> None:
     """Its discriminator scores by its digest; of two fifths of its steps the heavy model is spared, so more go on."""
     handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
     asked = context(16, ModelDemand("turbo", 20.0))
@@ -53,7 +53,7 @@ def test_a_registered_hand_over_is_what_plans_say_and_count_with() -> None:
     assert threshold_of(reusing.plan, "turbo") > threshold_of(full.plan, "turbo") > 0.0
 
 
-def test_what_scoring_takes_is_what_discriminators_measured_unless_it_is_stated() -> None:
+def test_scoring_seconds_are_stated_or_measured() -> None:
     """A discriminator that takes four of five seconds leaves the heavy model no time."""
     asked = context(16, ModelDemand("turbo", 4.0))
     slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>sd15": {1: 4.0}})))
@@ -64,7 +64,7 @@ def test_what_scoring_takes_is_what_discriminators_measured_unless_it_is_stated(
     assert decide(diffserve(SETTINGS), slow) == decide(diffserve(SETTINGS), asked)
 
 
-def test_every_device_gets_work_and_the_light_ones_carry_the_demand() -> None:
+def test_light_devices_carry_demand() -> None:
     decision = decide(diffserve(SETTINGS), context(16, ModelDemand("turbo", 20.0)))
 
     count = counts(decision)
@@ -73,7 +73,7 @@ def test_every_device_gets_work_and_the_light_ones_carry_the_demand() -> None:
     assert count["turbo"] * batch / {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41, 16: 0.77}[batch] >= 20.0 * 1.05
 
 
-def test_a_long_queue_leaves_no_time_for_the_heavy_model() -> None:
+def test_long_queue_defers_nothing() -> None:
     calm = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=2))
     swamped = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=40))
 
@@ -92,7 +92,7 @@ def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:
     assert threshold_of(last.plan, "turbo") < 0.8 * threshold
 
 
-def test_demand_is_averaged_and_not_taken_at_its_word() -> None:
+def test_burst_is_averaged() -> None:
     allocator = diffserve(SETTINGS)
     calm = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
 
@@ -101,7 +101,7 @@ def test_demand_is_averaged_and_not_taken_at_its_word() -> None:
     assert burst.memory.demand == pytest.approx(5.0 + 25.0 / 3.1)
 
 
-def test_the_average_of_demand_does_not_hang_on_how_often_it_is_looked_at() -> None:
+def test_average_is_independent_of_round_count() -> None:
     allocator = diffserve(replace(SETTINGS, expected_per_s=5.0))
     busy = context(16, ModelDemand("turbo", 30.0))
 
@@ -111,13 +111,13 @@ def test_the_average_of_demand_does_not_hang_on_how_often_it_is_looked_at() -> N
     assert often.memory.demand == pytest.approx(seldom.memory.demand)
 
 
-def test_the_expected_demand_holds_until_something_was_seen() -> None:
+def test_expected_demand_holds_until_requests_come() -> None:
     decision = decide(diffserve(replace(SETTINGS, expected_per_s=8.0)), context(16))
 
     assert decision.memory.demand == 8.0
 
 
-def test_the_queue_that_counts_is_the_average_one() -> None:
+def test_mean_queue_counts() -> None:
     allocator = diffserve(SETTINGS)
     empty_now = ModelDemand("sd15", 5.0, queue_length=0, mean_queue_length=40.0)
 
@@ -127,14 +127,14 @@ def test_the_queue_that_counts_is_the_average_one() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e4])
-def test_no_demand_and_far_too_much_give_a_plan(rate: float) -> None:
+def test_extreme_demand_gives_a_plan(rate: float) -> None:
     decision = decide(diffserve(SETTINGS), context(16, ModelDemand("turbo", rate)))
 
     assert sum(counts(decision).values()) == 16
     assert 0 < decision.plan.admission_rate <= 1
 
 
-def test_a_model_without_a_profile_is_not_planned() -> None:
+def test_model_without_profile_raises() -> None:
     nobody_knows = PlanInput(0.0, (worker(0),), (ModelDemand("turbo", 1.0),))
 
     with pytest.raises(FailedPrecondition, match="turbo has no profile"):
@@ -143,7 +143,7 @@ def test_a_model_without_a_profile_is_not_planned() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0, 1))
-def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(samples: list[float], t: float) -> None:
+def test_curve_of_samples_counts_share_at_threshold(samples: list[float], t: float) -> None:
     curve = DeferralCurve.of(samples, count=101)
 
     index = math.floor(t * 100)
@@ -152,7 +152,7 @@ def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(sample
 
 
 @given(st.floats(0.001, 0.999))
-def test_shares_in_the_middle_tell_most_about_the_curve(share: float) -> None:
+def test_middle_shares_tell_most(share: float) -> None:
     curve = DeferralCurve()
 
     assert 0 < curve.tells(share) <= curve.tells(0.203) + 1e-4 <= 1 + 1e-4
@@ -160,7 +160,7 @@ def test_shares_in_the_middle_tell_most_about_the_curve(share: float) -> None:
     assert curve.tells(0.0) == curve.tells(1.0) == 0
 
 
-def test_a_few_pictures_too_many_near_the_end_of_the_curve_do_not_bend_it() -> None:
+def test_few_images_near_curve_end_do_not_bend_it() -> None:
     allocator = diffserve(SETTINGS)
     calm = decide(allocator, context(16, ModelDemand("turbo", 13.6)))
     threshold = threshold_of(calm.plan, "turbo")
@@ -174,13 +174,13 @@ def test_a_few_pictures_too_many_near_the_end_of_the_curve_do_not_bend_it() -> N
 
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0.01, 0.99), st.floats(0.2, 5.0))
-def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, exponent: float) -> None:
+def test_drawn_confidences_follow_curve(quantile: float, exponent: float) -> None:
     curve = DeferralCurve(grid(21), grid(21)).bent(exponent)
 
     assert curve.share(curve.confidence(quantile)) == pytest.approx(quantile, abs=1e-6)
 
 
-def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_model() -> None:
+def test_discriminator_of_whole_slo_defers_nothing() -> None:
     slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s)
     asked = context(16, ModelDemand("turbo", 4.0))
 

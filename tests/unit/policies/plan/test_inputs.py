@@ -53,7 +53,7 @@ def test_a_worker_is_assigned_the_model_it_holds():
     assert decision.plan.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
 
 
-def test_of_two_equal_devices_the_slower_ones_costs_count():
+def test_reported_profiles_slower_report_counts():
     def costing(name: str, *costs: ModelCost) -> Replica:
         return replace(worker(name).replica, device="gpu", costs=costs)
 
@@ -109,7 +109,7 @@ def test_resident_loras_are_no_models():
 
 
 @given(workers, st.randoms(use_true_random=False))
-def test_the_order_in_which_workers_are_seen_changes_nothing(views, random):
+def test_hold_resident_ignores_worker_order(views, random):
     shuffled = list(views)
     random.shuffle(shuffled)
 
@@ -117,7 +117,7 @@ def test_the_order_in_which_workers_are_seen_changes_nothing(views, random):
 
 
 @given(workers)
-def test_every_decision_passes_the_check_and_serves_every_worker_once(views):
+def test_hold_resident_decision_is_valid(views):
     decision = hold_resident(context(*views))
 
     check_decision(context(*views), decision)
@@ -145,7 +145,7 @@ def test_a_share_outside_0_to_1_is_refused(rate):
         ({"max_batch_size": -1}, "at least 0"),
     ],
 )
-def test_an_assignment_that_the_worker_would_not_acknowledge_is_refused(change, message):
+def test_check_decision_refuses_other_worker(change, message):
     assignment = WorkerAssignment("w1", "unix:/w1", "heavy", 2)
 
     with pytest.raises((ValueError, InvalidArgument), match=message):
@@ -169,7 +169,7 @@ def test_a_pool_of_unassigned_workers_is_refused():
         )
 
 
-def test_what_nobody_measured_or_decided_is_nothing():
+def test_defaults_are_nothing():
     """Nothing waits, nothing was sent on or broken, a model loads at once, everything is admitted."""
     assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0.0, 0, None)
     assert AllocationProfile("m", "gpu", 1, 2.0, 7) == AllocationProfile("m", "gpu", 1, 2.0, 7, 0.0)

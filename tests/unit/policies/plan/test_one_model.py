@@ -30,7 +30,7 @@ def sizes(decision: Decision) -> set[int]:
 
 
 @pytest.mark.parametrize(("slo_s", "size"), [(9.0, 8), (4.0, 8), (3.99, 3), (2.0, 3), (1.0, 1), (0.5, 1)])
-def test_the_batch_is_the_largest_that_takes_no_longer_than_the_slo(slo_s: float, size: int) -> None:
+def test_one_model_batch_is_largest_within_slo(slo_s: float, size: int) -> None:
     decision = decide(OneModel("sd15", slo_s, (1, 3, 8)), asked())
 
     assert sizes(decision) == {size}
@@ -39,7 +39,7 @@ def test_the_batch_is_the_largest_that_takes_no_longer_than_the_slo(slo_s: float
     ]
 
 
-def test_who_drains_another_model_is_in_no_pool_of_this_one() -> None:
+def test_draining_worker_is_in_pool_of_its_model() -> None:
     """Five wait for the light model: one worker holds it until they are done, as the plan's pools say."""
     views = tuple(worker(index, "turbo") for index in range(3))
 
@@ -53,11 +53,11 @@ def test_who_drains_another_model_is_in_no_pool_of_this_one() -> None:
     }
 
 
-def test_without_a_choice_batches_are_of_one() -> None:
+def test_one_model_default_batch_is_one() -> None:
     assert sizes(decide(OneModel("sd15", 9.0), asked())) == {1}
 
 
-def test_a_model_that_nobody_judged_is_as_good_as_its_place() -> None:
+def test_quality_of_unknown_model_depends_on_its_role() -> None:
     settings = replace(SETTINGS, qualities=(ModelQuality("known", 0.4, 0.1, 0.2),))
 
     assert settings.quality_of("sd15") == ModelQuality("sd15", 1.0)
@@ -66,7 +66,7 @@ def test_a_model_that_nobody_judged_is_as_good_as_its_place() -> None:
     assert (ModelQuality("m", 1.0).spread, ModelQuality("m", 1.0).reuse) == (0.0, 1.0)
 
 
-def test_one_model_takes_every_device_and_the_largest_batch_in_time() -> None:
+def test_one_model_decision_by_hand() -> None:
     """Of SD 1.5 four take 3.68 s, eight 6.79 s."""
     decision = decide(OneModel("sd15", 5.0, (1, 2, 4, 8)), context(2))
 
@@ -79,15 +79,15 @@ def test_one_model_takes_every_device_and_the_largest_batch_in_time() -> None:
     )
 
 
-def test_one_model_that_is_never_in_time_runs_the_smallest_batch() -> None:
+def test_one_model_always_late_runs_smallest_batch() -> None:
     assert decide(OneModel("sd15", 0.5, (2, 4)), context(1)).plan.assignments[0].max_batch_size == 2
 
 
-def test_one_model_is_planned_in_batches_of_one_that_do_not_grow_where_nobody_says_more() -> None:
+def test_one_model_defaults() -> None:
     assert OneModel("sd15", 5.0) == OneModel("sd15", 5.0, (1,))
 
 
-def test_a_batch_of_one_model_that_takes_just_the_slo_is_in_time() -> None:
+def test_one_model_batch_of_exactly_slo_is_in_time() -> None:
     assert decide(OneModel("sd15", 3.68, (1, 2, 4, 8)), context(1)).plan.assignments[0].max_batch_size == 4
 
 
@@ -103,7 +103,7 @@ def left_over(model: str, count: int = 4) -> PlanInput:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
-def test_the_model_that_is_left_paints_alone_and_nothing_is_scored(policy: str, model: str) -> None:
+def test_one_left_serves_alone_without_scores(policy: str, model: str) -> None:
     decision = decide(SERVING_POLICIES[policy](SETTINGS).allocator, left_over(model))
 
     assert counts(decision) == {model: 4}
@@ -114,7 +114,7 @@ def test_the_model_that_is_left_paints_alone_and_nothing_is_scored(policy: str, 
 
 
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
-def test_the_other_model_keeps_a_pool_for_those_who_wait_for_it(model: str) -> None:
+def test_one_left_other_model_keeps_pool(model: str) -> None:
     decision = decide(SERVING_POLICIES["diffserve"](SETTINGS).allocator, left_over(model))
 
     assert {pool.pool: len(pool.worker_ids) for pool in decision.plan.pools if pool.model != model} == {
@@ -123,7 +123,7 @@ def test_the_other_model_keeps_a_pool_for_those_who_wait_for_it(model: str) -> N
 
 
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
-def test_the_joint_policy_keeps_all_pools_of_the_other_model(model: str) -> None:
+def test_joint_policy_keeps_pools_of_missing_model(model: str) -> None:
     """One that a plan does not name says nothing to those who wait there."""
     decision = decide(SERVING_POLICIES["joint"](SETTINGS).allocator, left_over(model))
 
@@ -135,7 +135,7 @@ def test_the_joint_policy_keeps_all_pools_of_the_other_model(model: str) -> None
     assert pools == dict.fromkeys(pool_names(lost), (lost, (), ()))
 
 
-def test_of_several_small_models_the_best_that_is_left_paints_alone() -> None:
+def test_one_left_best_small_model_serves_alone() -> None:
     settings = replace(SETTINGS, small=("middle", "turbo"))
 
     decision = decide(SERVING_POLICIES["modm"](settings).allocator, left_over("turbo"))
@@ -144,7 +144,7 @@ def test_of_several_small_models_the_best_that_is_left_paints_alone() -> None:
     assert {pool.pool for pool in decision.plan.pools if not pool.worker_ids} == {"sd15", "middle"}
 
 
-def test_registered_costs_of_a_model_that_nobody_can_hold_leave_no_device_without_work() -> None:
+def test_costs_of_missing_model_idle_no_device() -> None:
     registered = replace(left_over("turbo"), profiles=profiles(turbo=TURBO, sd15=SD15))
 
     decision = decide(SERVING_POLICIES["diffserve"](SETTINGS).allocator, registered)
@@ -152,7 +152,7 @@ def test_registered_costs_of_a_model_that_nobody_can_hold_leave_no_device_withou
     assert counts(decision) == {"turbo": 4}
 
 
-def test_what_was_known_of_the_demand_is_known_when_the_other_model_is_back() -> None:
+def test_one_left_keeps_memory() -> None:
     allocator = SERVING_POLICIES["diffserve"](SETTINGS).allocator
     before = Decision(memory=CascadeMemory(3.0, 0.0, (SETTINGS.deferral,), (1.0,)))
 

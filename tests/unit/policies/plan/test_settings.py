@@ -40,7 +40,7 @@ WHAT_THEY_ARE = {
 @pytest.mark.parametrize(
     ("threshold", "share"), [(-1.0, 0.0), (0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0), (2.0, 1.0)]
 )
-def test_between_the_points_of_a_curve_lie_straight_lines(threshold: float, share: float) -> None:
+def test_curve_is_linear_between_points(threshold: float, share: float) -> None:
     assert CURVE.share(threshold) == pytest.approx(share)
 
 
@@ -67,7 +67,7 @@ def test_a_curve_is_profiled_from_confidences() -> None:
         ((1.0, 0.0), (0.0, 1.0)),
     ],
 )
-def test_what_is_no_curve_is_refused(thresholds: tuple[float, ...], shares: tuple[float, ...]) -> None:
+def test_curve_refuses_invalid_points(thresholds: tuple[float, ...], shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"curve|ascend"):
         DeferralCurve(thresholds, shares)
 
@@ -78,7 +78,7 @@ def test_a_curve_of_no_confidences_is_refused() -> None:
 
 
 @given(threshold=st.floats(0.0, 1.0), exponent=st.floats(0.2, 5.0))
-def test_a_bent_curve_is_the_power_of_the_profiled_one_where_it_has_points(threshold: float, exponent: float) -> None:
+def test_bent_curve_is_power_at_points(threshold: float, exponent: float) -> None:
     at = round(threshold * 200) / 200
 
     assert CURVE.bent(exponent).share(at) == pytest.approx(CURVE.share(at) ** exponent)
@@ -89,7 +89,7 @@ def test_an_unbent_curve_is_itself() -> None:
 
 
 @given(threshold=st.floats(0.1, 0.9), exponent=st.floats(0.3, 3.0))
-def test_the_exponent_is_found_from_what_was_observed(threshold: float, exponent: float) -> None:
+def test_bend_towards_finds_exponent(threshold: float, exponent: float) -> None:
     observed = CURVE.share(threshold) ** exponent
 
     assert CURVE.bend_towards(threshold, observed) == pytest.approx(exponent)
@@ -101,7 +101,7 @@ def test_all_or_nothing_tells_no_exponent(threshold: float, observed: float) -> 
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.203, 1.0), (0.5, 0.742), (0.0, 0.0), (1.0, 0.0)])
-def test_how_much_an_observed_share_tells_is_its_information(share: float, told: float) -> None:
+def test_tells_is_fisher_information(share: float, told: float) -> None:
     """s ln(s)^2 / (1 - s) over its largest value, 0.6476 at s = 0.203: 0.4805 at 0.5."""
     assert DeferralCurve().tells(share) == pytest.approx(told, abs=1e-3)
 
@@ -112,7 +112,7 @@ def test_every_policy_has_a_row_here() -> None:
 
 
 @pytest.mark.parametrize("name", WHAT_THEY_ARE)
-def test_every_policy_is_the_system_that_it_is_named_after(name: str) -> None:
+def test_policy_has_cache_and_drops_of_its_system(name: str) -> None:
     policy = SERVING_POLICIES[name](FULL)
 
     found = (policy.cache, policy.eviction, policy.cache_hits, policy.drops_late, policy.plans_batches)
@@ -144,7 +144,7 @@ def test_a_cascade_of_one_model_is_none() -> None:
         SERVING_POLICIES["diffserve"].check(replace(FULL, light="sd15"))
 
 
-def test_what_nobody_sets_is_as_in_the_papers() -> None:
+def test_settings_defaults_follow_papers() -> None:
     found = ServingSettings(heavy="h")
 
     assert (found.discriminator_s, found.expected_per_s, found.peak_per_s, found.slo_s) == (0.0, 0.0, 0.0, math.inf)
@@ -165,5 +165,5 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
         ("joint", JointPolicy(FULL)),
     ],
 )
-def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Policy) -> None:
+def test_policy_has_allocator_of_its_system(name: str, allocator: Policy) -> None:
     assert SERVING_POLICIES[name](FULL).allocator == allocator

@@ -31,7 +31,7 @@ def found(seen: PlanInput, slo_s: float = 5.0) -> dict[str, float]:
     return backlogs(seen, [Component("sd15", costs)], slo_s)
 
 
-def test_who_is_begun_with_in_half_of_what_the_slo_leaves_is_in_time() -> None:
+def test_backlogs_requests_begun_within_half_slo_are_in_time() -> None:
     """Seven devices in batches of two begin with 6.48 a second, and 5 s leave 2.84 s beside 2.16."""
     seen = waiting(100)
     assert counts(seen.last) == {"sd15": 7, "turbo": 1}
@@ -41,12 +41,12 @@ def test_who_is_begun_with_in_half_of_what_the_slo_leaves_is_in_time() -> None:
 
 
 @pytest.mark.parametrize(("count", "mean", "beyond"), [(100, 50.0, 50.0), (50, 100.0, 50.0), (100, 0.0, None)])
-def test_those_count_who_wait_now_and_have_waited_on_average(count: int, mean: float, beyond: float | None) -> None:
+def test_backlogs_count_current_and_mean_queue(count: int, mean: float, beyond: float | None) -> None:
     """An SLO that a run already breaks leaves no time to wait."""
     assert found(waiting(count, mean), slo_s=2.0).get("sd15") == beyond
 
 
-def test_whoever_no_device_is_planned_for_any_more_waits_too_long() -> None:
+def test_backlogs_without_planned_device_count_all() -> None:
     seen = waiting(3)
     others = tuple(replace(one, model="turbo") for one in seen.last.plan.assignments)
 
@@ -59,7 +59,7 @@ def heavy_share(decision: Decision) -> float:
     return sum(route.share for route in heavy if route.route == NOISE)
 
 
-def test_a_backlog_is_worked_off_before_quality_is_won_and_nobody_is_refused_for_it() -> None:
+def test_plan_serves_backlog_before_quality_without_refusals() -> None:
     calm, late = decide(ALLOCATOR, waiting(0, rate=7.0)), decide(ALLOCATOR, waiting(300, rate=7.0))
 
     assert heavy_share(late) < 0.6 < heavy_share(calm)
@@ -67,11 +67,11 @@ def test_a_backlog_is_worked_off_before_quality_is_won_and_nobody_is_refused_for
     assert len({one.max_batch_size for one in late.plan.assignments if one.model == "sd15"}) == 1
 
 
-def test_who_waits_in_time_changes_no_plan() -> None:
+def test_plan_ignores_queue_within_slo() -> None:
     assert decide(ALLOCATOR, waiting(5)) == decide(ALLOCATOR, waiting(0))
 
 
-def test_devices_for_those_who_wait_run_the_batches_of_the_others_on_their_kind() -> None:
+def test_beside_others_moves_backlog_into_used_batches() -> None:
     """Whoever waits is in the pool of these: one of larger batches would have nobody to take."""
     small, large, far = (PlannedPool("m", kind, size) for kind, size in (("a", 2), ("a", 8), ("b", 8)))
     noise, late = "noise:m", "backlog of m"
@@ -85,7 +85,7 @@ def test_devices_for_those_who_wait_run_the_batches_of_the_others_on_their_kind(
 
 
 @pytest.mark.slow
-def test_after_a_burst_nobody_is_late_for_long_where_late_requests_are_painted() -> None:
+def test_simulated_burst_is_worked_off() -> None:
     """Forty a second for half a minute, then what seven of eight devices carry: all of these were late, for as long as
     that load went on."""
     burst = [index / 40.0 for index in range(1_200)]

@@ -54,7 +54,7 @@ def shared(asked: AllocationProblem, found: AllocationSolution, may_load: bool =
     return {model: count for (_, model), count in share_out(asked, found, may_load).items()}
 
 
-def test_a_component_carries_the_work_of_all_that_pass_through_it() -> None:
+def test_work_of_sums_all_routes_of_component() -> None:
     found = solution({pool("heavy"): 2, pool("light"): 2}, heavy=0.5, light=0.25, cascade=1.0)
 
     assert work_of(problem(4), found, "heavy") == pytest.approx(0.5 + 0.5)
@@ -63,26 +63,26 @@ def test_a_component_carries_the_work_of_all_that_pass_through_it() -> None:
     assert work_of(problem(4), found, "heavy", "small") == 0.0
 
 
-def test_work_beside_requests_counts_on_any_kind_of_device() -> None:
+def test_work_of_work_aside_counts_on_any_kind() -> None:
     asked, found = problem(4, (HEAVY, CONTROL)), solution({pool("heavy"): 2, pool("control"): 1}, controlled=1.0)
 
     assert work_of(asked, found, "control") == work_of(asked, found, "control", "small") == pytest.approx(0.5)
 
 
-def test_devices_that_nobody_needs_keep_their_models() -> None:
+def test_share_out_spare_devices_keep_models() -> None:
     found = solution({pool("heavy"): 1}, heavy=0.1)
 
     assert shared(problem(5, heavy=3, light=2), found) == {"heavy": 3, "light": 2}
 
 
-def test_of_what_is_held_no_more_is_kept_than_there_are_devices() -> None:
+def test_share_out_keeps_no_more_than_devices() -> None:
     """Three of the light model are needed and three of the heavy one held, on five devices."""
     found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.1, light=2.5)
 
     assert shared(problem(5, heavy=3, light=2), found, may_load=False) == {"heavy": 2, "light": 3}
 
 
-def test_a_device_that_holds_nothing_goes_to_the_busiest_model() -> None:
+def test_share_out_empty_device_goes_to_busiest_model() -> None:
     found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.5, light=1.8)
 
     assert shared(problem(4, heavy=1, light=2), found) == {"heavy": 1, "light": 3}
@@ -97,7 +97,7 @@ def test_a_device_that_holds_nothing_goes_to_the_busiest_model() -> None:
         (1.95, True, 3),
     ],
 )
-def test_one_of_a_model_with_little_to_do_goes_to_a_busy_one(rate: float, may_load: bool, heavy_count: int) -> None:
+def test_share_out_idle_model_gives_device_to_busy_one(rate: float, may_load: bool, heavy_count: int) -> None:
     """Two devices are busy with the heavy model; three have the light one and hardly anything to do."""
     found = solution({pool("heavy"): 2, pool("light"): 1}, heavy=rate, light=0.2)
 
@@ -107,7 +107,7 @@ def test_one_of_a_model_with_little_to_do_goes_to_a_busy_one(rate: float, may_lo
 
 
 @pytest.mark.parametrize(("light_rate", "gives"), [(1.1, True), (1.3, False)])
-def test_a_model_gives_a_device_only_where_it_has_room_without_it(light_rate: float, gives: bool) -> None:
+def test_share_out_giver_keeps_room(light_rate: float, gives: bool) -> None:
     """Of three devices two would be 55 % busy, or 65 %."""
     found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.9, light=light_rate)
 
@@ -116,35 +116,35 @@ def test_a_model_gives_a_device_only_where_it_has_room_without_it(light_rate: fl
     )
 
 
-def test_a_model_never_gives_what_it_needs() -> None:
+def test_share_out_giver_keeps_needed_devices() -> None:
     """The solution has two for the little that the light model does: they are on their way, and carry nothing yet."""
     found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.9, light=0.1)
 
     assert shared(problem(3, heavy=1), found) == {"heavy": 1, "light": 2}
 
 
-def test_a_solution_s_units_beyond_its_work_are_not_needed() -> None:
+def test_share_out_units_beyond_work_are_spare() -> None:
     """Three for what one carries: all of them hold it, so two are free for the busy one."""
     found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.95, light=0.3)
 
     assert shared(problem(4, heavy=1, light=3), found) == {"heavy": 2, "light": 2}
 
 
-def test_what_runs_beside_requests_keeps_all_its_units() -> None:
+def test_share_out_work_aside_keeps_units() -> None:
     asked = problem(4, (HEAVY, CONTROL), heavy=1, control=3)
     found = solution({pool("heavy"): 1, pool("control"): 3}, controlled=0.95)
 
     assert shared(asked, found) == {"heavy": 1, "control": 3}
 
 
-def test_a_unit_is_as_fast_as_the_batches_that_most_work_is_done_in() -> None:
+def test_share_out_speed_is_that_of_most_work() -> None:
     """In batches of four two devices carry four a second: 2.5 leave them 63 % busy, while batches of one could not."""
     found = solution({pool("heavy", 4): 2, pool("light"): 1}, heavy=2.5, light=0.2)
 
     assert shared(problem(5, heavy=2, light=3), found) == {"heavy": 2, "light": 3}
 
 
-def test_a_kind_that_no_model_fits_on_is_left_out() -> None:
+def test_share_out_omits_kinds_without_models() -> None:
     found = solution({pool("heavy"): 1}, heavy=0.1)
 
     assert share_out(replace(problem(1, heavy=1), devices={"gpu": 1, "toy": 4}), found, True) == {("gpu", "heavy"): 1}
@@ -174,39 +174,39 @@ def settled(
 
 
 @pytest.mark.parametrize(("rate", "size"), [(3.1, 1), (3.3, 4), (7.0, 4), (9.0, 4)])
-def test_batches_are_the_smallest_that_are_at_most_four_fifths_busy(rate: float, size: int) -> None:
+def test_settle_sizes_smallest_batch_at_most_four_fifths_busy(rate: float, size: int) -> None:
     """Four devices carry four a second in batches of one, eight in batches of four; nothing carries nine."""
     assert settled({"heavy": rate}, {"heavy": 4}) == {"heavy": {size: 4}}
 
 
 @pytest.mark.parametrize(("rate", "size"), [(2.3, 1), (2.4, 1), (2.5, 4), (3.3, 4)])
-def test_larger_batches_in_force_stay_until_smaller_ones_have_much_room(rate: float, size: int) -> None:
+def test_settle_sizes_larger_batch_stays_until_much_room(rate: float, size: int) -> None:
     """Batches of one would be 58 % busy, 60 %, 63 % and 83 %."""
     assert settled({"heavy": rate}, {"heavy": 4}, before=4) == {"heavy": {size: 4}}
 
 
-def test_smaller_batches_in_force_give_way_when_they_are_too_busy() -> None:
+def test_settle_sizes_busy_small_batch_gives_way() -> None:
     assert settled({"heavy": 3.3}, {"heavy": 4}, before=1) == {"heavy": {4: 4}}
     assert settled({"heavy": 3.1}, {"heavy": 4}, before=1) == {"heavy": {1: 4}}
 
 
-def test_devices_that_load_carry_less_for_the_horizon() -> None:
+def test_settle_sizes_loading_devices_carry_less() -> None:
     """Two of four load the model for 5 s of 10: they carry three a second in batches of one, of which 2.5 is 83 %."""
     assert settled({"heavy": 2.5}, {"heavy": 4}, load_s=5.0, held=2) == {"heavy": {4: 4}}
     assert settled({"heavy": 2.5}, {"heavy": 4}, load_s=5.0, held=4) == {"heavy": {1: 4}}
 
 
-def test_where_larger_batches_are_late_busier_small_ones_are_settled_for_and_none_where_nothing_carries_it() -> None:
+def test_settle_sizes_late_large_batch_leaves_small_or_none() -> None:
     assert settled({"heavy": 3.3}, {"heavy": 4}, slo_s=1.0) == {"heavy": {1: 4}}
     assert settled({"heavy": 4.1}, {"heavy": 4}, slo_s=1.0) is None
 
 
-def test_a_model_without_devices_has_no_units() -> None:
+def test_settle_sizes_model_without_devices_is_omitted() -> None:
     assert settled({"light": 1.0}, {"light": 4}) == {"light": {1: 4}}
 
 
 @pytest.mark.parametrize(("heavy_s", "wait_s", "in_time"), [(2.0, 0.0, True), (2.01, 0.0, False), (1.5, 0.6, False)])
-def test_a_cascade_is_in_time_where_both_of_its_models_are(heavy_s: float, wait_s: float, in_time: bool) -> None:
+def test_keeps_slo_cascade_counts_both_models(heavy_s: float, wait_s: float, in_time: bool) -> None:
     """Two seconds by the light model, within four."""
     asked = problem(4, (replace(HEAVY, wait_s=wait_s), LIGHT))
     found = solution({pool("heavy"): 1, pool("light"): 1}, cascade=1.0)
@@ -214,20 +214,20 @@ def test_a_cascade_is_in_time_where_both_of_its_models_are(heavy_s: float, wait_
     assert keeps_slo(asked, found, {"light": 2.0, "heavy": heavy_s}) is in_time
 
 
-def test_routes_that_nobody_takes_may_be_late() -> None:
+def test_keeps_slo_ignores_unused_routes() -> None:
     found = solution({pool("light"): 1}, light=1.0)
 
     assert keeps_slo(problem(4), found, {"light": 2.0, "heavy": 9.0})
 
 
-def test_what_nobody_says_of_a_component_takes_no_time() -> None:
+def test_keeps_slo_unknown_component_takes_no_time() -> None:
     asked = replace(problem(4), slo_s=0.5)
 
     assert keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {})
     assert not keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {"heavy": 0.6})
 
 
-def test_devices_that_a_model_does_not_hold_yet_and_does_not_need_are_nobodys() -> None:
+def test_share_out_unneeded_loads_go_to_busiest() -> None:
     """Three for what one carries that it holds: the other two go to the busiest."""
     found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.95, light=0.3)
 

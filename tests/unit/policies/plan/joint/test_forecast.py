@@ -28,14 +28,14 @@ def look(now_s: float, *demand: ModelDemand, before: DemandForecast | None = Non
     return observed_demand(PlanInput(now_s, (), demand), SETTINGS, before)
 
 
-def test_nothing_is_known_at_first_but_that_hits_save_some_of_the_steps() -> None:
+def test_forecast_defaults() -> None:
     known = DemandForecast()
 
     assert (known.rate, known.trend, known.at_s, known.latent_share, known.image_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
     assert (known.latent_saved, known.image_saved, known.bend, known.moved_at_s) == (0.3, 0.3, 1.0, -math.inf)
 
 
-def test_the_first_look_is_believed_unless_the_operator_expects_something() -> None:
+def test_forecast_first_rate_is_seen_or_expected() -> None:
     first = look(5.0, ModelDemand("light", 10.0, sent_on_per_s=4.0), ModelDemand("heavy", 4.0))
     demand, expecting = (ModelDemand("light", 10.0),), replace(SETTINGS, expected_per_s=3.0)
     expected = observed_demand(PlanInput(5.0, (), demand), expecting, None)
@@ -44,7 +44,7 @@ def test_the_first_look_is_believed_unless_the_operator_expects_something() -> N
     assert expected.rate == 3.0
 
 
-def test_requests_for_models_that_are_not_planned_are_no_demand() -> None:
+def test_forecast_ignores_unplanned_models() -> None:
     """Nor are their starts those of the planned models."""
     strangers = ModelDemand("other", 90.0, starts=(StartShare(5, 90, LATENT, 10, "other"),))
     own = ModelDemand("heavy", 10.0, starts=(StartShare(0, 10, NOISE, 10),))
@@ -59,7 +59,7 @@ def test_more_sent_on_than_came_is_no_demand() -> None:
     assert look(0.0, ModelDemand("light", 1.0, sent_on_per_s=4.0)).rate == 0.0
 
 
-def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
+def test_forecast_load_at_zero_falls_no_further() -> None:
     fell = DemandForecast(rate=0.0, trend=-2.0, at_s=0.0)
 
     later = look(5.0, ModelDemand("light", 20.0), before=fell)
@@ -69,7 +69,7 @@ def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
     assert later.trend > 0.0
 
 
-def test_the_first_requests_count_alike_also_after_looks_in_which_nobody_came() -> None:
+def test_forecast_first_requests_count_alike() -> None:
     """Averages that began with nobody would take them for a few of fifty misses."""
     nobody = look(5.0, before=look(0.0))
     hits = (StartShare(15, 3, LATENT, 50, "heavy"), StartShare(0, 1, NOISE, 50))
@@ -81,7 +81,7 @@ def test_the_first_requests_count_alike_also_after_looks_in_which_nobody_came() 
 
 
 @pytest.mark.parametrize(("elapsed_s", "rate"), [(0.0, 40.0), (1.0, 60.0), (2.0, 70.0)])
-def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate: float) -> None:
+def test_forecast_average_depends_on_elapsed_seconds(elapsed_s: float, rate: float) -> None:
     """80 a second after 40: half of the way in the first second, a quarter in the next."""
     after = look(10.0 + elapsed_s, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0, at_s=10.0))
 
@@ -89,21 +89,21 @@ def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate
 
 
 @pytest.mark.parametrize(("came", "counted"), [(3.99, 1.0), (4.0, 4.0), (10.0, 10.0)])
-def test_the_first_of_many_after_few_are_heard_at_once(came: float, counted: float) -> None:
+def test_forecast_many_requests_count_at_once(came: float, counted: float) -> None:
     """One a second before, of which a second is worth a fortieth; twenty and more in five seconds are told apart."""
     later = look(5.0, ModelDemand("light", came), before=DemandForecast(rate=1.0, at_s=0.0))
 
     assert later.rate == pytest.approx(came - (came - 1.0) * (1.0 - counted / 40.0) ** 5)
 
 
-def test_the_demand_of_a_slow_fleet_is_averaged_over_longer() -> None:
+def test_forecast_slow_fleet_averages_longer() -> None:
     """Four a second: a second of them is worth a tenth."""
     after = look(1.0, ModelDemand("heavy", 8.0), before=DemandForecast(rate=4.0))
 
     assert after.rate == pytest.approx(4.0 + 0.1 * 4.0)
 
 
-def test_a_trend_goes_on_while_demand_follows_it_and_is_a_twentieth_of_the_newest_second() -> None:
+def test_forecast_trend_weighs_a_twentieth() -> None:
     steady = look(1.0, ModelDemand("heavy", 42.0), before=DemandForecast(rate=40.0, trend=2.0))
     rising = look(1.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0))
 
@@ -111,14 +111,14 @@ def test_a_trend_goes_on_while_demand_follows_it_and_is_a_twentieth_of_the_newes
     assert rising.trend == pytest.approx(0.05 * 20.0)
 
 
-def test_the_trend_of_a_slow_fleet_is_learnt_as_much_slower_as_its_level() -> None:
+def test_forecast_trend_of_slow_fleet_is_slower() -> None:
     """A tenth of the newest second in the level, a fifth of that in the trend."""
     after = look(1.0, ModelDemand("heavy", 8.0), before=DemandForecast(rate=4.0))
 
     assert after.trend == pytest.approx(0.02 * 0.4)
 
 
-def test_a_trend_of_several_seconds_is_that_of_each() -> None:
+def test_forecast_trend_is_per_second() -> None:
     """70 after two seconds: 15 more in each."""
     after = look(2.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=40.0))
 
@@ -132,14 +132,14 @@ def test_demand_that_falls_is_never_below_nothing() -> None:
 STARTS = (StartShare(0, 20, NOISE, 50), StartShare(10, 20, LATENT, 50), StartShare(25, 10, IMAGE, 50))
 
 
-def test_the_first_look_tells_how_requests_start_and_what_hits_save() -> None:
+def test_forecast_first_starts_and_savings() -> None:
     first = look(0.0, ModelDemand("heavy", 5.0, starts=STARTS))
 
     assert (first.latent_share, first.image_share) == (pytest.approx(0.4), pytest.approx(0.2))
     assert (first.latent_saved, first.image_saved) == (pytest.approx(0.2), pytest.approx(0.5))
 
 
-def test_later_looks_move_the_shares_by_how_many_requests_they_saw() -> None:
+def test_forecast_shares_move_by_request_count() -> None:
     """Fifty requests of a mean over about fifty: 1 - 0.98^50 = 0.636 of the way."""
     before = DemandForecast(rate=5.0, latent_share=0.0, image_share=0.6, latent_saved=0.4, image_saved=0.1)
 
@@ -152,7 +152,7 @@ def test_later_looks_move_the_shares_by_how_many_requests_they_saw() -> None:
     assert after.image_saved == pytest.approx(0.1 + weight * 0.4)
 
 
-def test_what_hits_save_is_weighed_by_how_many_there_were_and_stays_where_there_were_none() -> None:
+def test_forecast_savings_move_by_hit_count() -> None:
     """Thirty save a tenth, ten save half: a fifth. Of images nobody knows more than before."""
     hits = (StartShare(5, 30, LATENT, 50), StartShare(25, 10, LATENT, 50), StartShare(9, 5, LATENT, 0))
 
@@ -162,7 +162,7 @@ def test_what_hits_save_is_weighed_by_how_many_there_were_and_stays_where_there_
     assert (first.latent_share, first.image_share) == (pytest.approx(40 / 45), 0.0)
 
 
-def test_a_look_at_nobody_changes_no_shares() -> None:
+def test_forecast_without_requests_keeps_shares() -> None:
     before = DemandForecast(rate=5.0, latent_share=0.2, image_share=0.6, latent_saved=0.4, image_saved=0.1)
 
     after = look(1.0, before=before)
@@ -179,7 +179,7 @@ def test_demand_is_planned_for_by_its_starts() -> None:
 
 
 @pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
-def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(scored: int, of_the_way: float) -> None:
+def test_forecast_bend_moves_a_fifth_by_twenty_confidences(scored: int, of_the_way: float) -> None:
     """f(t) = t says most at a fifth, where 0.2 of the pictures should be below; half of them are."""
     counts = (scored // 2, scored - scored // 2, *(0,) * 3)
     bent = math.log(0.5) / math.log(0.2)
@@ -190,7 +190,7 @@ def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(score
     assert after.bend == pytest.approx(1.0 + of_the_way * says * (bent - 1.0))
 
 
-def test_what_was_seen_of_another_curve_bends_none_that_is_registered_since() -> None:
+def test_forecast_other_curve_starts_unbent() -> None:
     counts = (20, 20, 0, 0, 0)
     before = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
     remeasured = SETTINGS.handing_over(Handover("light>heavy", "", (0.0, 0.2, 1.0), (0.0, 0.5, 1.0)))
@@ -201,7 +201,7 @@ def test_what_was_seen_of_another_curve_bends_none_that_is_registered_since() ->
     assert (before.bend != 1.0, anew.bend, anew.rate) == (True, 1.0, 5.0)
 
 
-def test_the_curve_stays_where_nobody_was_scored_or_all_were_alike() -> None:
+def test_forecast_bend_stays_without_information() -> None:
     before = DemandForecast(rate=5.0, bend=1.7)
     found = [
         look(1.0, ModelDemand("light", 5.0, confidences=counts), before=before).bend
@@ -222,7 +222,7 @@ def test_the_curve_bends_within_bounds(low: int, bend: float) -> None:
     assert after.bend == pytest.approx(1.0 + 0.2 * says * (bend - 1.0))
 
 
-def test_room_is_for_chance_and_for_a_jump_or_for_what_came_lately() -> None:
+def test_surges_cover_chance_jump_and_highest_rate() -> None:
     """A fifth more by chance; three times as many, or as many as there were."""
     calm, after_a_peak = DemandForecast(rate=10.0, highest=10.0), DemandForecast(rate=10.0, highest=50.0)
 
@@ -231,7 +231,7 @@ def test_room_is_for_chance_and_for_a_jump_or_for_what_came_lately() -> None:
     assert calm.surges(40.0) == {NEAR: pytest.approx(8.0), FAR: 0.0}
 
 
-def test_no_room_is_kept_for_requests_that_can_wait() -> None:
+def test_surges_exclude_requests_that_can_wait() -> None:
     """Of two a second by chance and eighteen of a jump."""
     calm = DemandForecast(rate=10.0, highest=10.0)
 
@@ -239,14 +239,14 @@ def test_no_room_is_kept_for_requests_that_can_wait() -> None:
     assert calm.surges(10.0, borne=5.0) == {NEAR: 0.0, FAR: pytest.approx(15.0)}
 
 
-def test_the_highest_rate_is_forgotten_by_half_in_five_minutes() -> None:
+def test_forecast_highest_rate_halves_in_five_minutes() -> None:
     after = look(300.0, ModelDemand("heavy", 1.0), before=DemandForecast(rate=1.0, highest=40.0))
 
     assert after.highest == pytest.approx(20.0)
     assert look(5.0, ModelDemand("heavy", 80.0), before=DemandForecast(rate=80.0, highest=40.0)).highest == 80.0
 
 
-def test_a_model_of_one_step_tells_nothing_of_images() -> None:
+def test_forecast_model_of_one_step_reports_no_images() -> None:
     """It cannot start from any: all that is heard is what the heavy model paints."""
     one_step = AllocationProfile("light", "", 1, 1.0, 0, step_count=1)
     seen = (
@@ -263,7 +263,7 @@ def test_a_model_of_one_step_tells_nothing_of_images() -> None:
     assert as_planned_for(plain, SETTINGS, DemandForecast(image_share=0.5)).image_share == 0.5
 
 
-def test_one_request_tells_all_of_what_is_known_of_starts() -> None:
+def test_forecast_first_request_sets_shares() -> None:
     first = look(0.0, ModelDemand("heavy", 5.0, starts=(StartShare(10, 1, LATENT, 50),)))
 
     assert (first.latent_share, first.image_share, first.latent_saved) == (1.0, 0.0, pytest.approx(0.2))
@@ -272,9 +272,7 @@ def test_one_request_tells_all_of_what_is_known_of_starts() -> None:
 @pytest.mark.parametrize(
     ("step_count", "saved", "starts"), [(4, 0.5, True), (4, 0.1, False), (4, 0.2, True), (0, 0.0, True)]
 )
-def test_a_model_starts_from_images_that_leave_out_one_of_its_steps_at_least(
-    step_count: int, saved: float, starts: bool
-) -> None:
+def test_starts_from_images_needs_a_saved_step(step_count: int, saved: float, starts: bool) -> None:
     """Of fifty steps 25, 5 and 10 are two, four tenths and eight tenths of four."""
     profile = AllocationProfile("light", "", 1, 1.0, 0, step_count=step_count)
 

@@ -49,16 +49,16 @@ def sizes(plan: Plan) -> dict[str, list[int]]:
     return {model: sorted(each) for model, each in found.items()}
 
 
-def test_devices_that_nobody_needs_take_their_model_s_smallest_batches() -> None:
+def test_lay_out_spare_devices_take_smallest_batches() -> None:
     assert sizes(decided(3)) == {"sd15": [1, 4, 4], "turbo": [1]}
     assert sizes(decided(4)) == {"sd15": [1, 1, 4, 4], "turbo": [1]}
 
 
-def test_small_batches_go_to_the_first_workers() -> None:
+def test_lay_out_small_batches_go_to_first_workers() -> None:
     assert [one.max_batch_size for one in decided(4).assignments] == [1, 1, 4, 4, 1]
 
 
-def test_a_pool_has_every_worker_that_is_no_slower_than_its_own() -> None:
+def test_lay_out_pool_has_all_workers_no_slower() -> None:
     """The one that most devices are for has the model's name."""
     pools = {pool.pool: pool for pool in decided(4).pools}
 
@@ -73,7 +73,7 @@ def test_a_pool_has_every_worker_that_is_no_slower_than_its_own() -> None:
     assert {pool.model for name, pool in pools.items() if name.startswith("sd15")} == {"sd15"}
 
 
-def test_the_solution_s_rates_are_the_shares_of_its_ways() -> None:
+def test_lay_out_rates_become_shares() -> None:
     plan = decided(4)
     routes = {pool.pool: pool.routes for pool in plan.pools if pool.routes}
 
@@ -83,20 +83,20 @@ def test_the_solution_s_rates_are_the_shares_of_its_ways() -> None:
     assert plan.cascades == (CascadePlan("noise:turbo>sd15.1#0", (light, StagePlan("sd15.1"))),)
 
 
-def test_starts_that_the_solution_does_not_serve_go_to_the_last_model_and_what_is_spare_to_the_first() -> None:
+def test_lay_out_unserved_starts_go_to_last_model() -> None:
     routes = {pool.pool: pool.routes for pool in decided(4).pools}
 
     assert routes["sd15"][1:] == (RouteShare("spare", 1.0),)
     assert routes["turbo"][1:] == (RouteShare("latent", 1.0), RouteShare("image", 1.0))
 
 
-def test_a_solution_that_serves_a_part_admits_that_part() -> None:
+def test_lay_out_admits_served_share() -> None:
     rates = [decided(3, share).admission_rate for share in (1.0, 0.995, 0.99, 0.989, 0.5)]
 
     assert rates == [1.0, 1.0, 1.0, 0.989, 0.5]
 
 
-def test_a_model_on_its_way_out_keeps_a_pool_without_routes_for_what_waits_for_it() -> None:
+def test_lay_out_replaced_model_keeps_pool_without_routes() -> None:
     models = ("turbo", "sd15", "old")
     views = tuple(worker(index, model, models) for index, model in enumerate(("sd15", "sd15", "old", "turbo")))
     table = profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}, old={1: 1.0})
@@ -129,9 +129,7 @@ THINNED = replace(BY_HEAVY, name="thinned", uses=(Use("sd15", 0.6),), left_out=0
         (0.0, 5.0, True),
     ],
 )
-def test_pools_thin_where_most_of_a_model_s_pictures_do_and_whole_ones_would_not_fit(
-    whole: float, thinned: float, thins: bool
-) -> None:
+def test_lay_out_thins_where_whole_runs_do_not_fit(whole: float, thinned: float, thins: bool) -> None:
     views = (*(worker(index) for index in range(3)), worker(3, "turbo"))
     context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
     heavy = Component("sd15", {KIND: (BatchCost(1, 1.0),)})
@@ -146,7 +144,7 @@ def test_pools_thin_where_most_of_a_model_s_pictures_do_and_whole_ones_would_not
     assert not any(pool.thins for pool in plan.pools if pool.model == "turbo")
 
 
-def test_ways_that_are_one_in_the_plan_add_up() -> None:
+def test_lay_out_equal_ways_add_up() -> None:
     """Four to one: from pools that the plan has as one."""
     views = tuple(worker(index) for index in range(2))
     context = PlanInput(0.0, (*views, worker(2, "turbo")), profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
@@ -162,7 +160,7 @@ def test_ways_that_are_one_in_the_plan_add_up() -> None:
     assert shares["turbo"] == pytest.approx(0.2)
 
 
-def test_a_load_under_way_counts_as_done_and_who_is_not_in_the_plan_holds_what_it_holds() -> None:
+def test_as_planned_load_under_way_counts_as_done() -> None:
     views = (worker(0, "sd15"), worker(1, "sd15"), worker(2, "turbo"))
     last = Decision(
         Plan(UNNUMBERED, (WorkerAssignment("w001", "sim:1", "turbo", 1), WorkerAssignment("gone", "", "sd15", 1)))
@@ -174,11 +172,11 @@ def test_a_load_under_way_counts_as_done_and_who_is_not_in_the_plan_holds_what_i
     assert found.replicas[0] is views[0]
 
 
-def test_the_first_pool_of_a_model_has_its_name() -> None:
+def test_pool_name_first_is_model() -> None:
     assert [pool_name("sd15", number) for number in range(3)] == ["sd15", "sd15.1", "sd15.2"]
 
 
-def test_more_sizes_than_pools_share_the_last_one() -> None:
+def test_lay_out_more_sizes_than_pools_share_last() -> None:
     """Of four sizes the two with fewest devices."""
     costs = tuple(BatchCost(size, 1.0 + size / 10) for size in (1, 2, 4, 8))
     heavy = Component("sd15", {KIND: costs})
@@ -200,7 +198,7 @@ def test_more_sizes_than_pools_share_the_last_one() -> None:
     assert members == {"sd15": 5, "sd15.1": 10, "sd15.2": 7}
 
 
-def test_behind_a_model_that_paints_alone_the_quickest_one_stands_in_and_behind_itself_nobody() -> None:
+def test_lay_out_quickest_model_stands_in() -> None:
     by_light = PlannedRoute("light", "noise", (Use("turbo", 1.0),), 0.5)
     views = (worker(0), worker(1), worker(2, "turbo"))
     context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 0.5}))
@@ -217,7 +215,7 @@ def test_behind_a_model_that_paints_alone_the_quickest_one_stands_in_and_behind_
     assert found["turbo"][0] == RouteShare("noise", 0.25)
 
 
-def test_a_registered_hand_over_stands_in_the_stage_that_is_scored() -> None:
+def test_lay_out_scored_stage_has_registered_handover() -> None:
     handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
     registered = replace(CASCADE, handover=handover)
 
@@ -227,7 +225,7 @@ def test_a_registered_hand_over_stands_in_the_stage_that_is_scored() -> None:
     assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
 
 
-def test_cascades_of_the_same_pools_are_told_apart_by_their_thresholds() -> None:
+def test_lay_out_cascades_of_same_pools_are_numbered() -> None:
     lower = replace(CASCADE, name="lower", threshold=0.25)
     views = (worker(0), worker(1), worker(2, "turbo"))
     context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))

@@ -70,7 +70,7 @@ def solved(
         (0.0, 0.00401, False),
     ],
 )
-def test_a_load_must_win_quality_of_every_request_by_the_seconds_that_it_takes(
+def test_solve_load_must_gain_by_its_seconds(
     load_s: float, short: float, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, loaded = plan(BEST - short), plan(BEST)
@@ -83,7 +83,7 @@ def test_a_load_must_win_quality_of_every_request_by_the_seconds_that_it_takes(
 
 
 @pytest.mark.parametrize(("served_share", "stays"), [(1.0, True), (0.991, True), (0.99, False), (0.5, False)])
-def test_within_the_dwell_time_what_is_held_stays_while_all_are_served(
+def test_solve_within_dwell_time_keeps_models_while_served(
     served_share: float, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, loaded = plan(1.0, served_share), plan(BEST)
@@ -92,13 +92,13 @@ def test_within_the_dwell_time_what_is_held_stays_while_all_are_served(
     assert solved(monkeypatch, held, loaded, may_load=True)[0] == (loaded, False)
 
 
-def test_where_no_load_wins_enough_what_is_held_stays() -> None:
+def test_solve_without_gain_keeps_models() -> None:
     with pytest.MonkeyPatch.context() as patch:
         held = plan(1.0)
         assert solved(patch, held, None)[0] == (held, False)
 
 
-def test_where_nothing_can_be_held_any_plan_will_do_and_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solve_without_any_plan_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     found, searches = solved(monkeypatch, None, plan(2.0))
     assert (found, searches.asked[1]) == ((plan(2.0), False), (1e-6, 300, True, -math.inf))
 
@@ -108,13 +108,11 @@ def test_where_nothing_can_be_held_any_plan_will_do_and_none_is_told(monkeypatch
 
 
 @pytest.mark.parametrize(("load_s", "dwell_s"), [((0.0,), 0.0), ((1.0, 3.0), 18.0), ((5.0,), 30.0), ((60.0,), 30.0)])
-def test_devices_change_their_models_once_in_six_of_the_longest_loads_or_in_half_a_minute(
-    load_s: tuple[float, ...], dwell_s: float
-) -> None:
+def test_dwell_time_is_six_loads_or_half_a_minute(load_s: tuple[float, ...], dwell_s: float) -> None:
     assert ALLOCATOR._dwell_s([Component(str(number), {}, seconds) for number, seconds in enumerate(load_s)]) == dwell_s
 
 
-def test_what_nobody_sets() -> None:
+def test_joint_policy_defaults() -> None:
     assert (ALLOCATOR.horizon_s, ALLOCATOR.dwell_s, ALLOCATOR.gap, ALLOCATOR.most_relaxations) == (
         60.0,
         30.0,
@@ -124,9 +122,7 @@ def test_what_nobody_sets() -> None:
 
 
 @pytest.mark.parametrize(("starts", "noise"), [(("noise",), 6.0), (("noise", "near surge"), 4.0)])
-def test_without_a_quick_model_to_keep_room_the_settings_overprovision_is_kept(
-    starts: tuple[str, ...], noise: float
-) -> None:
+def test_problem_without_quick_model_overprovisions(starts: tuple[str, ...], noise: float) -> None:
     allocator = JointPolicy(ServingSettings(heavy="heavy", slo_s=5.0, overprovision=1.5))
     routes = [PlannedRoute(start, start, (Use("heavy", 1.0),), 1.0) for start in starts]
     demand = DemandForecast(rate=4.0, trend=1.0)
@@ -139,7 +135,7 @@ def test_without_a_quick_model_to_keep_room_the_settings_overprovision_is_kept(
     assert found.demand["near surge"] == pytest.approx((0.2 - 0.5 * 5.0 / 60.0) * noise)
 
 
-def test_demand_is_planned_for_as_it_will_be_after_the_longest_load() -> None:
+def test_problem_demand_is_that_after_longest_load() -> None:
     allocator = JointPolicy(ServingSettings(heavy="heavy"))
     components = [Component("light", {}, 1.0), Component("heavy", {}, 3.0)]
     route = PlannedRoute("r", "near surge", (Use("heavy", 1.0),), 1.0)
@@ -152,7 +148,7 @@ def test_demand_is_planned_for_as_it_will_be_after_the_longest_load() -> None:
 @pytest.mark.parametrize(
     ("seconds_ago", "is_enough", "may_move"), [(60.0, True, True), (60.0, False, False), (5.0, True, False)]
 )
-def test_devices_that_nobody_needs_move_after_the_dwell_time_where_what_is_held_is_enough(
+def test_spare_devices_move_after_dwell_time(
     seconds_ago: float, is_enough: bool, may_move: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bool] = []
@@ -168,7 +164,7 @@ def test_devices_that_nobody_needs_move_after_the_dwell_time_where_what_is_held_
     assert told == [may_move]
 
 
-def test_devices_moved_when_any_of_them_is_to_hold_another_model_than_before() -> None:
+def test_moved_at_changes_with_any_model() -> None:
     def assigned(*models: str) -> Plan:
         workers = (WorkerAssignment(f"w{number}", "", model, 1) for number, model in enumerate(models))
         return Plan(UNNUMBERED, tuple(workers))

@@ -34,7 +34,7 @@ def entered(decision: Decision, start: str, draw: float = 0.5) -> tuple[str, str
     return entry.pool.model, entry.cascade
 
 
-def test_what_the_heavy_model_can_carry_it_paints() -> None:
+def test_heavy_model_serves_load_it_can_carry() -> None:
     """Seven devices in batches of two (twice 2.16 s is within the SLO) carry 6.5 a second. What the eighth would add is
     worth less than room for more requests, by the light model."""
     decision = decide(ALLOCATOR, asked(6.0, devices=8))
@@ -47,7 +47,7 @@ def test_what_the_heavy_model_can_carry_it_paints() -> None:
 
 
 @pytest.mark.parametrize("load_s", [20.0, 60.0, 90.0, 600.0])
-def test_a_model_that_takes_minutes_to_load_is_loaded_where_nobody_is_served_without_it(load_s: float) -> None:
+def test_slow_load_is_made_where_none_is_served(load_s: float) -> None:
     """No picture of what devices hold is within the SLO."""
     loading = tuple(replace(profile, load_s=load_s) for profile in profiles(turbo=TURBO, sd15=SD15))
     allocator = JointPolicy(replace(SETTINGS, slo_s=1.0))
@@ -79,7 +79,7 @@ def test_resident_loras_change_no_plan() -> None:
     assert with_loras == plain
 
 
-def test_beyond_that_a_cascade_keeps_the_worst_pictures_for_the_heavy_model() -> None:
+def test_cascade_defers_worst_images_beyond_heavy_capacity() -> None:
     decision = decide(ALLOCATOR, asked(16.0))
 
     model, name = entered(decision, NOISE, 0.99)
@@ -89,7 +89,7 @@ def test_beyond_that_a_cascade_keeps_the_worst_pictures_for_the_heavy_model() ->
     assert 0.0 < cascade.stages[0].thresholds[0].confidence < 1.0
 
 
-def test_hits_leave_more_for_the_heavy_model() -> None:
+def test_hits_raise_threshold() -> None:
     """The same demand: with hits fewer are sent through the light model's cascade."""
     without, with_hits = decide(ALLOCATOR, asked(16.0)), decide(ALLOCATOR, asked(16.0, *MIX))
 
@@ -119,7 +119,7 @@ def heavy_share(decision: Decision) -> float:
     return sum(route.share for route in heavy if route.route == NOISE)
 
 
-def test_steps_that_may_be_left_out_leave_room_for_more_by_the_heavy_model() -> None:
+def test_thinning_raises_heavy_share() -> None:
     """More than its whole runs can be: with half of its steps nearly all are its own, for a hundredth of quality."""
     whole, thinned = settled(thinnable(24.0, 0.0, 0.0)), settled(thinnable(24.0, 0.5, 0.01))
 
@@ -128,15 +128,15 @@ def test_steps_that_may_be_left_out_leave_room_for_more_by_the_heavy_model() -> 
     assert not any(pool.thins for pool in whole.plan.pools)
 
 
-def test_steps_are_not_left_out_where_that_costs_more_than_a_light_picture() -> None:
+def test_thinning_is_not_planned_where_it_costs_more() -> None:
     assert not any(pool.thins for pool in settled(thinnable(24.0, 0.5, 0.4)).plan.pools)
 
 
-def test_a_load_that_whole_runs_carry_is_not_thinned() -> None:
+def test_thinning_is_not_planned_for_light_load() -> None:
     assert not any(pool.thins for pool in settled(thinnable(3.0, 0.5, 0.01)).plan.pools)
 
 
-def test_steps_that_may_be_left_out_let_more_in() -> None:
+def test_thinning_raises_admission_rate() -> None:
     """Nobody has a light model."""
     alone = JointPolicy(replace(SETTINGS, light=""))
     whole, _ = repeat(alone, thinnable(36.0, 0.0, 0.0), 8, 5.0)
@@ -145,7 +145,7 @@ def test_steps_that_may_be_left_out_let_more_in() -> None:
     assert thinned.plan.admission_rate == pytest.approx(2.0 * whole.plan.admission_rate, rel=0.05)
 
 
-def test_latents_go_to_the_model_that_they_are_of() -> None:
+def test_latents_go_to_their_model() -> None:
     decision = decide(ALLOCATOR, asked(200.0, *MIX))
 
     entry = entry_of(decision.plan.pools, LATENT, 0.5)
@@ -153,7 +153,7 @@ def test_latents_go_to_the_model_that_they_are_of() -> None:
     assert (entry.pool.model, entry.cascade) == ("sd15", "")
 
 
-def test_demand_that_nothing_carries_in_time_gives_the_best_plan_and_an_admission_rate() -> None:
+def test_excess_demand_lowers_admission_rate() -> None:
     """Sixteen light devices in batches of 16 carry 332 a second: no deferral is left."""
     decision = decide(ALLOCATOR, asked(1000.0))
 
@@ -162,7 +162,7 @@ def test_demand_that_nothing_carries_in_time_gives_the_best_plan_and_an_admissio
 
 
 @pytest.mark.parametrize("slo_s", [0.01, 0.19])
-def test_an_slo_that_no_picture_can_keep_is_planned_as_the_quickest_way_takes(slo_s: float) -> None:
+def test_impossible_slo_becomes_quickest_way(slo_s: float) -> None:
     """The light model takes 0.1 s, and who comes waits as long for its batch."""
     decision = decide(JointPolicy(replace(SETTINGS, slo_s=slo_s)), asked(6.0))
 
@@ -172,14 +172,14 @@ def test_an_slo_that_no_picture_can_keep_is_planned_as_the_quickest_way_takes(sl
     assert decide(ALLOCATOR, asked(6.0)).plan.notes == ()
 
 
-def test_an_slo_that_no_picture_can_keep_admits_what_devices_carry() -> None:
+def test_impossible_slo_admits_what_devices_carry() -> None:
     """Sixteen devices paint 160 a second, one at a time."""
     decision = decide(JointPolicy(replace(SETTINGS, slo_s=0.01)), asked(320.0))
 
     assert decision.plan.admission_rate == pytest.approx(0.5, rel=0.05)
 
 
-def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
+def test_load_is_made_only_where_it_pays() -> None:
     """All hold the heavy model, and 8 a second are a little too many for it."""
     slow = tuple(replace(profile, load_s=50.0) for profile in profiles(turbo=TURBO, sd15=SD15))
     quick = replace(asked(16.0), profiles=tuple(replace(profile, load_s=0.1) for profile in slow))
@@ -190,7 +190,7 @@ def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
     assert counts(decide(still, dear)) == {"sd15": 16}
 
 
-def test_devices_do_not_change_their_models_again_within_the_dwell_time() -> None:
+def test_devices_keep_models_within_dwell_time() -> None:
     slow = tuple(replace(profile, load_s=10.0) for profile in profiles(turbo=TURBO, sd15=SD15))
     first = decide(ALLOCATOR, replace(asked(16.0), profiles=slow))
     swings = [first]
@@ -201,14 +201,14 @@ def test_devices_do_not_change_their_models_again_within_the_dwell_time() -> Non
     assert [counts(decision) for decision in swings] == [counts(first)] * 5
 
 
-def test_a_steady_demand_keeps_the_plan() -> None:
+def test_steady_demand_keeps_plan() -> None:
     last, decisions = repeat(ALLOCATOR, asked(16.0, *MIX), 20, 5.0)
 
     assert {tuple(decision.plan.assignments) for decision in decisions[10:]} == {last.plan.assignments}
 
 
 @pytest.mark.parametrize(("starts", "worker_count"), [((), 15), (MIX, 14)])
-def test_a_light_demand_that_wavers_keeps_the_first_plan(starts: tuple[StartShare, ...], worker_count: int) -> None:
+def test_wavering_light_demand_keeps_plan(starts: tuple[StartShare, ...], worker_count: int) -> None:
     """Batches of one and of two would carry it equally well, and so would any few of the devices."""
     first = last = decide(ALLOCATOR, asked(1.0, *starts))
     for number, rate in enumerate((0.2, 1.6, 0.4, 1.2, 0.0, 2.0, 0.6), start=1):
@@ -231,7 +231,7 @@ def test_batches_are_as_small_as_the_load_allows() -> None:
     assert sizes == {4.0: {1}, 6.5: {1}, 8.5: {2}}
 
 
-def test_a_batch_size_stays_until_a_smaller_one_has_much_room() -> None:
+def test_batch_size_stays_until_smaller_has_room() -> None:
     """Batches of one would be 77 % busy at 6.5 a second and 53 % at 4.5."""
     larger = decide(ALLOCATOR, asked(8.5))
 
@@ -242,7 +242,7 @@ def test_a_batch_size_stays_until_a_smaller_one_has_much_room() -> None:
     assert (later(6.5), later(4.5)) == ({2}, {1})
 
 
-def test_devices_that_nobody_needs_help_a_busy_model() -> None:
+def test_spare_devices_help_busy_model() -> None:
     """Ten hold the light model after a peak. Six heavy ones carry five a second, and would be 90 % busy with it."""
     views = tuple(worker(number, "sd15" if number < 6 else "turbo") for number in range(16))
 
@@ -251,7 +251,7 @@ def test_devices_that_nobody_needs_help_a_busy_model() -> None:
     assert counts(decision) == {"sd15": 7, "turbo": 9}
 
 
-def test_a_load_under_way_counts_as_done() -> None:
+def test_load_under_way_counts_as_done() -> None:
     """The plan in force gives the last worker to the light model, which it does not hold yet: nobody else gets it."""
     first = decide(ALLOCATOR, asked(16.0))
     given = [one.worker_id for one in first.plan.assignments if one.model == "turbo"]
@@ -265,7 +265,7 @@ def test_a_load_under_way_counts_as_done() -> None:
 
 
 @pytest.mark.parametrize("held", ["turbo", "another"])
-def test_workers_that_can_no_longer_hold_what_is_planned_for_them_are_planned_anew(held: str) -> None:
+def test_workers_that_lost_their_model_are_planned_again(held: str) -> None:
     """Started again with fewer models, or found to hold other weights under that name than are registered; meanwhile
     requests wait for the model."""
     busy = replace(asked(1.0, devices=4), demand=(ModelDemand("sd15", 1.0, queue_length=3),))
@@ -288,7 +288,7 @@ def _given_to_others(decision: Decision, given: list[str]) -> list[WorkerAssignm
     return [replace(one, model="turbo" if one.worker_id in others else "sd15") for one in decision.plan.assignments]
 
 
-def test_a_model_without_a_profile_is_never_planned_and_the_plan_says_why() -> None:
+def test_model_without_profile_is_noted_and_not_planned() -> None:
     known = replace(asked(16.0), profiles=profiles(sd15=SD15))
 
     decision = decide(ALLOCATOR, known)
@@ -299,7 +299,7 @@ def test_a_model_without_a_profile_is_never_planned_and_the_plan_says_why() -> N
         ALLOCATOR(replace(known, profiles=()))
 
 
-def test_a_model_that_does_not_fit_is_not_planned_there() -> None:
+def test_model_too_large_for_device_is_not_planned() -> None:
     big = tuple(replace(profile, memory_bytes=9) for profile in profiles(sd15=SD15))
     little = tuple(ReplicaView(replace(worker(number).replica, device_memory_bytes=8)) for number in range(4))
     there = PlanInput(0.0, little, (ModelDemand("sd15", 1.0),), (*big, *profiles(turbo=TURBO)))
@@ -310,7 +310,7 @@ def test_a_model_that_does_not_fit_is_not_planned_there() -> None:
     assert decision.plan.notes == ("sd15 is not planned on its devices: it does not fit into 8 bytes",)
 
 
-def test_every_kind_of_device_is_planned_by_its_own_costs() -> None:
+def test_kinds_of_device_have_their_own_costs() -> None:
     """The heavy model takes four times as long on a small device: batches of one there would be late."""
     kinds = [("big", 4), ("small", 4)]
     views = tuple(
@@ -330,14 +330,14 @@ def test_every_kind_of_device_is_planned_by_its_own_costs() -> None:
     assert "turbo" in {model for name, model in held.items() if name.startswith("small")}
 
 
-def test_demand_that_rises_is_planned_for_as_it_will_be_when_models_are_loaded() -> None:
+def test_forecast_rising_demand_looks_ahead() -> None:
     rising = DemandForecast(rate=10.0, trend=0.5)
 
     assert (rising.forecast(0.0), rising.forecast(10.0), rising.forecast(100.0)) == (10.0, 15.0, 20.0)
     assert DemandForecast(rate=10.0, trend=-0.5).forecast(10.0) == 10.0
 
 
-def test_what_was_sent_on_is_not_demand_again() -> None:
+def test_deferred_requests_are_not_demand_again() -> None:
     """Ten a second came, and half of them a second time."""
     demand = (ModelDemand("turbo", 10.0, sent_on_per_s=5.0), ModelDemand("sd15", 5.0))
 
@@ -346,7 +346,7 @@ def test_what_was_sent_on_is_not_demand_again() -> None:
     assert memory.demand.rate == 10.0
 
 
-def test_the_curve_follows_the_confidences_that_were_counted() -> None:
+def test_curve_follows_counted_confidences() -> None:
     """All of them low: more is sent on at any threshold than was profiled."""
     low = (100, *(0,) * 19)
     seen = context(16, ModelDemand("turbo", 4.0, confidences=low))
@@ -356,7 +356,7 @@ def test_the_curve_follows_the_confidences_that_were_counted() -> None:
     assert last.memory.demand.bend <= 1.0
 
 
-def test_pools_keep_their_names_and_unused_ones_have_all_workers_of_their_model() -> None:
+def test_unused_pools_have_all_workers_of_model() -> None:
     calm, busy = decide(ALLOCATOR, asked(1.0)), decide(ALLOCATOR, asked(1000.0))
 
     assert {pool.pool for pool in calm.plan.pools} == {pool.pool for pool in busy.plan.pools}
@@ -372,7 +372,7 @@ def test_pools_keep_their_names_and_unused_ones_have_all_workers_of_their_model(
     devices=st.integers(0, 20),
     resident=st.sampled_from(["sd15", "turbo"]),
 )
-def test_every_plan_makes_sense_and_has_a_way_for_every_start(
+def test_every_plan_is_valid_and_serves_every_start(
     rate: float, hits: tuple[int, int], devices: int, resident: str
 ) -> None:
     starts = (StartShare(0, 50, NOISE, 50), StartShare(20, hits[0], IMAGE, 50), StartShare(15, hits[1], LATENT, 50))

@@ -20,7 +20,7 @@ def asked(rate: float, *starts: StartShare) -> PlanInput:
     return context(16, ModelDemand("sd15", rate, starts=starts))
 
 
-def test_nobody_is_refused_before_anybody_came() -> None:
+def test_nothing_is_refused_before_first_request() -> None:
     allocator = JointPolicy(replace(SETTINGS, expected_per_s=2_000.0))
 
     unseen, seen = (decide(allocator, asked(rate)) for rate in (0.0, 2_000.0))
@@ -33,9 +33,7 @@ def test_nobody_is_refused_before_anybody_came() -> None:
 @pytest.mark.parametrize(
     ("price", "heavy_reuse", "spares"), [(0.0, 1.0, True), (0.002, 1.0, False), (0.002, 1.1, True)]
 )
-def test_the_heavy_model_takes_hits_in_its_spare_time_where_that_is_worth_its_seconds(
-    price: float, heavy_reuse: float, spares: bool
-) -> None:
+def test_heavy_model_takes_spare_hits_worth_its_seconds(price: float, heavy_reuse: float, spares: bool) -> None:
     """A light hit is as good as a heavy one, or a tenth worse."""
     qualities = (replace(QUALITIES[0], reuse=heavy_reuse), QUALITIES[1])
     decision = decide(JointPolicy(replace(SETTINGS, qualities=qualities, run_price=price)), asked(14.0, *HITS))

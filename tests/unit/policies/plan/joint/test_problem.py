@@ -35,18 +35,18 @@ def sizes(asked: AllocationProblem, *paths: tuple[Use, ...]) -> list[list[tuple[
 
 
 @pytest.mark.parametrize(("slo_s", "found"), [(0.99, []), (1.0, [(1,)]), (2.0, [(3,)]), (3.99, [(3,)]), (9.0, [(8,)])])
-def test_of_batches_in_time_the_one_that_carries_most_is_enough(slo_s: float, found: list[tuple[int, ...]]) -> None:
+def test_pools_in_time_keep_batch_that_carries_most(slo_s: float, found: list[tuple[int, ...]]) -> None:
     assert sizes(problem(slo_s, HEAVY), ALONE) == [found]
 
 
-def test_what_a_component_waits_for_counts_against_the_slo() -> None:
+def test_pools_in_time_count_component_wait() -> None:
     waiting = replace(HEAVY, wait_s=0.5)
 
     assert sizes(problem(2.49, waiting), ALONE) == [[(1,)]]
     assert sizes(problem(2.5, waiting), ALONE) == [[(3,)]]
 
 
-def test_the_wait_for_a_place_in_a_batch_counts_as_often_as_the_batch() -> None:
+def test_pools_in_time_count_batch_wait_by_path() -> None:
     """Of two seconds, and half a second before them."""
     joined = replace(HEAVY, costs={"gpu": (BatchCost(1, 1.0, 1.0), BatchCost(3, 2.0, 0.5))})
     hit = (Use("heavy", 0.5, 0.5),)
@@ -56,32 +56,32 @@ def test_the_wait_for_a_place_in_a_batch_counts_as_often_as_the_batch() -> None:
     assert sizes(problem(1.25, joined), hit) == [[(3,)]]
 
 
-def test_a_path_takes_as_often_as_long_as_it_goes_through_a_batch() -> None:
+def test_pools_in_time_multiply_latency_by_path() -> None:
     twice = (Use("heavy", 1.0, 2.0),)
 
     assert sizes(problem(2.0, HEAVY), twice) == [[(1,)]]
     assert sizes(problem(4.0, HEAVY), twice) == [[(3,)]]
 
 
-def test_a_pool_that_one_path_needs_is_open_to_the_others() -> None:
+def test_pools_in_time_needed_pool_serves_all_paths() -> None:
     """Behind the light model only batches of one are in time; alone those of eight are."""
     assert sizes(problem(4.0, LIGHT, HEAVY), ALONE) == [[(8,)]]
     assert sizes(problem(4.0, LIGHT, HEAVY), CASCADE) == [[(4, 3)]]
     assert sizes(problem(4.0, LIGHT, HEAVY), ALONE, CASCADE) == [[(3,), (8,)], [(4, 3)]]
 
 
-def test_where_one_pool_is_faster_only_if_the_other_is_slower_both_choices_stay() -> None:
+def test_pools_in_time_keep_all_pareto_choices() -> None:
     """In two and a half seconds the light model's larger batch leaves one of the heavy one, the smaller one three."""
     assert sizes(problem(2.5, LIGHT, HEAVY), CASCADE) == [[(1, 1), (1, 3), (4, 1)]]
 
 
-def test_on_another_kind_of_device_a_slower_choice_is_another_choice() -> None:
+def test_pools_in_time_slower_kind_is_another_choice() -> None:
     found = pools_in_time(problem(2.0, MIXED, devices=("gpu", "small")), [ALONE])
 
     assert found[ALONE] == [(PlannedPool("heavy", "gpu", 3),), (PlannedPool("heavy", "small", 1),)]
 
 
-def test_devices_of_kinds_that_are_not_there_have_no_pools() -> None:
+def test_batches_of_absent_kind_are_none() -> None:
     asked = problem(9.0, MIXED)
 
     assert [pool for pool, _ in batches_of(asked, MIXED)] == [PlannedPool("heavy", "gpu", size) for size in (1, 3, 8)]
@@ -89,7 +89,7 @@ def test_devices_of_kinds_that_are_not_there_have_no_pools() -> None:
     assert list(batches_of(problem(9.0, LIGHT, devices=("small",)), LIGHT)) == []
 
 
-def test_no_plan_is_better_than_all_served_each_by_the_best_way_for_its_start() -> None:
+def test_bound_serves_all_by_best_way() -> None:
     """Of a start that nothing paints nobody can be served."""
     routes = (
         PlannedRoute("a", "noise", (), 0.5),

@@ -44,14 +44,14 @@ def units_by_component(problem: AllocationProblem) -> dict[str, int]:
     return units
 
 
-def test_everything_is_painted_by_the_best_model_while_that_carries_it() -> None:
+def test_best_model_serves_all_it_can_carry() -> None:
     solution = solved(PROBLEM)
 
     assert solution.rates == {Course("heavy", (PlannedPool("heavy", "gpu", 1),)): pytest.approx(2.0)}
     assert solution.served_share == 1.0
 
 
-def test_a_larger_batch_is_planned_where_the_slo_leaves_time_for_it() -> None:
+def test_larger_batch_is_planned_within_slo() -> None:
     """Eight a second: eight devices of one, or four of four."""
     busy = replace(PROBLEM, demand={"noise": 8.0})
 
@@ -59,31 +59,31 @@ def test_a_larger_batch_is_planned_where_the_slo_leaves_time_for_it() -> None:
     assert rates_by_route(replace(busy, slo_s=1.6)) == {"heavy": 8.0}
 
 
-def test_what_waits_for_a_batch_counts_against_the_slo() -> None:
+def test_batch_wait_counts_against_slo() -> None:
     waiting = replace(PROBLEM, slo_s=1.6, demand={"noise": 8.0}, components=(replace(HEAVY, wait_s=0.1), LIGHT))
 
     assert rates_by_route(waiting)["heavy"] == pytest.approx(3.0)
 
 
-def test_more_than_the_best_model_carries_is_shared_with_a_worse_one() -> None:
+def test_excess_load_is_shared_with_worse_model() -> None:
     """Six a second: three heavy devices carry three, the light one the other three."""
     assert rates_by_route(replace(PROBLEM, demand={"noise": 6.0})) == {"heavy": 3.0, "light": 3.0}
 
 
-def test_a_demand_beyond_the_fleet_is_served_in_part() -> None:
+def test_demand_beyond_fleet_is_served_in_part() -> None:
     solution = solved(replace(PROBLEM, demand={"noise": 80.0}))
 
     assert solution.served_share == pytest.approx(0.5)
     assert sum(solution.units.values()) == 4
 
 
-def test_where_nothing_keeps_the_slo_nothing_is_served() -> None:
+def test_impossible_slo_serves_nothing() -> None:
     solution = solved(replace(PROBLEM, slo_s=0.05))
 
     assert (solution.rates, solution.served_share) == ({}, 0.0)
 
 
-def test_a_cascade_needs_of_its_heavy_model_what_it_sends_on() -> None:
+def test_cascade_uses_heavy_model_for_deferred_share() -> None:
     """One light device carries ten a second; of those the other one carries a tenth: one of the ten."""
     cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
     problem = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(cascade,), slo_s=1.2)
@@ -92,14 +92,14 @@ def test_a_cascade_needs_of_its_heavy_model_what_it_sends_on() -> None:
     assert units_by_component(problem) == {"light": 1, "heavy": 1}
 
 
-def test_the_latency_of_a_cascade_is_that_of_both_models() -> None:
+def test_cascade_latency_is_that_of_both_models() -> None:
     cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
 
     assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.1)) == {"cascade": 2.0}
     assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.09)) == {}
 
 
-def test_a_hit_costs_the_steps_that_are_left() -> None:
+def test_hit_costs_remaining_steps() -> None:
     """Half of the steps: one device carries two a second, and in half of the time."""
     resumed = PlannedRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
     problem = replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(resumed,), slo_s=0.5)
@@ -114,7 +114,7 @@ def test_starts_have_their_own_demand_and_routes() -> None:
     assert rates_by_route(problem) == {"heavy": 1.0, "refined": 4.0}
 
 
-def test_a_controlnet_needs_devices_and_no_time_of_its_own() -> None:
+def test_controlnet_needs_devices_and_no_latency() -> None:
     control = Component("control", {"gpu": (BatchCost(1, 5.0),)})
     controlled = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
     problem = replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, control), routes=(controlled,))
@@ -123,7 +123,7 @@ def test_a_controlnet_needs_devices_and_no_time_of_its_own() -> None:
     assert units_by_component(problem) == {"heavy": 1, "control": 3}
 
 
-def test_a_model_is_held_only_by_kinds_that_it_fits_on() -> None:
+def test_model_is_held_only_where_it_fits() -> None:
     everywhere = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
     problem = replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, everywhere), demand={"noise": 9.0})
 
@@ -131,7 +131,7 @@ def test_a_model_is_held_only_by_kinds_that_it_fits_on() -> None:
     assert rates_by_route(problem) == {"heavy": 1.0, "light": 8.0}
 
 
-def test_a_model_is_loaded_only_where_that_pays_within_the_horizon() -> None:
+def test_load_must_pay_within_horizon() -> None:
     """Both devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity."""
     slow = replace(HEAVY, load_s=30.0)
     problem = replace(
@@ -142,7 +142,7 @@ def test_a_model_is_loaded_only_where_that_pays_within_the_horizon() -> None:
     assert units_by_component(replace(problem, horizon_s=30.0)) == {"light": 1}
 
 
-def test_what_is_held_already_carries_at_once() -> None:
+def test_held_model_carries_at_once() -> None:
     problem = replace(
         PROBLEM, devices={"gpu": 1}, components=(replace(HEAVY, load_s=30.0),), routes=(BY_HEAVY,), slo_s=1.0
     )
@@ -151,7 +151,7 @@ def test_what_is_held_already_carries_at_once() -> None:
     assert rates_by_route(problem) == {"heavy": 0.5}
 
 
-def test_of_equal_plans_the_one_that_loads_least_is_taken() -> None:
+def test_equal_plans_fewest_loads_win() -> None:
     twin = replace(HEAVY, name="twin")
     by_twin = PlannedRoute("twin", "noise", (Use("twin", 1.0),), 1.0)
     problem = replace(PROBLEM, components=(HEAVY, twin), routes=(BY_HEAVY, by_twin), held={("gpu", "twin"): 2})
@@ -159,7 +159,7 @@ def test_of_equal_plans_the_one_that_loads_least_is_taken() -> None:
     assert units_by_component(problem) == {"twin": 2}
 
 
-def test_one_program_answers_with_loads_and_without() -> None:
+def test_program_searches_with_loads_and_without() -> None:
     """Two devices hold the heavy model and the light one; two requests a second need both for the heavy one."""
     problem = replace(PROBLEM, devices={"gpu": 2}, held={("gpu", "heavy"): 1, ("gpu", "light"): 1})
     program = AllocationProgram(problem)
@@ -172,7 +172,7 @@ def test_one_program_answers_with_loads_and_without() -> None:
     assert [share_of_heavy(may_load) for may_load in (False, True, False)] == pytest.approx([1.0, 2.0, 1.0])
 
 
-def test_no_plan_is_told_where_none_is_worth_more_than_what_is_known() -> None:
+def test_search_above_known_best_finds_none() -> None:
     known = solved(PROBLEM)
     program = AllocationProgram(PROBLEM)
 
@@ -180,7 +180,7 @@ def test_no_plan_is_told_where_none_is_worth_more_than_what_is_known() -> None:
     assert program.search(0.0, 1_000, may_load=True, above=known.objective - 0.1) is not None
 
 
-def test_a_plan_without_loads_is_told_where_better_is_asked_for_than_was_searched() -> None:
+def test_search_below_earlier_limit_finds_held_plan() -> None:
     """What was searched was above the best without loads, so that nothing is known of those below."""
     problem = replace(PROBLEM, devices={"gpu": 1}, held={("gpu", "heavy"): 1})
     program, best = AllocationProgram(problem), solved(problem).objective
@@ -191,14 +191,14 @@ def test_a_plan_without_loads_is_told_where_better_is_asked_for_than_was_searche
     assert again is not None and again.objective == pytest.approx(best)
 
 
-def test_the_solvers_own_search_finds_plans_of_the_same_worth() -> None:
+def test_highs_search_finds_same_objective() -> None:
     busy = replace(PROBLEM, demand={"noise": 11.0})
     other = AllocationProgram(busy).solved_by_highs(10.0, 0.0)
 
     assert other is not None and other.objective == pytest.approx(solved(busy).objective)
 
 
-def test_room_for_more_is_kept_where_it_is_worth_more_than_quality() -> None:
+def test_room_is_kept_where_worth_more_than_quality() -> None:
     """Two devices paint all by the heavy model, or one of them lets room for ten light pictures a second."""
     room = PlannedRoute("room", "surge", (Use("light", 1.0),), 0.0)
     two = replace(PROBLEM, devices={"gpu": 2}, demand={"noise": 2.0, "surge": 10.0}, routes=(*PROBLEM.routes, room))
@@ -209,7 +209,7 @@ def test_room_for_more_is_kept_where_it_is_worth_more_than_quality() -> None:
     assert (little.wanted, solved(much).served_share) == (2.0, pytest.approx(1.0))
 
 
-def test_a_pool_loads_no_more_devices_than_it_has() -> None:
+def test_pool_loads_no_more_devices_than_it_has() -> None:
     """A load takes two fifths of the horizon. Whoever is in a hurry needs a pool of batches of one, the others one of
     batches of four, which would carry all of them had the first pool loaded both of the devices."""
     hurried = PlannedRoute("hurried", "noise", (Use("heavy", 1.0, 1.5),), 1.0)
@@ -226,17 +226,17 @@ def test_a_pool_loads_no_more_devices_than_it_has() -> None:
     assert rates_by_route(asked) == {"easy": 2.5}
 
 
-def test_a_device_second_is_spent_where_its_quality_is_worth_its_price() -> None:
+def test_second_price_chooses_cheaper_model() -> None:
     """A heavy run takes 0.4 s of a device in batches of four, a light one 0.1: half the quality for 0.3 s less."""
     assert rates_by_route(replace(PROBLEM, second_price=1.6)) == {"heavy": 2.0}
     assert rates_by_route(replace(PROBLEM, second_price=1.7)) == {"light": 2.0}
 
 
-def test_a_price_refuses_nobody() -> None:
+def test_second_price_refuses_nothing() -> None:
     assert solved(replace(PROBLEM, second_price=5.0)).served_share == 1.0
 
 
-def test_no_plan_s_worth_exceeds_the_bound() -> None:
+def test_objective_stays_within_bound() -> None:
     """Two a second: 11 less 0.04 for 0.4 s by the heavy model."""
     priced = replace(PROBLEM, second_price=0.1)
 
@@ -244,21 +244,21 @@ def test_no_plan_s_worth_exceeds_the_bound() -> None:
     assert priced.bound == pytest.approx(2 * 10.96)
 
 
-def test_room_for_who_is_not_there_costs_nothing() -> None:
+def test_worth_of_room_has_no_price() -> None:
     room = PlannedRoute("room", "surge", (Use("light", 1.0),), 0.5)
     problem = replace(PROBLEM, routes=(*PROBLEM.routes, room), rooms={"surge": 0.02}, second_price=0.1)
 
     assert problem.worth(room) == 0.02
 
 
-def test_device_seconds_are_those_of_all_that_a_route_uses() -> None:
+def test_device_seconds_sum_all_uses() -> None:
     """Two tenths of a heavy run of 0.4 s and a light one of 0.1 s."""
     cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
 
     assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)
 
 
-def test_a_search_that_ends_too_soon_is_gone_on_with_by_the_solver_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solve_cut_search_continues_with_highs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = replace(PROBLEM, demand={"noise": 6.5}, devices={"gpu": 5})
     best = solved(asked)
     monkeypatch.setattr(allocation_program, "_MANY", 1)

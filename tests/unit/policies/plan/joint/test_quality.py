@@ -73,7 +73,7 @@ def test_evidence_halves_in_an_hour() -> None:
     assert later.light.y == pytest.approx(8.0)
 
 
-def test_hits_are_worth_what_they_kept_beside_profile() -> None:
+def test_hits_estimate_combines_profile_and_comparisons() -> None:
     """Fifty at 0.95 as profiled, and 150 that kept 0.75: 0.8 of the heavy model's, 0.8 / 0.84 of the light one's."""
     asked = PlanInput(0.0, (), (ModelDemand("turbo", 1.0, hits=all_kept(150, 0.75)),))
 
@@ -93,7 +93,7 @@ def test_policy_keeps_quality_of_same_models_only(light: str, count: float) -> N
     assert memory.quality.light.n == count
 
 
-def test_notes_say_what_was_learnt_once_anything_was() -> None:
+def test_notes_report_estimates_after_comparisons() -> None:
     assert LearntQuality.empty(SETTINGS).notes(SETTINGS) == []
     assert seen(all_kept(500, 0.84), all_kept(500, 0.84)).notes(SETTINGS) == [
         "light images of turbo are worth 0.84, and 0.01 more from the least to the most confident, by 512 or more"

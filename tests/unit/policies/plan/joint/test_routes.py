@@ -44,7 +44,7 @@ def routes(
     return {planned.name: planned for planned in routes_of(context(), settings, there, DEMAND)}
 
 
-def test_there_is_a_route_for_every_model_and_start_and_nine_thresholds_of_each_cascade() -> None:
+def test_routes_cover_models_starts_and_nine_thresholds() -> None:
     alone = ["noise:heavy", "latent:heavy", "image:heavy", "noise:light", "image:light"]
     cascades = [f"noise:light>heavy@{number}" for number in range(1, 10)]
 
@@ -61,7 +61,7 @@ def test_there_is_a_route_for_every_model_and_start_and_nine_thresholds_of_each_
         ("image:light", IMAGE, 0.5, 0.8 * 0.95),  # without a profile all that is not saved
     ],
 )
-def test_a_model_alone_does_what_is_not_saved(name: str, start: str, work: float, quality: float) -> None:
+def test_routes_alone_do_unsaved_work(name: str, start: str, work: float, quality: float) -> None:
     planned = routes()[name]
     (use,) = planned.uses
 
@@ -71,7 +71,7 @@ def test_a_model_alone_does_what_is_not_saved(name: str, start: str, work: float
 
 
 @pytest.mark.parametrize(("number", "deferred"), [(1, 0.1), (5, 0.5), (9, 0.9)])
-def test_a_cascade_sends_the_worst_pictures_on(number: int, deferred: float) -> None:
+def test_routes_cascade_keeps_best_light_images(number: int, deferred: float) -> None:
     """The light pictures that stay are better by half of the spread at the most."""
     stays = 0.8 + 0.2 * deferred / 2.0
     plain = routes()[f"noise:light>heavy@{number}"]
@@ -82,7 +82,7 @@ def test_a_cascade_sends_the_worst_pictures_on(number: int, deferred: float) -> 
     assert plain.quality == pytest.approx((1.0 - deferred) * stays + deferred)
 
 
-def test_who_is_sent_on_starts_from_the_light_picture_where_the_pair_was_measured_so() -> None:
+def test_routes_registered_pair_starts_from_light_image() -> None:
     """Of ten seconds two are no steps, and two fifths of the others are spared."""
     handover = Handover("light>heavy", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
 
@@ -94,7 +94,7 @@ def test_who_is_sent_on_starts_from_the_light_picture_where_the_pair_was_measure
     assert found["noise:heavy"] == routes()["noise:heavy"]
 
 
-def test_a_light_picture_waits_for_what_its_discriminator_measured() -> None:
+def test_components_light_model_waits_for_score() -> None:
     measured = (
         *PROFILES,
         AllocationProfile("light", "", 1, 1.0, 0),
@@ -107,7 +107,7 @@ def test_a_light_picture_waits_for_what_its_discriminator_measured() -> None:
     assert {component.name: component.wait_s for component in found} == {"heavy": 0.0, "light": 0.25}
 
 
-def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
+def test_routes_thresholds_follow_bent_curve() -> None:
     """f(t) = t ** 2: a quarter is below one half."""
     demand = replace(DEMAND, bend=2.0)
     found = {one.name: one for one in routes_of(context(), SETTINGS, COMPONENTS, demand)}
@@ -121,7 +121,7 @@ def thinned_routes(settings: ServingSettings = SETTINGS) -> dict[str, PlannedRou
     return {one.name: one for one in routes_of(context(), settings, COMPONENTS, demand) if one.left_out}
 
 
-def test_where_steps_may_be_left_out_the_heavy_model_s_ways_from_noise_have_one_with_less_of_its_work() -> None:
+def test_routes_thinned_ways_take_less_heavy_work() -> None:
     cascades = [f"noise:light>heavy@{number} thinned" for number in range(1, 10)]
     thinned, whole = thinned_routes(), routes()["noise:light>heavy@5"]
 
@@ -134,14 +134,14 @@ def test_where_steps_may_be_left_out_the_heavy_model_s_ways_from_noise_have_one_
     assert {one.left_out for one in thinned.values()} == {0.4}
 
 
-def test_who_starts_from_the_light_picture_leaves_out_no_step() -> None:
+def test_routes_start_from_light_image_is_not_thinned() -> None:
     handover = Handover("light>heavy", "", (0.0, 1.0), (0.0, 1.0), reuse_share=0.25)
 
     thinned = thinned_routes(SETTINGS.handing_over(handover))
     assert not any(len(one.models) > 1 for one in thinned.values())
 
 
-def test_of_hits_that_are_painted_as_if_from_noise_no_step_is_left_out() -> None:
+def test_routes_hits_as_noise_are_not_thinned() -> None:
     """A quarter of those, where the light model has too few steps to start from an image."""
     few = replace(PROFILES[0], model="light", step_count=1)
     demand = replace(DEMAND, image_share=0.25, spare_share=0.4)
@@ -152,13 +152,13 @@ def test_of_hits_that_are_painted_as_if_from_noise_no_step_is_left_out() -> None
 
 
 @pytest.mark.parametrize("spare_share", [0.0, 0.02])
-def test_where_next_to_no_step_may_be_left_out_nothing_is_planned_by_it(spare_share: float) -> None:
+def test_routes_tiny_spare_share_is_ignored(spare_share: float) -> None:
     demand = replace(DEMAND, spare_share=spare_share, lost_share=0.1)
 
     assert not any(one.left_out for one in routes_of(context(), SETTINGS, COMPONENTS, demand))
 
 
-def test_a_threshold_of_nothing_is_no_cascade() -> None:
+def test_routes_zero_threshold_is_no_cascade() -> None:
     """Three in ten have a confidence of 0."""
     curve = DeferralCurve((0.0, 0.0, 1.0), (0.0, 0.3, 1.0))
 
@@ -169,7 +169,7 @@ def test_a_threshold_of_nothing_is_no_cascade() -> None:
     ]
 
 
-def test_small_models_refine_hits_and_paint_alone_without_cascade() -> None:
+def test_routes_small_models_have_no_cascade() -> None:
     there = (*COMPONENTS, Component("small", {}))
     settings = replace(SETTINGS, small=("small", "light"))
 
@@ -179,18 +179,18 @@ def test_small_models_refine_hits_and_paint_alone_without_cascade() -> None:
     assert not {name for name in found if name.startswith(("image:small>", "image:light>", "noise:small>"))}
 
 
-def test_without_the_heavy_model_the_best_small_one_paints_everything() -> None:
+def test_routes_without_heavy_model_use_best_small() -> None:
     found = routes(names=("light",))
 
     assert sorted(found) == ["image:light", "latent:light", "noise:light"]
     assert found["latent:light"].uses == (Use("light", 1.0, 1.0),)
 
 
-def test_without_the_light_model_the_heavy_one_does() -> None:
+def test_routes_without_light_model_use_heavy() -> None:
     assert sorted(routes(names=("heavy",))) == ["image:heavy", "latent:heavy", "noise:heavy"]
 
 
-def test_devices_are_of_one_kind_where_they_are_alike_and_can_hold_the_same() -> None:
+def test_kinds_group_equal_devices_and_models() -> None:
     one, other, small = worker("b"), worker("a", resident="light"), worker("c", "small")
 
     assert kind_of(one) == "|heavy|light"
@@ -201,7 +201,7 @@ def costs_of(found: list[Component]) -> dict[str, dict[str, tuple[BatchCost, ...
     return {component.name: dict(component.costs) for component in found}
 
 
-def test_a_model_costs_on_each_kind_of_device_what_was_measured_there() -> None:
+def test_components_costs_are_by_kind_of_device() -> None:
     """What was measured on any device counts where nothing slower was on its own kind."""
     there = (
         AllocationProfile("heavy", "", 2, 3.0, 0, load_s=4.0, finish_s=0.25),
@@ -229,9 +229,7 @@ def test_a_model_costs_on_each_kind_of_device_what_was_measured_there() -> None:
 @pytest.mark.parametrize(
     ("steps", "size", "wait_s"), [(50, 4, 1.0), (50, 1, 4.0), (1, 4, 4.0), (2, 4, 2.0), (0, 4, 4.0)]
 )
-def test_where_any_step_may_be_joined_half_of_the_time_until_a_place_is_free_is_waited(
-    steps: int, size: int, wait_s: float
-) -> None:
+def test_components_step_batching_waits_half_a_place(steps: int, size: int, wait_s: float) -> None:
     """A batch takes eight seconds. Of four pictures one ends every two of them, but for those of fewer steps."""
     there = (AllocationProfile("heavy", "", size, 8.0, 0, step_count=steps),)
     joins = replace(worker("a"), capabilities=frozenset({Capability.STEP_BATCHING}))
@@ -242,7 +240,7 @@ def test_where_any_step_may_be_joined_half_of_the_time_until_a_place_is_free_is_
     assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(size, 8.0, wait_s),)}}
 
 
-def test_where_one_of_them_batches_whole_requests_a_whole_batch_is_waited_for() -> None:
+def test_components_mixed_batching_waits_whole_batch() -> None:
     there = (AllocationProfile("heavy", "", 4, 8.0, 0, step_count=50),)
     joins = replace(worker("a"), capabilities=frozenset({Capability.STEP_BATCHING}))
     asked = context(joins, worker("b"), profiles=there)
@@ -252,7 +250,7 @@ def test_where_one_of_them_batches_whole_requests_a_whole_batch_is_waited_for() 
     assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(4, 8.0, 8.0),)}}
 
 
-def test_of_sizes_that_are_not_asked_for_the_smallest_is_taken() -> None:
+def test_components_unwanted_sizes_use_smallest() -> None:
     there = tuple(AllocationProfile("heavy", "", size, float(size), 0) for size in (5, 3))
     asked = context(worker("a"), profiles=there)
 
@@ -262,7 +260,7 @@ def test_of_sizes_that_are_not_asked_for_the_smallest_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("memory_bytes", "fits"), [(0, True), (7, False), (8, True)])
-def test_a_model_is_planned_where_it_fits_into_the_least_memory_of_the_kind(memory_bytes: int, fits: bool) -> None:
+def test_components_model_must_fit_least_memory(memory_bytes: int, fits: bool) -> None:
     there = (AllocationProfile("heavy", "", 1, 1.0, 8), AllocationProfile("light", "", 1, 1.0, 7))
     asked = context(worker("a", "gpu", 8), worker("b", "gpu", memory_bytes), profiles=there)
 
@@ -272,7 +270,7 @@ def test_a_model_is_planned_where_it_fits_into_the_least_memory_of_the_kind(memo
     assert notes == ([] if fits else ["heavy is not planned on gpu: it does not fit into 7 bytes"])
 
 
-def test_of_a_model_that_a_kind_never_held_nothing_is_said() -> None:
+def test_components_model_unknown_to_kind_has_no_note() -> None:
     alone = replace(worker("a"), available_models=("heavy",))
     asked = context(alone)
 
@@ -284,7 +282,7 @@ def test_of_a_model_that_a_kind_never_held_nothing_is_said() -> None:
 ONE_STEP = (*PROFILES, AllocationProfile("light", "", 1, 1.0, 0, step_count=1))
 
 
-def test_where_only_the_heavy_model_starts_from_images_hits_are_its_own_wherever_it_paints() -> None:
+def test_routes_hits_without_refinement_are_heavy_savings() -> None:
     """Half of the requests are hits, of which it does six tenths; the light model paints them as if from noise."""
     demand = replace(DEMAND, image_share=0.5)
     found = {one.name: one for one in routes_of(context(profiles=ONE_STEP), SETTINGS, COMPONENTS, demand)}
@@ -307,7 +305,7 @@ def quick(name: str, *costs: tuple[int, float]) -> Component:
     return Component(name, {"gpu": tuple(BatchCost(*cost) for cost in costs)})
 
 
-def test_room_is_kept_by_the_model_that_takes_least_of_a_device_unless_that_is_the_heavy_one() -> None:
+def test_routes_rooms_use_quickest_light_model() -> None:
     heavy, light = quick("heavy", (1, 1.0), (4, 2.0)), quick("light", (1, 0.6))
     found = {one.name: one for one in routes_of(context(), SETTINGS, (heavy, light), DEMAND)}
     slower = {one.name for one in routes_of(context(), SETTINGS, (quick("heavy", (4, 2.0)), light), DEMAND)}
@@ -323,7 +321,7 @@ def test_room_is_kept_by_the_model_that_takes_least_of_a_device_unless_that_is_t
         assert (planned.start, planned.quality) == (name.partition(":")[0], plain.quality)
 
 
-def test_the_quickest_way_of_a_start_is_by_one_model_and_takes_least_of_a_device() -> None:
+def test_quickest_routes_take_least_device_time() -> None:
     components = (quick("a", (1, 1.0), (4, 2.0)), quick("b", (1, 0.8)), Component("never", {}))
     whole, resumed = (
         PlannedRoute("whole", NOISE, (Use("a", 1.0),), 1.0),

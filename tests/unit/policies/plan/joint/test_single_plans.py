@@ -43,7 +43,7 @@ def test_single_plans_have_routes_of_their_paper() -> None:
     }
 
 
-def test_plan_that_cannot_take_a_start_is_left_out() -> None:
+def test_single_plans_omit_plans_missing_a_start() -> None:
     routes = [route for route in ROUTES if route.name != "noise:heavy"]
     found = single_plans(AllocationProblem({"noise": 1.0}, {"gpu": 4}, COMPONENTS, routes, 10.0), "heavy", "light")
 
@@ -60,7 +60,7 @@ def test_joint_plan_is_never_below_a_single_one(noise: float, image: float) -> N
     assert all(single is None or joint.objective >= single.objective - 1e-6 for single in singles)
 
 
-def test_search_that_is_not_ended_counts_best_single_plan() -> None:
+def test_best_single_replaces_unfinished_search() -> None:
     """Four devices of the heavy model carry three a second from noise, and two hits that take half of a run."""
     allocator = JointPolicy(ServingSettings(heavy="heavy", light="light", slo_s=10.0))
     asked = problem(3.0, 2.0)
