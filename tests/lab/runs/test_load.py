@@ -26,18 +26,17 @@ from pentimento.domain.generation import (
     FromImage,
     FromLatent,
     FromNoise,
-    GenerationSpec,
     NoiseForm,
     ObjectReference,
     Provenance,
     Route,
-    Scheduler,
     StageTiming,
     Start,
 )
+from tests.support.values import a_provenance, a_route, a_spec
 
 ARRIVAL = Arrival(5.0, "a", "a circle", "fast", 10.0, 50, 7, loras=("neon",))
-SPEC = GenerationSpec("a circle", "", "heavy", 16, 16, 50, 3.0, Scheduler.DDIM, 7)
+SPEC = a_spec(model="heavy", num_inference_steps=50)
 OBJECT, DONOR = ObjectReference("k", "sha256:0", 1), Donor("e", "sha256:0", 0.9)
 TIMINGS = (
     StageTiming("queue", 0.0, 100.0),
@@ -48,8 +47,13 @@ TIMINGS = (
 
 
 def provenance(start: Start | None = None, timings: tuple[StageTiming, ...] = ()) -> Provenance:
-    route = Route("r", start or FromNoise(), "heavy", "sha256:0")
-    return Provenance("r", SPEC, route, "sha256:0", "w", 1, 1, 50, 0, "1", timings, 0.7, 1.5)
+    return a_provenance(
+        spec=SPEC,
+        route=a_route(start=start or FromNoise(), model="heavy"),
+        timings=timings,
+        discriminator_confidence=0.7,
+        device_seconds=1.5,
+    )
 
 
 def test_steps_of_nobody_are_left_to_the_model() -> None:

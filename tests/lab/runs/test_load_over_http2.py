@@ -25,12 +25,13 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.cli import cli, describe
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
+from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.wire.codec import encode
+from tests.support.values import a_provenance, a_spec
 
 PROMPTS = ("done", "full", "late", "never")
 QUICK = LoadSettings(grace_s=0.2, lead_s=0.0)
@@ -80,8 +81,7 @@ class Gallery:
 
 
 def provenance(prompt: str) -> Provenance:
-    spec = GenerationSpec(prompt, "", "tiny", 8, 8, 20, 3.0, Scheduler.DDIM, 7)
-    return Provenance("id", spec, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "build-1")
+    return a_provenance(request_id="id", spec=a_spec(prompt=prompt), build_version="build-1")
 
 
 @asynccontextmanager

@@ -7,12 +7,11 @@ import pytest
 
 from pentimento.cli.generate import watch
 from pentimento.cli.jobs import save_all
-from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, GenerateEvent, ImageFormat
 from pentimento.sdk import GeneratedImage, ImageSet
+from tests.support.values import a_provenance
 
-SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
-PROVENANCE = Provenance("r-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
+PROVENANCE = a_provenance(request_id="r-1")
 
 
 def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:

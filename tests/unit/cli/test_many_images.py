@@ -17,7 +17,6 @@ from pentimento.cli import cli
 from pentimento.cli.generate import all_prompts, summary
 from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError, ResourceExhausted
-from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -29,11 +28,11 @@ from pentimento.domain.image_request import (
 )
 from pentimento.sdk import AsyncClient, GeneratedImage
 from tests.support.images import a_png
+from tests.support.values import a_provenance, a_spec
 
 
 def completed(index: int, seed: int, colour: str = "red") -> Completed:
-    spec = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, seed)
-    provenance = Provenance("r", spec, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
+    provenance = a_provenance(request_id="r", spec=a_spec(prompt="a circle", seed=seed))
     return Completed("r", a_png(16, 8, colour), ImageFormat.PNG, 16, 8, provenance, index)
 
 
@@ -162,7 +161,7 @@ async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: 
     tell([TWO_OF_A, B], outcomes, summary, as_json=False)
 
     told = capsys.readouterr()
-    assert "001-0-7.png  16×8, tiny, seed 7, 20 steps" in told.out
+    assert "001-0-7.png  16×8, tiny, seed 7, 10 steps" in told.out
     assert told.err.splitlines() == [
         "prompt 1, image 1: the decoder broke",
         "prompt 2, image 0: the queue is full",

@@ -5,19 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pentimento.cli.generate import cascade_in_words
-from pentimento.domain.generation import (
-    CascadeStage,
-    FromNoise,
-    GenerationSpec,
-    Provenance,
-    Route,
-    Scheduler,
-)
+from pentimento.domain.generation import CascadeStage
+from tests.support.values import a_provenance, a_route, a_spec
 
 STAGES = (CascadeStage("light", "d", 0.5), CascadeStage("heavy"))
-SPEC = GenerationSpec("a circle", "", "light", 64, 64, 20, 4.0, Scheduler.DDIM, 1)
-ROUTE = Route("r", FromNoise(), "light", "sha256:1", STAGES)
-PICTURE = Provenance("q", SPEC, ROUTE, "sha256:1", "w1", 1, 1, 20, 0, "1")
+ROUTE = a_route(model="light", stages=STAGES)
+PICTURE = a_provenance(route=ROUTE)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +22,7 @@ PICTURE = Provenance("q", SPEC, ROUTE, "sha256:1", "w1", 1, 1, 20, 0, "1")
     ],
 )
 def test_where_a_cascade_ended_is_said(model: str, confidence: float | None, line: str) -> None:
-    picture = replace(PICTURE, spec=replace(SPEC, model=model), discriminator_confidence=confidence)
+    picture = replace(PICTURE, spec=a_spec(model=model), discriminator_confidence=confidence)
 
     assert cascade_in_words(picture) == [f"cascade light → heavy: {line}"]
 
