@@ -11,7 +11,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
-from tests.contract.stores.journal_records import NOW_S
+from tests.contract.stores.records import NOW_S
 from tests.support.postgresql import PostgresqlServer
 
 _buckets = count(1)

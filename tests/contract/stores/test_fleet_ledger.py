@@ -12,7 +12,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from services.controller.models.repository import ModelRepository
-from tests.contract.stores.journal_records import NOW_S
+from tests.contract.stores.records import NOW_S, on_sqlite
 from tests.unit.controller.registered import cascade, handover_profile, unstated, variant_of_its_own
 
 ROW = RegisteredRow("model", "light", "sha256:1", '{"family": "sd"}')
@@ -25,7 +25,7 @@ def ledger(ledger_url: str, dated_clock: SetClock) -> Iterator[FleetLedger]:
     opened.close()
 
 
-def test_epochs_are_start_times_and_grow_where_the_clock_does_not(ledger: FleetLedger, dated_clock: SetClock) -> None:
+def test_claim_epoch_is_start_time_or_one_more(ledger: FleetLedger, dated_clock: SetClock) -> None:
     first = ledger.claim_epoch("a").result()
     dated_clock.wall_s -= 3600.0
     second = ledger.claim_epoch("b").result()
@@ -33,7 +33,8 @@ def test_epochs_are_start_times_and_grow_where_the_clock_does_not(ledger: FleetL
     assert (first, second) == (epoch_at(NOW_S), epoch_at(NOW_S) + 1)
 
 
-def test_an_epoch_that_no_follower_would_believe_is_given_up(ledger: FleetLedger, dated_clock: SetClock) -> None:
+@on_sqlite
+def test_claim_epoch_gives_up_unbelievable_one(ledger: FleetLedger, dated_clock: SetClock) -> None:
     dated_clock.wall_s = NOW_S + 100 * 366 * 24 * 3600.0
     ledger.claim_epoch("a").result()
     dated_clock.wall_s = NOW_S
@@ -41,7 +42,7 @@ def test_an_epoch_that_no_follower_would_believe_is_given_up(ledger: FleetLedger
     assert ledger.claim_epoch("b").result() == epoch_at(NOW_S) <= latest_believable(NOW_S)
 
 
-def test_who_was_taken_over_from_is_told_at_its_next_beat(ledger: FleetLedger) -> None:
+def test_beat_after_take_over_is_refused(ledger: FleetLedger) -> None:
     epoch = ledger.claim_epoch("a").result()
     assert ledger.beat(epoch).result()
     seen = ledger.lease().result()
@@ -54,7 +55,8 @@ def test_who_was_taken_over_from_is_told_at_its_next_beat(ledger: FleetLedger) -
     assert ledger.beat(epoch + 1).result()
 
 
-def test_a_leader_that_has_beaten_meanwhile_is_not_taken_over_from(ledger: FleetLedger) -> None:
+@on_sqlite
+def test_take_over_from_beating_leader_is_refused(ledger: FleetLedger) -> None:
     epoch = ledger.claim_epoch("a").result()
     seen = ledger.lease().result()
     ledger.beat(epoch).result()
@@ -62,7 +64,7 @@ def test_a_leader_that_has_beaten_meanwhile_is_not_taken_over_from(ledger: Fleet
     assert ledger.take_over("b", seen).result() is None
 
 
-def test_of_many_standbys_one_takes_over(ledger_url: str) -> None:
+def test_take_over_by_many_standbys_succeeds_once(ledger_url: str) -> None:
     ledgers = [open_fleet_ledger(ledger_url) for _ in range(4)]
     seen = ledgers[0].lease().result()
     with ThreadPoolExecutor(4) as threads:
@@ -73,7 +75,7 @@ def test_of_many_standbys_one_takes_over(ledger_url: str) -> None:
     assert sum(epoch is not None for epoch in claimed) == 1
 
 
-def test_a_leader_may_rise_and_one_that_was_taken_over_from_may_not(ledger: FleetLedger) -> None:
+def test_rise_of_leader_until_taken_over(ledger: FleetLedger) -> None:
     epoch = ledger.claim_epoch("a").result()
     assert ledger.rise(epoch, epoch + 10).result()
     assert ledger.rise(epoch, epoch + 10).result()  # called again
@@ -83,7 +85,7 @@ def test_a_leader_may_rise_and_one_that_was_taken_over_from_may_not(ledger: Flee
     assert not ledger.rise(epoch + 10, epoch + 20).result()
 
 
-def test_the_last_plan_is_there_for_the_next_start(ledger: FleetLedger, ledger_url: str) -> None:
+def test_load_plan_at_next_start_returns_last(ledger: FleetLedger, ledger_url: str) -> None:
     epoch = ledger.claim_epoch("a").result()
     assert ledger.load_plan().result() is None
     assert [ledger.save_plan(PlanVersion(epoch, n), b"%d" % n).result() for n in (1, 2, 2)] == [True, True, True]
@@ -95,7 +97,7 @@ def test_the_last_plan_is_there_for_the_next_start(ledger: FleetLedger, ledger_u
     assert loaded == b"2"
 
 
-def test_an_older_plan_or_one_of_an_older_epoch_replaces_none(ledger: FleetLedger) -> None:
+def test_save_plan_older_replaces_none(ledger: FleetLedger) -> None:
     first = ledger.claim_epoch("a").result()
     ledger.save_plan(PlanVersion(first, 5), b"kept").result()
     assert not ledger.save_plan(PlanVersion(first, 4), b"older").result()
@@ -108,18 +110,18 @@ def test_an_older_plan_or_one_of_an_older_epoch_replaces_none(ledger: FleetLedge
     assert ledger.load_plan().result() == b"new"
 
 
-def test_what_is_registered_is_found_by_kind_and_name_and_may_be_said_again(ledger: FleetLedger) -> None:
+def test_register_again_changes_nothing(ledger: FleetLedger) -> None:
     other = replace(ROW, kind="lora")
     assert [ledger.register(row).result() for row in (other, ROW, ROW)] == [True, True, True]
 
     assert ledger.registered().result() == [other, ROW]
 
 
-@pytest.mark.parametrize("change", [{"digest": "sha256:2"}, {"document": "{}"}])
-def test_a_name_means_one_thing_until_it_is_taken_away(ledger: FleetLedger, change: dict[str, str]) -> None:
+def test_register_changed_row_needs_unregister(ledger: FleetLedger) -> None:
     ledger.register(ROW).result()
-    changed = replace(ROW, **change)
-    assert not ledger.register(changed).result()
+    changed = replace(ROW, document="{}")
+    for other in (changed, replace(ROW, digest="sha256:2")):
+        assert not ledger.register(other).result()
     assert ledger.registered().result() == [ROW]
 
     assert [ledger.unregister(ROW.kind, ROW.name).result() for _ in range(2)] == [True, False]
@@ -128,14 +130,16 @@ def test_a_name_means_one_thing_until_it_is_taken_away(ledger: FleetLedger, chan
     assert ledger.registered().result() == [changed]
 
 
-def test_names_and_documents_come_back_as_they_were(ledger: FleetLedger) -> None:
+@on_sqlite
+def test_registered_text_is_unchanged(ledger: FleetLedger) -> None:
     row = RegisteredRow("model", "'; DROP TABLE fleet_registered; --", "", '{"a": "ü\\u0000\\n"}')
     ledger.register(row).result()
 
     assert ledger.registered().result() == [row]
 
 
-async def test_the_next_controller_knows_a_cascades_share_and_where_it_comes_from(ledger: FleetLedger) -> None:
+@on_sqlite
+async def test_repository_of_next_controller_knows_reuse_shares(ledger: FleetLedger) -> None:
     light, heavy = variant_of_its_own("light"), variant_of_its_own("heavy")
     two, stated = unstated(cascade("light", "heavy")), cascade("heavy", "light")
     first, second = ModelRepository(ledger), ModelRepository(ledger)
@@ -150,7 +154,8 @@ async def test_the_next_controller_knows_a_cascades_share_and_where_it_comes_fro
     assert profiled[0].handovers[0].reuse_profile is not None
 
 
-async def test_cascades_that_were_registered_before_profiles_were_read_stay(ledger: FleetLedger) -> None:
+@on_sqlite
+async def test_repository_keeps_cascade_without_profile(ledger: FleetLedger) -> None:
     handover = """{"discriminator": "a>b", "discriminator_digest": "sha256:1", "thresholds": [0.0], "shares": [1.0],
         "reuse_share": 0.25}"""
     ledger.register(

@@ -19,7 +19,9 @@ from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
 from pentimento.stores.ledger.records import AcceptKind, PicturePin
 from tests.contract.stores.cache_records import VECTOR, reference
-from tests.contract.stores.journal_records import NOW_S, attempt, result
+from tests.contract.stores.records import NOW_S
+from tests.support.journals import a_result
+from tests.support.values import an_attempt
 
 # As the code of every version wrote them; of each the columns that its version had.
 _REQUEST = {
@@ -101,8 +103,9 @@ CACHE: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("version", range(1, len(journal_tables.MIGRATIONS)))
-def test_what_a_journal_of_any_version_holds_is_served(ledger_url: str, version: int) -> None:
+def test_open_journal_of_any_version_serves_its_rows(ledger_url: str, version: int) -> None:
     write(ledger_url, "journal", journal_tables.MIGRATIONS[:version], JOURNAL)
+    opened = an_attempt("open", fencing_token=5, frontdoor_id="frontdoor-1")
 
     with closing(open_journal(ledger_url, SetClock(wall_s=NOW_S))) as journal:
         (unfinished,) = journal.unfinished().result()
@@ -112,7 +115,7 @@ def test_what_a_journal_of_any_version_holds_is_served(ledger_url: str, version:
         spooled, plan = journal.objects.read_spooled("results/w").result(), journal.load_plan().result()
         named = journal.objects.named(["results/a", "inputs/a"]).result()
         forgotten = journal.forget_finished(NOW_S, 9).result()
-        assert journal.identity().result() and journal.commit_result(attempt(5, "open"), result()).result()
+        assert journal.identity().result() and journal.commit_result(opened, a_result()).result()
 
     stage = 1 if version >= 2 else 0
     assert (unfinished.request.request_id, unfinished.request.body, unfinished.route) == (
@@ -122,9 +125,9 @@ def test_what_a_journal_of_any_version_holds_is_served(ledger_url: str, version:
     )
     assert unfinished.request.body_format == (1 if version >= 3 else 0)
     assert (unfinished.request.detached, unfinished.cascade_stage) == (version >= 7, stage)
-    assert newest is not None and newest.attempt == attempt(5, "open")
+    assert newest is not None and newest.attempt == opened
     assert (newest.worker_id, newest.cascade_stage, newest.handed_picture) == ("w", stage, b"")
-    assert done is not None and (done.state, done.result) == (RequestState.COMPLETED, result())
+    assert done is not None and (done.state, done.result) == (RequestState.COMPLETED, a_result())
     assert held is not None and (held.kind, held.request_id) == (AcceptKind.EXISTING, "done")
     assert {each.request.request_id for each in listed} == {"open", "done"}
     kept = PicturePin("done", "tenant", NOW_S + 9, 5000, (SpecInput("init_image", _INPUT),))
@@ -149,7 +152,7 @@ def test_tenant_of_older_ledger_keeps_name_as_identity(ledger_url: str) -> None:
 
 # What an older one's entries are found by means nothing any more: they leave the cache.
 @pytest.mark.parametrize("version", range(3, len(cache_tables.MIGRATIONS)))
-def test_what_a_cache_of_any_version_holds_is_served(ledger_url: str, version: int) -> None:
+def test_open_cache_ledger_of_any_version_serves_its_rows(ledger_url: str, version: int) -> None:
     write(ledger_url, "cache", cache_tables.MIGRATIONS[:version], CACHE)
 
     with closing(open_cache_ledger(ledger_url, SetClock(wall_s=NOW_S))) as ledger:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoErr
 from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota, UsageRow
 from pentimento.stores.ledger import open_journal, tenant_ledger
 from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger
-from tests.contract.stores.journal_records import NOW_S
+from tests.contract.stores.records import NOW_S, on_sqlite
 
 QUOTA = TenantQuota(2.5, 4, 8, 1e9, 1 << 40, 3.0, ("light", "heavy"))
 
@@ -33,7 +34,7 @@ def reason_of(ledger_call: object) -> str:
     return raised.value.reason
 
 
-def test_tenants_come_back_as_they_were_made_at_the_next_start_too(ledger: TenantLedger, ledger_url: str) -> None:
+def test_create_tenant_is_there_at_next_start(ledger: TenantLedger, ledger_url: str) -> None:
     assert ledger.create("acme", QUOTA).result() == Tenant("acme", QUOTA, NOW_S, 1)
     ledger.create("'; DROP TABLE tenants; -- ü", TenantQuota()).result()
 
@@ -44,7 +45,8 @@ def test_tenants_come_back_as_they_were_made_at_the_next_start_too(ledger: Tenan
     assert found == [Tenant("'; DROP TABLE tenants; -- ü", TenantQuota(), NOW_S), Tenant("acme", QUOTA, NOW_S)]
 
 
-def test_a_name_is_one_tenant_s(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_create_tenant_of_taken_name_is_refused(ledger: TenantLedger) -> None:
     ledger.create("acme", QUOTA).result()
 
     with pytest.raises(FailedPrecondition, match="there is a tenant acme already") as raised:
@@ -54,7 +56,8 @@ def test_a_name_is_one_tenant_s(ledger: TenantLedger) -> None:
     assert ledger.tenants().result() == [Tenant("acme", QUOTA, NOW_S)]
 
 
-def test_a_quota_is_changed_by_who_knows_the_one_of_now(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_update_quota_needs_newest_revision(ledger: TenantLedger) -> None:
     ledger.create("acme", QUOTA).result()
 
     changed = ledger.update("acme", TenantQuota(weight=2.0), revision=1).result()
@@ -65,7 +68,7 @@ def test_a_quota_is_changed_by_who_knows_the_one_of_now(ledger: TenantLedger) ->
     assert ledger.tenants().result() == [changed]
 
 
-def test_a_deleted_tenant_takes_its_keys_along_and_leaves_what_it_used(ledger: TenantLedger) -> None:
+def test_delete_tenant_deletes_keys_and_keeps_usage(ledger: TenantLedger) -> None:
     for name in ("acme", "other"):
         ledger.create(name, QUOTA).result()
         ledger.add_key(key(f"k-{name}", name)).result()
@@ -78,7 +81,7 @@ def test_a_deleted_tenant_takes_its_keys_along_and_leaves_what_it_used(ledger: T
     assert ledger.usage("acme", 0, 7200).result() == [UsageRow("acme", 3600, "requests", 2.0)]
 
 
-def test_identities_of_one_name_are_never_reused(ledger: TenantLedger, dated_clock: SetClock) -> None:
+def test_identities_of_name_are_never_reused(ledger: TenantLedger, dated_clock: SetClock) -> None:
     identities = []
     for _ in range(3):
         dated_clock.wall_s += 1.0
@@ -90,7 +93,7 @@ def test_identities_of_one_name_are_never_reused(ledger: TenantLedger, dated_clo
     assert ledger.identity_of("other").result() == "other"
 
 
-def test_deleted_tenant_is_restored_within_its_grace(ledger: TenantLedger, dated_clock: SetClock) -> None:
+def test_restore_tenant_within_its_grace(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.add_key(key()).result()
     ledger.delete("acme").result()
@@ -103,7 +106,8 @@ def test_deleted_tenant_is_restored_within_its_grace(ledger: TenantLedger, dated
     assert ledger.departed(NOW_S + 1.0).result() == []
 
 
-def test_restore_refuses_name_of_another_tenant(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_restore_tenant_of_taken_name_is_refused(ledger: TenantLedger) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.delete("acme").result()
     ledger.create("acme", QUOTA).result()
@@ -124,7 +128,7 @@ def test_departed_tenant_is_named_until_purged(ledger: TenantLedger, dated_clock
     assert ledger.create("acme", QUOTA).result().identity == "*2*acme"
 
 
-def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedger, dated_clock: SetClock) -> None:
+def test_book_has_tenants_and_good_keys(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for each in (key("for ever"), key("for long", expires_at=NOW_S + 10.0), key("revoked")):
         ledger.add_key(each).result()
@@ -140,7 +144,7 @@ def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedg
     assert book.revision == ledger.revision().result()
 
 
-def test_every_change_gives_the_book_another_revision_and_a_refused_one_does_not(ledger: TenantLedger) -> None:
+def test_revision_changes_with_every_change(ledger: TenantLedger) -> None:
     seen = [ledger.revision().result()]
     for change in (
         lambda: ledger.create("acme", QUOTA),
@@ -159,7 +163,8 @@ def test_every_change_gives_the_book_another_revision_and_a_refused_one_does_not
     assert ledger.revision().result() == seen[-1]
 
 
-def test_a_replaced_key_lives_on_for_its_grace_and_no_longer_than_it_would_have(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_replace_key_ends_old_key_after_grace(ledger: TenantLedger) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.add_key(key("old")).result()
     ledger.add_key(key("short", expires_at=NOW_S + 1.0)).result()
@@ -171,7 +176,8 @@ def test_a_replaced_key_lives_on_for_its_grace_and_no_longer_than_it_would_have(
     assert {each.key_id for each in ledger.keys("acme").result()} == {"old", "new", "short", "newer"}
 
 
-def test_a_key_that_has_ended_is_not_replaced_and_an_unknown_one_neither(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_replace_key_ended_or_unknown_is_refused(ledger: TenantLedger) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.add_key(key()).result()
     ledger.revoke_key("k1").result()
@@ -182,7 +188,8 @@ def test_a_key_that_has_ended_is_not_replaced_and_an_unknown_one_neither(ledger:
     assert [each.key_id for each in ledger.keys("acme").result()] == ["k1"]
 
 
-def test_a_key_is_revoked_once(ledger: TenantLedger, dated_clock: SetClock) -> None:
+@on_sqlite
+def test_revoke_key_again_keeps_first_time(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.add_key(key()).result()
 
@@ -192,9 +199,9 @@ def test_a_key_is_revoked_once(ledger: TenantLedger, dated_clock: SetClock) -> N
     assert first == replace(key().key, revoked_at=NOW_S) == ledger.revoke_key("k1").result()
 
 
-def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url: str, dated_clock: SetClock) -> None:
-    journals = [open_journal(ledger_url, dated_clock) for _ in range(3)]
-    ledgers = [journal.tenants for journal in journals]
+def test_add_key_concurrently_stops_at_limit(ledger_url: str, dated_clock: SetClock) -> None:
+    stack = ExitStack()
+    ledgers = [stack.enter_context(closing(open_journal(ledger_url, dated_clock))).tenants for _ in range(3)]
     ledgers[0].create("acme", QUOTA).result()
 
     def add(number: int) -> bool:
@@ -205,11 +212,9 @@ def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url
             return False
         return True
 
-    with ThreadPoolExecutor(3) as threads:
+    with stack, ThreadPoolExecutor(3) as threads:
         added = list(threads.map(add, range(MAX_KEYS + 5)))
-    count = len(ledgers[0].keys("acme").result())
-    for journal in journals:
-        journal.close()
+        count = len(ledgers[0].keys("acme").result())
 
     assert (added.count(True), count) == (MAX_KEYS, MAX_KEYS)
 
@@ -227,20 +232,17 @@ def test_usage_adds_up_by_hour_and_counter(ledger: TenantLedger) -> None:
     assert ledger.usage("a", 1, 3600).result() == []
 
 
-def test_two_that_add_at_once_lose_nothing(ledger_url: str) -> None:
-    journals = [open_journal(ledger_url) for _ in range(3)]
-    ledgers = [journal.tenants for journal in journals]
-    for _ in range(5):
-        for future in [each.add_usage([UsageRow("a", 0, "requests", 1.0)]) for each in ledgers]:
+def test_add_usage_concurrently_loses_nothing(ledger_url: str) -> None:
+    with ExitStack() as stack:
+        ledgers = [stack.enter_context(closing(open_journal(ledger_url))).tenants for _ in range(3)]
+        for future in [each.add_usage([UsageRow("a", 0, "requests", 1.0)]) for each in 5 * ledgers]:
             future.result()
-    (row,) = ledgers[0].usage("a", 0, 1).result()
-    for journal in journals:
-        journal.close()
+        (row,) = ledgers[0].usage("a", 0, 1).result()
 
     assert row.amount == 15.0
 
 
-def test_what_is_old_is_forgotten(ledger: TenantLedger, dated_clock: SetClock) -> None:
+def test_forget_deletes_old_usage_and_keys(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for name in ("revoked", "good"):
         ledger.add_key(key(name)).result()
@@ -254,7 +256,8 @@ def test_what_is_old_is_forgotten(ledger: TenantLedger, dated_clock: SetClock) -
     assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
 
 
-def test_keys_that_ended_are_listed_for_thirty_days(ledger: TenantLedger, dated_clock: SetClock) -> None:
+@on_sqlite
+def test_keys_that_ended_are_listed_thirty_days(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for each in (key("good"), key("expired", expires_at=NOW_S + 1.0), key("revoked")):
         ledger.add_key(each).result()
@@ -280,7 +283,8 @@ def test_keys_are_listed_oldest_first(ledger: TenantLedger) -> None:
     assert [each.key.key_id for each in ledger.book().result().keys] == ["a", "b", "c"]
 
 
-def test_there_are_so_many_tenants_and_no_more(ledger: TenantLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_sqlite
+def test_create_tenant_beyond_limit_is_refused(ledger: TenantLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tenant_ledger.MAX_TENANTS, MAX_KEYS, ENDED_KEYS_S) == (10_000, 20, 2_592_000.0)
     monkeypatch.setattr(tenant_ledger, "MAX_TENANTS", 2)
     for name in ("a", "b"):
@@ -293,7 +297,8 @@ def test_there_are_so_many_tenants_and_no_more(ledger: TenantLedger, monkeypatch
     assert [tenant.name for tenant in ledger.tenants().result()] == ["a", "b"]
 
 
-def test_who_is_not_there_is_named(ledger: TenantLedger) -> None:
+@on_sqlite
+def test_errors_name_unknown_tenant_and_key(ledger: TenantLedger) -> None:
     with pytest.raises(NotFound, match=r"^tenant: there is no tenant acme$"):
         ledger.add_key(key()).result()
     with pytest.raises(NotFound, match=r"^key_id: there is no key k9$"):
