@@ -1,9 +1,13 @@
-"""What tests write into cache ledgers."""
+"""What tests write into cache ledgers: entries of objects of ten bytes, and uses of them."""
 
 import struct
 import uuid
+from dataclasses import replace
 
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.policies.cache_quota import CacheLimits, gives_way
+from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import (
     EncoderBinding,
@@ -15,25 +19,26 @@ from pentimento.stores.ledger.cache_writes import bind_encoder
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
+STEPS = (5, 10, 15)
+SIZE = 10
 # By resume step, as a run whose adapters took effect after step 5 has them.
-KEYS = {5: "free", 10: "adapted", 15: "adapted", None: "image"}
+KEYS = {5: "free", 10: "adapted", 15: "adapted", 25: "adapted", None: "image"}
 
 
 def grant(name: str = "g1", steps: tuple[int | None, ...] = (5, 10), expires_at: float = 2000.0) -> GrantRecord:
-    keys = tuple(GrantedKey(f"cache/{name}/{step or 'image'}", step) for step in steps)
+    keys = tuple(GrantedKey(f"{name}/{step or 'image'}", step) for step in steps)
     return GrantRecord(name, "pool", "tenant", "scope", "r1", 7, expires_at, keys)
 
 
-def reference(key: str, size: int = 10) -> ObjectReference:
-    return refer_to(key, bytes(size))
+def reference(key: str) -> ObjectReference:
+    return refer_to(key, bytes(SIZE))
 
 
-def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = False, size: int = 10) -> EntryCommit:
-    latents = tuple(CapturedLatent(step, step / 10, reference(f"cache/{name}/{step}", size), True) for step in steps)
-    captured = CapturedEntries(name, latents, reference(f"cache/{name}/image", size) if image else None)
+def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = False) -> EntryCommit:
+    latents = tuple(CapturedLatent(step, step / 10, reference(f"{name}/{step}"), True) for step in steps)
     return EntryCommit(
         entry_id=str(uuid.uuid4()),
-        captured=captured,
+        captured=CapturedEntries(name, latents, reference(f"{name}/image") if image else None),
         tenant="tenant",
         pool="pool",
         scope_digest="scope",
@@ -53,10 +58,27 @@ def bind(ledger: CacheLedger, encoder: EncoderBinding) -> EncoderBinding:
     return ledger._submit(lambda connection: bind_encoder(connection, encoder)).result()
 
 
-def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = (5, 10), size: int = 10) -> str:
-    ledger.reserve(grant(name, steps)).result()
-    return ledger.commit(commit(name, steps, size=size)).result()
+def add(
+    ledger: CacheLedger, name: str, steps: tuple[int, ...] = STEPS, tenant: str = "tenant", image: bool = False
+) -> str:
+    """Reserve and commit an entry, and return its id."""
+    granted = grant(name, (*steps, *([None] if image else [])), expires_at=1e12)
+    ledger.reserve(replace(granted, tenant=tenant)).result()
+    return ledger.commit(replace(commit(name, steps, image), tenant=tenant)).result()
 
 
 def live(ledger: CacheLedger, entry_ids: list[str]) -> set[str]:
     return {entry_id for entry_id in entry_ids if ledger.live_entry(entry_id) is not None}
+
+
+def steps_of(ledger: CacheLedger, entry_id: str) -> list[int]:
+    entry = ledger.live_entry(entry_id)
+    return [] if entry is None else [latent.resume_step for latent in entry.latents]
+
+
+def down_to(item_count: int, max_entry_count: int = 10**6) -> WhoGivesWay:
+    return lambda held: gives_way(held, CacheLimits(max_entry_count, item_count * SIZE))
+
+
+def uses(number: int, *keys: str, source: str = "gateway") -> UseBatch:
+    return UseBatch(source, number, keys)

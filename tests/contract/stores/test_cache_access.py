@@ -12,7 +12,6 @@ from sqlalchemy import event, text
 from lab.fixtures.clocks import SetClock
 from lab.simulator.eviction import EvictionQueue, make_room
 from pentimento.domain.access import EvictionRule
-from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
 from pentimento.stores.ledger import cache_evictions
@@ -20,7 +19,7 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
-from tests.contract.stores.access_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
+from tests.contract.stores.cache_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
 
 
 @pytest.fixture
@@ -31,32 +30,7 @@ def ledger(ledger_url: str) -> Iterator[CacheLedger]:
     ledger.close()
 
 
-def test_single_latents_go_and_leave_holes(ledger: CacheLedger) -> None:
-    ledger.follow(LcbfuRule()).result()
-    first, second = add(ledger, "a"), add(ledger, "b")
-    ledger.note_uses(uses(1, "a/5", "a/5")).result()
-
-    assert ledger.evict_items(down_to(3), grace_s=0).result() == 3
-
-    # 5 of b, 10 of a and 10 of b: f * K is 5, 10, 10 against 15, 15, 15.
-    assert [steps_of(ledger, entry) for entry in (first, second)] == [[5, 15], [15]]
-    assert ledger.holdings() == {"t": CacheHolding(2, 3 * SIZE)}
-    assert sorted(ledger.deletable_keys(10)) == ["a/10", "b/10", "b/5"]
-
-
-def test_an_entry_goes_with_its_last_item(ledger: CacheLedger) -> None:
-    ledger.follow(LruRule()).result()
-    first, second = add(ledger, "a"), add(ledger, "b")
-
-    ledger.evict_items(down_to(3), grace_s=0).result()
-
-    assert (steps_of(ledger, first), steps_of(ledger, second)) == ([], list(STEPS))
-    assert ledger.doomed_ids(10) == [first]
-    totals = ledger.totals()
-    assert (totals.entry_count, totals.object_count, totals.size_bytes) == (1, 3, 3 * SIZE)
-
-
-def test_whole_entries_go_by_the_item_that_would_go_last(ledger: CacheLedger) -> None:
+def test_evict_ranks_entry_by_its_last_item(ledger: CacheLedger) -> None:
     ledger.follow(LruRule()).result()
     ids = [add(ledger, name) for name in "abc"]
     ledger.note_uses(uses(1, "a/10")).result()
@@ -66,7 +40,7 @@ def test_whole_entries_go_by_the_item_that_would_go_last(ledger: CacheLedger) ->
     assert [bool(steps_of(ledger, entry)) for entry in ids] == [True, False, False]
 
 
-def test_an_image_may_save_all_steps_of_its_run(ledger: CacheLedger) -> None:
+def test_evict_items_image_saves_all_steps(ledger: CacheLedger) -> None:
     ledger.follow(LcbfuRule()).result()
     entry_id = add(ledger, "a", image=True)
 
@@ -77,55 +51,8 @@ def test_an_image_may_save_all_steps_of_its_run(ledger: CacheLedger) -> None:
     assert (entry.latents, entry.image is not None) == ((), True)
 
 
-def test_an_entry_that_lost_all_of_a_key_is_indexed_under_those_it_has(ledger: CacheLedger) -> None:
-    """Five of eight items go, those of few steps: one entry loses its latents, the other one keeps its last."""
-    ledger.follow(LcbfuRule()).result()
-    image_left, both_left = (add(ledger, name, image=True, image_key="picture") for name in "ab")
-    ledger.note_uses(uses(1, *["b/15"] * 9)).result()
-    read = ledger.unindexed(10)
-    ledger.mark_indexed(read).result()
-    assert [vectors.compatibility_keys for vectors in read] == [("key", "picture")] * 2
-
-    ledger.evict_items(down_to(3), grace_s=0).result()
-    # Another gateway's index had taken both entries as they were before.
-    ledger.mark_indexed(read).result()
-
-    assert [(left.entry_id, left.compatibility_keys) for left in ledger.unindexed(10)] == [(image_left, ("picture",))]
-    assert ledger.indexed_ids([image_left, both_left]) == {both_left}
-
-
-def test_another_tenants_items_stay(ledger: CacheLedger) -> None:
-    ledger.follow(LcbfuRule()).result()
-    quiet = add(ledger, "a", steps=(5,), tenant="quiet")
-    for name in "bcd":
-        add(ledger, name, tenant="loud")
-
-    ledger.evict_items(down_to(4), grace_s=0).result()
-
-    assert steps_of(ledger, quiet) == [5]
-    assert ledger.holdings()["loud"].size_bytes == 3 * SIZE
-
-
-def test_who_gives_way_is_asked_without_the_entries_that_have_none_left(ledger: CacheLedger) -> None:
-    """One entry is one too many: letting go of both its items is enough."""
-    ledger.follow(LruRule()).result()
-    add(ledger, "a", steps=(5, 10))
-    second = add(ledger, "b", steps=(5, 10))
-
-    assert ledger.evict_items(lambda held: gives_way(held, CacheLimits(1, 10**9)), grace_s=0).result() == 2
-
-    assert steps_of(ledger, second) == [5, 10]
-
-
-def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
-    for number in range(25):
-        add(ledger, f"g{number}")
-
-    assert ledger.evict_items(down_to(2), grace_s=0).result() == 73
-
-
 @pytest.mark.parametrize("of_items", [True, False])
-def test_what_goes_is_read_in_batches(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool) -> None:
+def test_evict_reads_in_batches(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool) -> None:
     """Of 70 entries of one item 69 go: read by 8, 32 and 128, then two batches, each by ten statements at most."""
     # All in one part, however slow this machine is now.
     monkeypatch.setattr(cache_evictions, "_CHOOSING_S", 60.0)
@@ -154,7 +81,7 @@ def statements_of(ledger: CacheLedger, made: list[str]) -> Iterator[None]:
         event.remove(ledger._engine, "before_cursor_execute", note)
 
 
-def test_records_survive_a_restart(ledger_url: str) -> None:
+def test_note_uses_survives_restart(ledger_url: str) -> None:
     before = open_cache_ledger(ledger_url)
     before.follow(LruRule()).result()
     first, second = add(before, "a"), add(before, "b")
@@ -169,7 +96,7 @@ def test_records_survive_a_restart(ledger_url: str) -> None:
     after.close()
 
 
-def test_another_rule_ranks_what_is_there_by_its_records(ledger: CacheLedger) -> None:
+def test_follow_other_rule_ranks_by_records(ledger: CacheLedger) -> None:
     first, second = add(ledger, "a"), add(ledger, "b")
     ledger.note_uses(uses(1, "a/5", "a/10", "a/15")).result()
 
@@ -180,7 +107,7 @@ def test_another_rule_ranks_what_is_there_by_its_records(ledger: CacheLedger) ->
     assert (steps_of(ledger, first), steps_of(ledger, second)) == (list(STEPS), [])
 
 
-def test_a_batch_counts_once_however_often_it_is_given(ledger: CacheLedger) -> None:
+def test_note_uses_of_repeated_batch_counts_once(ledger: CacheLedger) -> None:
     add(ledger, "a")
 
     counted = [ledger.note_uses(uses(number, "a/5", "a/5", "gone")).result() for number in (1, 1, 2, 1)]
@@ -189,7 +116,7 @@ def test_a_batch_counts_once_however_often_it_is_given(ledger: CacheLedger) -> N
     assert use_counts(ledger) == {"a/5": 4, "a/10": 0, "a/15": 0}
 
 
-def test_the_last_number_of_a_source_is_remembered_for_a_day(ledger_url: str) -> None:
+def test_note_uses_remembers_source_for_a_day(ledger_url: str) -> None:
     clock, counted = SetClock(), list[int]()
     with closing(open_cache_ledger(ledger_url, clock)) as ledger:
         add(ledger, "a")
@@ -200,7 +127,7 @@ def test_the_last_number_of_a_source_is_remembered_for_a_day(ledger_url: str) ->
     assert counted == [1, 0, 1]
 
 
-def test_entries_that_the_index_takes_take_no_tick(ledger: CacheLedger) -> None:
+def test_mark_indexed_takes_no_tick(ledger: CacheLedger) -> None:
     """Uses fade by the ticks that have passed."""
     add(ledger, "a")
     before = last_tick(ledger)
@@ -221,7 +148,7 @@ def use_counts(ledger: CacheLedger) -> dict[str, int]:
         return {row.key: row.use_count for row in rows}
 
 
-def test_gateways_over_one_ledger_count_every_use_once(ledger_url: str) -> None:
+def test_note_uses_of_several_gateways_counts_each_once(ledger_url: str) -> None:
     gateways = [open_cache_ledger(ledger_url) for _ in range(3)]
     for gateway in gateways:
         gateway.follow(LcbfuRule()).result()
@@ -239,7 +166,7 @@ def test_gateways_over_one_ledger_count_every_use_once(ledger_url: str) -> None:
         gateway.close()
 
 
-def test_gateways_that_evict_at_once_take_off_every_item_once(ledger_url: str) -> None:
+def test_evict_items_by_several_gateways_takes_each_once(ledger_url: str) -> None:
     gateways = [open_cache_ledger(ledger_url) for _ in range(3)]
     for number in range(16):
         add(gateways[number % 3], f"g{number}")
@@ -255,7 +182,7 @@ def test_gateways_that_evict_at_once_take_off_every_item_once(ledger_url: str) -
 
 
 @pytest.mark.parametrize("name", EVICTION_NAMES)
-def test_a_ledger_lets_the_same_items_go_as_the_order_in_memory(ledger: CacheLedger, name: str) -> None:
+def test_evict_items_equals_order_in_memory(ledger: CacheLedger, name: str) -> None:
     """Additions, uses and evictions at random, under each rule, with sizes that are alike."""
     rule, random, number = eviction_rule(name, 12, hits_add=name == "aged"), Random(7), 0
     queue = EvictionQueue(rule)
@@ -278,7 +205,7 @@ def test_a_ledger_lets_the_same_items_go_as_the_order_in_memory(ledger: CacheLed
 
 
 @pytest.mark.parametrize("name", EVICTION_NAMES)
-def test_a_round_after_each_insertion_is_the_papers_room_before_it(ledger: CacheLedger, name: str) -> None:
+def test_evict_items_after_insertion_equals_room_before_it(ledger: CacheLedger, name: str) -> None:
     """A full cache of twelve items, uses at random: what is new stays, and the same others go as before insertions."""
     rule, random = eviction_rule(name, 12), Random(5)
     queue, new_after = EvictionQueue(rule), None
@@ -301,7 +228,7 @@ def test_a_round_after_each_insertion_is_the_papers_room_before_it(ledger: Cache
 
 
 @pytest.mark.parametrize("of_items", [True, False])
-def test_what_is_new_goes_where_nothing_else_is_left(ledger: CacheLedger, of_items: bool) -> None:
+def test_evict_takes_new_entries_last(ledger: CacheLedger, of_items: bool) -> None:
     ledger.follow(LcbfuRule()).result()
     add(ledger, "old", steps=(25,))
     new_after = ledger.newest_number()
@@ -317,7 +244,7 @@ def held(ledger: CacheLedger) -> set[str]:
     return set(use_counts(ledger))
 
 
-def test_what_an_older_build_left_goes_in_the_order_it_came(ledger_url: str) -> None:
+def test_evict_items_of_older_build_in_order_of_arrival(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "cache", MIGRATIONS[:3])
     with engine.begin() as connection:
@@ -355,7 +282,7 @@ def _rules() -> list[EvictionRule]:
     return [eviction_rule(name, 100) for name in EVICTION_NAMES]
 
 
-def test_rules_that_differ_have_names_that_differ() -> None:
+def test_eviction_rules_repr_is_unique() -> None:
     """By which a ledger knows whose ranks it has."""
     assert len({repr(rule) for rule in [*_rules(), eviction_rule("aged", 101)]}) == len(_rules()) + 1
     assert not any(" at 0x" in repr(rule) for rule in _rules())

@@ -14,8 +14,7 @@ from pentimento.policies.eviction_rules import LruRule
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import cache_access, cache_evictions
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from tests.contract.stores.access_records import SIZE, STEPS, add, down_to, steps_of, uses
-from tests.contract.stores.cache_records import live
+from tests.contract.stores.cache_records import SIZE, STEPS, add, down_to, live, steps_of, uses
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def ledger(ledger_url: str) -> Iterator[CacheLedger]:
     ledger.close()
 
 
-def test_a_cache_is_ranked_in_parts(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ranks_cache_in_parts(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
     entry_ids = [add(ledger, name) for name in "abcde"]
     for number, name in enumerate("aced", 1):
@@ -39,7 +38,7 @@ def test_a_cache_is_ranked_in_parts(ledger: CacheLedger, monkeypatch: pytest.Mon
     assert [steps_of(ledger, entry_id) for entry_id in entry_ids] == [[], [], [], list(STEPS), list(STEPS)]
 
 
-def test_a_cache_that_was_ranked_in_part_is_ranked_anew(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_interrupted_ranks_all_again(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
     before = open_cache_ledger(ledger_url)
     for name in "abcde":
@@ -63,7 +62,7 @@ def test_a_cache_that_was_ranked_in_part_is_ranked_anew(ledger_url: str, monkeyp
 
 
 @pytest.mark.parametrize("of_items", [False, True])
-def test_what_goes_goes_in_parts_between_which_others_write(
+def test_evict_lets_others_write_between_parts(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
 ) -> None:
     monkeypatch.setattr(cache_evictions, "_PART_COUNT", 3)
@@ -86,7 +85,7 @@ def test_what_goes_goes_in_parts_between_which_others_write(
 
 
 @pytest.mark.parametrize("of_items", [False, True])
-def test_a_part_ends_where_choosing_takes_long(
+def test_evict_part_ends_when_choosing_takes_long(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
 ) -> None:
     """Every look at the clock takes half of what choosing may: two go at once."""
@@ -108,7 +107,7 @@ def test_a_part_ends_where_choosing_takes_long(
 
 
 @pytest.mark.parametrize("of_items", [False, True])
-def test_what_many_tenants_hold_is_not_read_anew_for_each_batch(
+def test_evict_reads_each_tenant_once_for_all_batches(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
 ) -> None:
     """Five tenants let go of four entries each, batch by batch of two: each is read once."""
@@ -132,7 +131,7 @@ def test_what_many_tenants_hold_is_not_read_anew_for_each_batch(
 
 
 @pytest.mark.parametrize("of_items", [False, True])
-def test_more_of_a_tenant_goes_than_is_read_at_first(
+def test_evict_more_than_first_read_leaves_newest(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
 ) -> None:
     monkeypatch.setattr(cache_evictions, "_FIRST_COUNT", 2)
@@ -143,3 +142,13 @@ def test_more_of_a_tenant_goes_than_is_read_at_first(
     assert evict(down_to(3, 3), 0, new_after).result() == 17
 
     assert live(ledger, entry_ids) == set(entry_ids[17:])
+
+
+@pytest.mark.parametrize(("of_items", "gone_count"), [(False, 69), (True, 208)])
+def test_evict_more_than_a_batch_leaves_newest(ledger: CacheLedger, of_items: bool, gone_count: int) -> None:
+    entry_ids = [add(ledger, f"g{number}") for number in range(70)]
+
+    evict = ledger.evict_items if of_items else ledger.evict
+    assert evict(down_to(2 if of_items else 3), grace_s=0).result() == gone_count
+
+    assert live(ledger, entry_ids) == {entry_ids[-1]}

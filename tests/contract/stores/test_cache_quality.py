@@ -8,6 +8,7 @@ import pytest
 
 from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from tests.contract.stores.records import on_sqlite
 
 WATCHED = WatchedThreshold("sha256:clip", "sha256:light", "sha256:light", from_image=False, saved_ppm=100_000)
 SEEN = PaintedAgain(
@@ -38,7 +39,7 @@ def note(
     return ledger.note_quality(watched, seen, stays, kept_count).result()
 
 
-def test_a_hit_counts_once(ledger: CacheLedger) -> None:
+def test_note_quality_counts_hit_once(ledger: CacheLedger) -> None:
     assert note(ledger, "r-1") == ThresholdPosition()
     assert note(ledger, "r-1", quality=0.9) is None
     assert note(ledger, "r-2", similarity=0.95) == ThresholdPosition()
@@ -46,7 +47,8 @@ def test_a_hit_counts_once(ledger: CacheLedger) -> None:
     assert ledger.quality_samples(WATCHED) == [QualitySample(1, 0.9, 0.2, 0.3), QualitySample(2, 0.95, 0.2, 0.3)]
 
 
-def test_a_hit_counts_for_one_threshold_alone(ledger: CacheLedger) -> None:
+@on_sqlite
+def test_note_quality_counts_hit_for_one_threshold(ledger: CacheLedger) -> None:
     other = replace(WATCHED, saved_ppm=200_000)
     note(ledger, "r-1")
 
@@ -54,32 +56,31 @@ def test_a_hit_counts_for_one_threshold_alone(ledger: CacheLedger) -> None:
     assert ledger.quality_samples(other) == []
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_quality_samples_differ_by_every_part_of_key(ledger: CacheLedger) -> None:
+    others = [
         replace(WATCHED, encoder_digest="sha256:other"),
         replace(WATCHED, model_digest="sha256:other"),
         replace(WATCHED, reference_model_digest="sha256:other"),
         replace(WATCHED, from_image=True),
         replace(WATCHED, saved_ppm=200_000),
-    ],
-)
-def test_thresholds_are_told_apart_by_every_part_of_their_key(ledger: CacheLedger, other: WatchedThreshold) -> None:
+    ]
     note(ledger, "r-1")
-    ledger.note_quality(other, replace(SEEN, request_id="r-2", similarity=0.97), rises, 100).result()
+    for number, other in enumerate(others, 2):
+        ledger.note_quality(other, replace(SEEN, request_id=f"r-{number}", similarity=0.97), rises, 100).result()
 
+    moved = dict.fromkeys(others, ThresholdPosition(0.97, 1))
     assert len(ledger.quality_samples(WATCHED)) == 1
-    assert ledger.quality_positions() == {WATCHED: ThresholdPosition(), other: ThresholdPosition(0.97, 1)}
+    assert ledger.quality_positions() == {WATCHED: ThresholdPosition(), **moved}
 
 
-def test_only_the_newest_samples_are_kept_and_numbers_go_on(ledger: CacheLedger) -> None:
+def test_note_quality_keeps_newest_samples(ledger: CacheLedger) -> None:
     for number in range(1, 8):
         note(ledger, f"r-{number}", kept_count=3)
 
     assert [sample.number for sample in ledger.quality_samples(WATCHED)] == [5, 6, 7]
 
 
-def test_a_threshold_that_moved_stands_there_after_a_restart(ledger_url: str) -> None:
+def test_quality_position_survives_restart(ledger_url: str) -> None:
     first = open_cache_ledger(ledger_url)
     note(first, "r-1")
     moved = first.note_quality(WATCHED, replace(SEEN, request_id="r-2", similarity=0.93), rises, 100).result()
@@ -95,7 +96,8 @@ def test_a_threshold_that_moved_stands_there_after_a_restart(ledger_url: str) ->
         second.close()
 
 
-def test_a_judge_that_fails_leaves_nothing_behind(ledger: CacheLedger) -> None:
+@on_sqlite
+def test_note_quality_with_failing_rule_changes_nothing(ledger: CacheLedger) -> None:
     def fails(samples: Sequence[QualitySample], position: ThresholdPosition) -> ThresholdPosition:
         raise ValueError("no")
 
@@ -106,7 +108,7 @@ def test_a_judge_that_fails_leaves_nothing_behind(ledger: CacheLedger) -> None:
     assert note(ledger, "r-1") == ThresholdPosition()
 
 
-def test_two_gateways_over_one_ledger_number_every_sample_once(ledger_url: str) -> None:
+def test_note_quality_by_two_gateways_numbers_each_once(ledger_url: str) -> None:
     ledgers = [open_cache_ledger(ledger_url) for _ in range(2)]
     try:
         with ThreadPoolExecutor(4) as threads:

@@ -13,12 +13,13 @@ from pentimento.domain.errors import NotFound
 from pentimento.stores.ledger import cache_pins
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import ObjectPin
-from tests.contract.stores.test_cache_pins import LATENT, SHARED, add, evict
+from tests.contract.stores.cache_records import add, reference
 from tests.contract.stores.test_postgresql_ledger import waiting_count
 from tests.support.postgresql import PostgresqlServer
 
 Begin = Callable[[], "Future[Any]"]
-WANTED = ObjectPin("t", "r1", LATENT, 2000.0)
+LATENT, SHARED = reference("a/5"), "*shared*"
+WANTED = ObjectPin("tenant", "r1", LATENT, 2000.0)
 
 
 @pytest.fixture
@@ -26,8 +27,9 @@ def url(postgresql: PostgresqlServer) -> str:
     """A ledger with an evicted entry, whose one object is due."""
     url = postgresql.new_database()
     with closing(open_cache_ledger(url, SetClock())) as ledger:
-        add(ledger)
-        evict(ledger)
+        entry_id = add(ledger, "a", (5,))
+        ledger.doom([entry_id], grace_s=0).result()
+        ledger.forget_entries([entry_id]).result()
     return url
 
 
@@ -82,4 +84,4 @@ def test_what_two_pin_at_once_stays_and_is_pinned_once(
 
     assert [other.result() for other in others] == [[], None]
     assert sweeping.kept_by_pins() == [LATENT]
-    assert one.unpin("t", "r1").result() == 1
+    assert one.unpin("tenant", "r1").result() == 1

@@ -72,11 +72,11 @@ def test_to_look_at_one_object_that_a_pin_keeps_takes_as_many_steps_among_many(s
 
 def steps_among_pins(ledger: CacheLedger, pin_count: int, steps: Steps) -> int:
     for number in range(pin_count):
-        entry_id, kept = add(ledger, f"g{number}", (5,)), reference(f"cache/g{number}/5")
+        entry_id, kept = add(ledger, f"g{number}", (5,)), reference(f"g{number}/5")
         ledger.pin(ObjectPin("tenant", f"r{number}", kept, 1e12), "*shared*").result()
         ledger.doom([entry_id], 0).result()
     steps.count = 0
-    assert ledger.kept_by_pins("cache/g1/5") == [reference("cache/g1/5")]
+    assert ledger.kept_by_pins("g1/5") == [reference("g1/5")]
     count = steps.count
     ledger.close()
     return count
