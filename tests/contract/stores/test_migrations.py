@@ -5,22 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, inspect, text
+from sqlalchemy import inspect, text
 
 from pentimento.stores.errors import SchemaMismatch
-from pentimento.stores.ledger import cache_tables, journal_tables, open_journal
+from pentimento.stores.ledger import cache_tables, fleet_tables, journal_tables, open_journal, tenant_tables
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
 from tests.support.postgresql import PostgresqlServer
 
+LEDGERS: dict[str, Any] = {
+    "cache": cache_tables,
+    "fleet": fleet_tables,
+    "journal": journal_tables,
+    "tenants": tenant_tables,
+}
 FIRST = Migration(1, ("CREATE TABLE things (id TEXT PRIMARY KEY)", "INSERT INTO things (id) VALUES ('kept')"))
 SECOND = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}",))
 BROKEN = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}", "ALTER TABLE nothing ADD COLUMN x TEXT"))
 
 
-def test_migrations_run_once_each(ledger_url: str) -> None:
+def test_migrate_runs_each_migration_once(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
 
     assert migrate(engine, "things", (FIRST,)) == 1
@@ -32,7 +38,7 @@ def test_migrations_run_once_each(ledger_url: str) -> None:
     engine.dispose()
 
 
-def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
+def test_migrate_failing_changes_nothing(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "things", (FIRST,))
 
@@ -45,7 +51,7 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_a_migration_takes_as_long_as_it_takes(postgresql: PostgresqlServer) -> None:
+def test_migrate_has_no_time_limit(postgresql: PostgresqlServer) -> None:
     # As long as a busy server may take for what comes before.
     engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D2000")
 
@@ -56,7 +62,7 @@ def test_a_migration_takes_as_long_as_it_takes(postgresql: PostgresqlServer) -> 
     engine.dispose()
 
 
-def test_a_newer_schema_is_refused(ledger_url: str) -> None:
+def test_migrate_of_newer_schema_is_refused(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "things", (FIRST, SECOND))
 
@@ -65,23 +71,23 @@ def test_a_newer_schema_is_refused(ledger_url: str) -> None:
     engine.dispose()
 
 
-def test_components_have_versions_of_their_own(ledger_url: str) -> None:
+def test_migrations_of_all_ledgers_make_their_tables(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
-    migrate(engine, "journal", journal_tables.MIGRATIONS)
-    migrate(engine, "cache", cache_tables.MIGRATIONS)
+    for name, module in LEDGERS.items():
+        migrate(engine, name, module.MIGRATIONS)
 
-    for module in (journal_tables, cache_tables):
-        for table in (value for value in vars(module).values() if isinstance(value, Table)):
-            found = {column["name"]: column["nullable"] for column in inspect(engine).get_columns(table.name)}
-            primary = set(inspect(engine).get_pk_constraint(table.name)["constrained_columns"])
-            assert primary == {column.name for column in table.primary_key}, table.name
-            expected = {column.name: bool(column.nullable) for column in table.columns if not column.primary_key}
-            assert {name: found[name] for name in expected} == expected, table.name
-            assert set(found) == {column.name for column in table.columns}, table.name
+    found = inspect(engine)
+    for table in (table for module in LEDGERS.values() for table in module._METADATA.tables.values()):
+        nullable = {column["name"]: column["nullable"] for column in found.get_columns(table.name)}
+        primary = set(found.get_pk_constraint(table.name)["constrained_columns"])
+        assert primary == {column.name for column in table.primary_key}, table.name
+        assert nullable.keys() == {column.name for column in table.columns}, table.name
+        expected = {column.name: bool(column.nullable) for column in table.columns if not column.primary_key}
+        assert {column: nullable[column] for column in expected} == expected, table.name
     engine.dispose()
 
 
-def test_the_files_of_a_database_are_this_users_alone_also_where_they_were_not(tmp_path: Path) -> None:
+def test_ledger_files_become_private(tmp_path: Path) -> None:
     before = os.umask(0o022)
     (tmp_path / "ledger.sqlite").touch(mode=0o644)
 
@@ -94,7 +100,7 @@ def test_the_files_of_a_database_are_this_users_alone_also_where_they_were_not(t
     ledger.close()
 
 
-def test_entries_of_the_first_version_become_their_tenants_also_in_the_shared_pool(ledger_url: str) -> None:
+def test_migrate_entries_of_first_version_get_tenants(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "cache", cache_tables.MIGRATIONS[:1])
     entry = "INSERT INTO cache_entries VALUES ('{0}', '{1}', 'c', 0, {2}, 0, '', NULL, 1, 1, 0, NULL)"
@@ -111,7 +117,7 @@ def test_entries_of_the_first_version_become_their_tenants_also_in_the_shared_po
     engine.dispose()
 
 
-def test_entries_whose_one_key_was_for_latents_and_image_alike_leave_the_cache(ledger_url: str) -> None:
+def test_migrate_entries_of_second_version_leave_cache(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "cache", cache_tables.MIGRATIONS[:2])
     with engine.begin() as connection:
@@ -136,12 +142,12 @@ def test_entries_whose_one_key_was_for_latents_and_image_alike_leave_the_cache(l
     ledger.close()
 
 
-@pytest.mark.parametrize("module", [journal_tables, cache_tables])
-def test_versions_are_numbered_without_a_gap(module: Any) -> None:
-    assert [migration.version for migration in module.MIGRATIONS] == list(range(1, len(module.MIGRATIONS) + 1))
+def test_migrations_are_numbered_without_a_gap() -> None:
+    for module in LEDGERS.values():
+        assert [migration.version for migration in module.MIGRATIONS] == list(range(1, len(module.MIGRATIONS) + 1))
 
 
-def test_what_a_ledger_keeps_once_is_one_row_in_every_build(ledger_url: str) -> None:
+def test_singleton_tables_have_one_row(ledger_url: str) -> None:
     """A build that wrote another key would add a row of its own beside an older build's."""
     open_cache_ledger(ledger_url).close()
     journal = open_journal(ledger_url)

@@ -15,20 +15,16 @@ def disputes(store: ObjectStore, journal_id: str) -> bool:
     return False
 
 
-def test_a_store_is_the_first_journals_however_often_it_comes(objects: ObjectStore) -> None:
-    assert not disputes(objects, "a" * 32)
-    assert not disputes(objects, "a" * 32)
-
-
 @pytest.mark.parametrize("other", ["b" * 32, "of another length"])
-def test_whoever_comes_to_anothers_store_hears_it_and_so_does_its_owner(objects: ObjectStore, other: str) -> None:
-    claim(objects, "a" * 32)
+def test_claim_of_claimed_store_is_disputed_by_both(objects: ObjectStore, other: str) -> None:
+    for _ in range(2):
+        assert not disputes(objects, "a" * 32)
 
     assert disputes(objects, other)
     assert disputes(objects, "a" * 32)
 
 
-def test_two_that_come_to_an_empty_store_at_once_both_hear_it(objects: ObjectStore) -> None:
+def test_claim_at_once_is_disputed_by_both(objects: ObjectStore) -> None:
     claim(objects, "a" * 32)
     # As if it had not seen the other one's mark yet.
     objects.put("owner/journal", b"b" * 32)
@@ -37,7 +33,7 @@ def test_two_that_come_to_an_empty_store_at_once_both_hear_it(objects: ObjectSto
     assert disputes(objects, "b" * 32)
 
 
-def test_who_adopts_the_objects_has_them_alone(objects: ObjectStore) -> None:
+def test_adopt_makes_one_owner(objects: ObjectStore) -> None:
     claim(objects, "a" * 32)
     assert disputes(objects, "b" * 32)
 

@@ -16,7 +16,7 @@ from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
 SIGNER = PathSigner(b"k" * 32)
 
 
-def test_s3_serves_what_it_signed_as_what_was_said(s3_endpoint: str) -> None:
+def test_presign_s3_serves_object_as_its_media_type(s3_endpoint: str) -> None:
     store = open_objects(f"s3://presigned/some/prefix?endpoint={s3_endpoint}&create_bucket=true")
     reference = store.put("results/0a1b", b"a picture")
 
@@ -31,7 +31,7 @@ def test_s3_serves_what_it_signed_as_what_was_said(s3_endpoint: str) -> None:
     assert 3595 <= int(query["X-Amz-Expires"][0]) <= 3600
 
 
-def test_an_address_of_s3_never_lives_longer_than_s3_takes(s3_endpoint: str) -> None:
+def test_presign_s3_ends_within_seven_days(s3_endpoint: str) -> None:
     store = open_objects(f"s3://presigned-long/p?endpoint={s3_endpoint}&create_bucket=true")
 
     url = store.presign(store.put("results/a", b"x"), "image/png", int(time.time()) + 30 * 24 * 3600)
@@ -39,7 +39,7 @@ def test_an_address_of_s3_never_lives_longer_than_s3_takes(s3_endpoint: str) -> 
     assert parse_qs(urlsplit(url).query)["X-Amz-Expires"] == ["604800"]
 
 
-def test_an_address_of_nothing_gives_nothing(s3_endpoint: str) -> None:
+def test_presign_s3_missing_object_is_not_served(s3_endpoint: str) -> None:
     """Without the right to list a bucket nobody is told whether an object is there: 403 as well as 404."""
     store = open_objects(f"s3://presigned-gone/p?endpoint={s3_endpoint}&create_bucket=true")
     url = store.presign(ObjectReference("results/never", "sha256:", 1), "image/png", int(time.time()) + 60)
@@ -50,7 +50,7 @@ def test_an_address_of_nothing_gives_nothing(s3_endpoint: str) -> None:
         assert refusal.code in (403, 404)
 
 
-def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:
+def test_presign_file_path_names_same_object(tmp_path: Path) -> None:
     store = open_objects(f"file://{tmp_path}/objects", lambda: SIGNER)
     reference = store.put("results/0a1b", b"a picture")
 
@@ -62,7 +62,7 @@ def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:
     assert store.get(found.reference) == b"a picture"
 
 
-def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str) -> None:
+def test_presign_s3_with_addresses_of_edge(s3_endpoint: str) -> None:
     url = f"s3://behind-an-edge/p?endpoint={s3_endpoint}&create_bucket=true"
     reference = open_objects(url).put("results/0a1b", b"a picture")
 
@@ -77,7 +77,7 @@ def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str
         open_objects(f"{url}&addresses=other", lambda: SIGNER)
 
 
-def test_a_store_says_who_serves_its_addresses(tmp_path: Path, s3_endpoint: str) -> None:
+def test_address_server_of_each_store(tmp_path: Path, s3_endpoint: str) -> None:
     s3, files = f"s3://who-serves/p?endpoint={s3_endpoint}", f"file://{tmp_path}/objects"
     urls = (s3, f"{s3}&addresses=edge", files)
 
@@ -85,7 +85,7 @@ def test_a_store_says_who_serves_its_addresses(tmp_path: Path, s3_endpoint: str)
     assert [open_objects(url).address_server.value for url in urls] == ["store", "none", "none"]
 
 
-def test_who_only_reads_makes_no_directory_and_finds_what_another_writes(tmp_path: Path) -> None:
+def test_open_objects_read_only_makes_no_directory(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/objects"
     reader = open_objects(url, read_only=True)
     assert not (tmp_path / "objects").exists()
@@ -95,7 +95,7 @@ def test_who_only_reads_makes_no_directory_and_finds_what_another_writes(tmp_pat
     assert reader.get(reference) == b"a picture"
 
 
-def test_files_without_a_key_have_no_addresses(tmp_path: Path) -> None:
+def test_presign_file_without_key_is_refused(tmp_path: Path) -> None:
     store = open_objects(f"file://{tmp_path}/objects")
     reference = store.put("results/0a1b", b"a picture")
 
@@ -104,7 +104,7 @@ def test_files_without_a_key_have_no_addresses(tmp_path: Path) -> None:
     assert caught.value.reason == "URLS_OFF"
 
 
-@pytest.mark.parametrize("key", ["../etc/passwd", "a b", "", "results/a?b"])
-def test_what_is_no_key_has_no_address(objects: ObjectStore, key: str) -> None:
-    with pytest.raises(InvalidArgument):
-        objects.presign(ObjectReference(key, "sha256:" + "ab" * 32, 1), "image/png", 2_000_000_000)
+def test_presign_of_bad_key_is_refused(objects: ObjectStore) -> None:
+    for key in ("../etc/passwd", "a b", "", "results/a?b"):
+        with pytest.raises(InvalidArgument):
+            objects.presign(ObjectReference(key, "sha256:" + "ab" * 32, 1), "image/png", 2_000_000_000)

@@ -143,10 +143,10 @@ def test_a_sweep_does_not_touch_uploads_of_others(store: S3ObjectStore, s3_endpo
     other._abort("other/large", begun["UploadId"])
 
 
-@pytest.mark.parametrize("part_mib", ["4", "5121", "-5", "5.5", ""])
-def test_parts_that_s3_does_not_take_are_refused(part_mib: str) -> None:
-    with pytest.raises(InvalidArgument, match="part_mib"):
-        open_objects(f"s3://bucket?part_mib={part_mib}")
+def test_open_objects_refuses_parts_that_s3_does_not_take() -> None:
+    for part_mib in ("4", "5121", "-5", "5.5", ""):
+        with pytest.raises(InvalidArgument, match="part_mib"):
+            open_objects(f"s3://bucket?part_mib={part_mib}")
 
 
 class ScriptedStore(BaseHTTPRequestHandler):

@@ -16,6 +16,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import ObjectCorrupt, StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
+from tests.support.refusals import raises
 
 
 @contextmanager
@@ -33,27 +34,20 @@ def files_under(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if not path.is_dir()]
 
 
-def test_a_full_disk_is_typed_and_leaves_nothing(tmp_path: Path) -> None:
+def test_put_on_full_disk_leaves_only_what_was_there(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
-
     with file_size_limit(1000), pytest.raises(StoreFull):
         store.put("a", bytes(100_000))
-
     assert files_under(tmp_path) == []
-    assert store.get(store.put("a", b"small")) == b"small"
-
-
-def test_a_full_disk_keeps_the_object_that_was_to_be_replaced(tmp_path: Path) -> None:
-    store = FilesystemObjectStore(tmp_path)
-    reference = store.put("a", b"first")
+    reference = store.put("a", b"small")
 
     with file_size_limit(1000), pytest.raises(StoreFull):
         store.put("a", bytes(100_000))
 
-    assert store.get(reference) == b"first"
+    assert store.get(reference) == b"small"
 
 
-def test_a_flush_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_with_failing_flush_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FilesystemObjectStore(tmp_path)
 
     def full(_descriptor: int) -> None:
@@ -67,7 +61,7 @@ def test_a_flush_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_what_survives_a_power_cut_is_flushed_with_its_directory_and_nothing_else_is(
+def test_put_flushes_durable_objects_and_their_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
     store = FilesystemObjectStore(tmp_path)
@@ -84,7 +78,7 @@ def test_what_survives_a_power_cut_is_flushed_with_its_directory_and_nothing_els
     )
 
 
-def test_what_a_dead_writer_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+def test_start_sweeps_what_dead_writer_left(tmp_path: Path) -> None:
     FilesystemObjectStore(tmp_path)
     left = tmp_path / "staging" / "left"
     left.write_bytes(b"half")
@@ -95,7 +89,7 @@ def test_what_a_dead_writer_left_is_swept_at_the_next_start(tmp_path: Path) -> N
     assert store.check_integrity() == []
 
 
-def test_what_a_living_writer_is_writing_stays(tmp_path: Path) -> None:
+def test_start_keeps_what_living_writer_stages(tmp_path: Path) -> None:
     FilesystemObjectStore(tmp_path)
     staged = tmp_path / "staging" / "under-way"
     with staged.open("wb") as file:
@@ -108,7 +102,7 @@ def test_what_a_living_writer_is_writing_stays(tmp_path: Path) -> None:
     assert store.check_integrity() == [f"abandoned upload {staged}"]
 
 
-def test_what_a_dead_writer_left_is_swept_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_sweeps_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exclusive locks are of files that are open for writing (flock(2))."""
     FilesystemObjectStore(tmp_path)
     (tmp_path / "staging" / "left").write_bytes(b"half")
@@ -128,7 +122,7 @@ def test_what_a_dead_writer_left_is_swept_on_nfs_too(tmp_path: Path, monkeypatch
     assert store.get(store.put("a", b"bytes")) == b"bytes"
 
 
-def test_a_torn_object_is_corrupt(tmp_path: Path) -> None:
+def test_get_of_torn_object_is_corrupt(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     reference = store.put("a", bytes(1000))
     (path,) = files_under(tmp_path / "objects")
@@ -138,7 +132,7 @@ def test_a_torn_object_is_corrupt(tmp_path: Path) -> None:
         store.get(reference)
 
 
-def test_what_others_left_is_no_object(tmp_path: Path) -> None:
+def test_keys_leave_out_files_of_others(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     store.put("cache/a", b"bytes")
     (path,) = files_under(tmp_path / "objects")
@@ -147,7 +141,7 @@ def test_what_others_left_is_no_object(tmp_path: Path) -> None:
     assert list(store.keys("cache/")) == ["cache/a"]
 
 
-def test_a_symbolic_link_is_never_followed(tmp_path: Path) -> None:
+def test_get_follows_no_symbolic_link(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path / "store")
     secret = tmp_path / "secret"
     secret.write_bytes(b"bytes")
@@ -161,24 +155,18 @@ def test_a_symbolic_link_is_never_followed(tmp_path: Path) -> None:
     assert store.check_integrity() == [f"foreign file {path}"]
 
 
-def test_a_volume_that_went_away_is_unavailable_rather_than_empty(tmp_path: Path) -> None:
+def test_store_of_missing_volume_is_unavailable(tmp_path: Path) -> None:
     root = tmp_path / "store"
     store = FilesystemObjectStore(root)
     reference = store.put("a", b"bytes")
     root.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(StoreUnavailable):
-        store.get(reference)
-    with pytest.raises(StoreUnavailable):
-        store.put("a", b"bytes")
-    with pytest.raises(StoreUnavailable):
-        list(store.keys())
-    with pytest.raises(StoreUnavailable):
-        store.usage()
+    calls = (lambda: store.get(reference), lambda: store.put("a", b"bytes"), lambda: list(store.keys()), store.usage)
+    assert all(raises(StoreUnavailable, call) for call in calls)
     assert not root.exists()
 
 
-def test_a_directory_that_was_taken_away_meanwhile_is_made_again(tmp_path: Path) -> None:
+def test_put_makes_missing_directory_again(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     store.put("a", b"first")
     (shard,) = (tmp_path / "objects").iterdir()
@@ -191,7 +179,7 @@ def test_a_directory_that_was_taken_away_meanwhile_is_made_again(tmp_path: Path)
     assert shard.stat().st_mode & 0o077 == 0
 
 
-def test_the_system_is_asked_once_for_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_makes_each_directory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, made = FilesystemObjectStore(tmp_path), list[str]()
     real = os.mkdir
     monkeypatch.setattr(os, "mkdir", lambda path, mode: (made.append(path), real(path, mode)))
@@ -202,7 +190,7 @@ def test_the_system_is_asked_once_for_each_directory(tmp_path: Path, monkeypatch
     assert len(made) == 1
 
 
-def test_names_of_objects_are_not_interned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_interns_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, interned = FilesystemObjectStore(tmp_path), list[str]()
     store.put("a/warm", b"bytes")
     real = sys.intern
@@ -215,9 +203,7 @@ def test_names_of_objects_are_not_interned(tmp_path: Path, monkeypatch: pytest.M
     assert interned == []
 
 
-def test_a_file_that_a_sweep_took_before_it_was_locked_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_stages_again_when_swept_before_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, swept = FilesystemObjectStore(tmp_path), list[Path]()
     real = fcntl.flock
 
@@ -233,7 +219,7 @@ def test_a_file_that_a_sweep_took_before_it_was_locked_is_not_written(
     assert len(swept) == 1
 
 
-def test_objects_are_spread_over_directories(tmp_path: Path) -> None:
+def test_put_spreads_objects_over_directories(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     for number in range(64):
         store.put(f"k{number}", b"", durable=False)
@@ -241,38 +227,36 @@ def test_objects_are_spread_over_directories(tmp_path: Path) -> None:
     assert len(list((tmp_path / "objects").iterdir())) > 32
 
 
-def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
+def test_free_bytes_of_volume(tmp_path: Path) -> None:
     free = FilesystemObjectStore(tmp_path).free_bytes()
 
     assert free is not None
     assert free > 0
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "/tmp/x",
-        "http://x/y",
-        "file:",
-        "file://host/x",
-        "file:///x?fsync=off",
-        "file:///x#1/y",
-        "file:///x%00y",
-        "s3:///x",
-        "s3://[/x",
-        "s3://bucket/team#1",
-        "s3://bucket/x?create_bucket=yes",
-        "s3://bucket/x?endpoint=minio:9000",
-        "s3://bucket/x?region=no%20region",
-    ],
+OTHER_URLS = (
+    "",
+    "/tmp/x",
+    "http://x/y",
+    "file:",
+    "file://host/x",
+    "file:///x?fsync=off",
+    "file:///x#1/y",
+    "file:///x%00y",
+    "s3:///x",
+    "s3://[/x",
+    "s3://bucket/team#1",
+    "s3://bucket/x?create_bucket=yes",
+    "s3://bucket/x?endpoint=minio:9000",
+    "s3://bucket/x?region=no%20region",
 )
-def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidArgument):
-        open_objects(url)
 
 
-def test_objects_and_their_directories_are_this_users_alone_also_where_they_were_not(tmp_path: Path) -> None:
+def test_open_objects_refuses_other_urls() -> None:
+    assert [url for url in OTHER_URLS if not raises(InvalidArgument, open_objects, url)] == []
+
+
+def test_put_makes_files_and_directories_private(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir(mode=0o755)
     before = os.umask(0o022)
 
@@ -283,7 +267,7 @@ def test_objects_and_their_directories_are_this_users_alone_also_where_they_were
     assert found == []
 
 
-def test_a_store_that_is_gone_does_not_tell_where_it_was(tmp_path: Path) -> None:
+def test_put_into_missing_store_hides_its_path(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path / "objects")
     shutil.rmtree(tmp_path / "objects")
 
@@ -293,7 +277,7 @@ def test_a_store_that_is_gone_does_not_tell_where_it_was(tmp_path: Path) -> None
     assert str(tmp_path) not in caught.value.message
 
 
-def test_what_is_set_aside_is_kept_for_its_user_alone(tmp_path: Path) -> None:
+def test_set_aside_keeps_private_file(tmp_path: Path) -> None:
     objects = FilesystemObjectStore(tmp_path)
     reference = objects.put("results/a", b"bytes")
     (stored,) = (tmp_path / "objects").rglob("results.a")

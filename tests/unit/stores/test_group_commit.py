@@ -1,4 +1,4 @@
-"""The writer thread: one commit for many, and nobody harmed by a neighbour."""
+"""The writer thread: one commit for many jobs, each of which fails alone."""
 
 import resource
 import sqlite3
@@ -39,21 +39,26 @@ def rows(connection: Connection) -> list[int]:
     return list(connection.scalars(text("SELECT x FROM t ORDER BY x")))
 
 
-def test_what_waits_for_a_commit_shares_the_next(writer: GroupCommitWriter, engine: Engine) -> None:
-    commits = []
-    event.listen(engine, "commit", commits.append)
+def busy(writer: GroupCommitWriter) -> threading.Event:
+    """Return with the writer at work on a job that ends once the event is set."""
     running, go_on = threading.Event(), threading.Event()
 
-    def slow(connection: Connection) -> None:
+    def hold(connection: Connection) -> None:
         running.set()
         go_on.wait(60)
 
-    first = writer.submit(slow)
-    running.wait(60)
+    writer.submit(hold)
+    assert running.wait(60)
+    return go_on
+
+
+def test_submit_during_commit_shares_the_next(writer: GroupCommitWriter, engine: Engine) -> None:
+    commits = []
+    event.listen(engine, "commit", commits.append)
+    go_on = busy(writer)
     others = [writer.submit(lambda connection, x=x: insert(connection, x)) for x in range(50)]
     go_on.set()
 
-    assert first.result() is None
     assert [other.result() for other in others] == list(range(50))
     assert len(commits) == 2
 
@@ -68,7 +73,7 @@ def counting_down(left: int) -> JobPart:
     return part
 
 
-def test_the_parts_of_a_long_job_are_committed_one_by_one(writer: GroupCommitWriter, engine: Engine) -> None:
+def test_submit_in_parts_commits_each_part(writer: GroupCommitWriter, engine: Engine) -> None:
     commits, told = list[object](), list[None]()
     event.listen(engine, "commit", commits.append)
 
@@ -78,7 +83,7 @@ def test_the_parts_of_a_long_job_are_committed_one_by_one(writer: GroupCommitWri
     assert writer.submit(rows).result() == [1, 2, 3, 4, 5]
 
 
-def test_what_others_submit_goes_between_the_parts(writer: GroupCommitWriter) -> None:
+def test_submit_in_parts_lets_others_between(writer: GroupCommitWriter) -> None:
     seen: list[list[int]] = []
 
     def first(connection: Connection) -> tuple[int, JobPart | None]:
@@ -90,7 +95,7 @@ def test_what_others_submit_goes_between_the_parts(writer: GroupCommitWriter) ->
     assert seen == [[9]]
 
 
-def test_a_part_that_fails_ends_the_job_and_leaves_what_came_before(writer: GroupCommitWriter) -> None:
+def test_submit_in_parts_failing_keeps_earlier_parts(writer: GroupCommitWriter) -> None:
     writer.submit(lambda connection: insert(connection, 2)).result()
 
     with pytest.raises(Internal, match="PRIMARYKEY"):
@@ -99,7 +104,7 @@ def test_a_part_that_fails_ends_the_job_and_leaves_what_came_before(writer: Grou
     assert writer.submit(rows).result() == [2, 3, 4]
 
 
-def test_a_long_job_ends_between_two_parts_when_the_writer_closes(engine: Engine) -> None:
+def test_close_ends_long_job_between_parts(engine: Engine) -> None:
     writer, running, closing = GroupCommitWriter(engine, "test"), threading.Event(), threading.Event()
 
     def first(connection: Connection) -> tuple[int, JobPart | None]:
@@ -121,7 +126,7 @@ def test_a_long_job_ends_between_two_parts_when_the_writer_closes(engine: Engine
         job.result(60)
 
 
-def test_what_sqlite_cannot_commit_is_surely_not_in(
+def test_commit_failing_in_sqlite_is_not_in(
     writer: GroupCommitWriter, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(connection: sqlite3.Connection) -> None:
@@ -135,19 +140,12 @@ def test_what_sqlite_cannot_commit_is_surely_not_in(
     assert writer.submit(rows).result() == []
 
 
-def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
-    running, go_on = threading.Event(), threading.Event()
-
+def test_submit_failing_undoes_only_itself(writer: GroupCommitWriter) -> None:
     def fails(connection: Connection) -> None:
         insert(connection, 2)
         raise InvalidArgument.of("x", "is wrong")
 
-    def holds(connection: Connection) -> None:
-        running.set()
-        go_on.wait(60)
-
-    writer.submit(holds)
-    running.wait(60)
+    go_on = busy(writer)
     jobs = [writer.submit(lambda c: insert(c, 1)), writer.submit(fails), writer.submit(lambda c: insert(c, 3))]
     go_on.set()
 
@@ -156,7 +154,7 @@ def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
     assert writer.submit(rows).result() == [1, 3]
 
 
-def test_a_job_that_fails_alone_undoes_itself(writer: GroupCommitWriter) -> None:
+def test_submit_failing_alone_undoes_itself(writer: GroupCommitWriter) -> None:
     def fails(connection: Connection) -> None:
         insert(connection, 1)
         raise RuntimeError("a defect")
@@ -167,7 +165,7 @@ def test_a_job_that_fails_alone_undoes_itself(writer: GroupCommitWriter) -> None
     assert writer.submit(rows).result() == []
 
 
-def test_a_full_disk_is_typed_and_the_writer_goes_on(writer: GroupCommitWriter) -> None:
+def test_submit_on_full_disk_is_store_full(writer: GroupCommitWriter) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -180,15 +178,8 @@ def test_a_full_disk_is_typed_and_the_writer_goes_on(writer: GroupCommitWriter) 
     assert writer.submit(rows).result() == [2]
 
 
-def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommitWriter) -> None:
-    running, go_on = threading.Event(), threading.Event()
-
-    def holds(connection: Connection) -> None:
-        running.set()
-        go_on.wait(60)
-
-    writer.submit(holds)
-    running.wait(60)
+def test_submit_cancelled_is_not_run(writer: GroupCommitWriter) -> None:
+    go_on = busy(writer)
     cancelled = writer.submit(lambda connection: insert(connection, 1))
     assert cancelled.cancel()
     go_on.set()
@@ -196,7 +187,7 @@ def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommit
     assert writer.submit(rows).result() == []
 
 
-def test_where_nobody_waits_nothing_is_committed(engine: Engine) -> None:
+def test_writer_without_jobs_commits_nothing(engine: Engine) -> None:
     begun: list[object] = []
     event.listen(engine, "begin", begun.append)
 
@@ -205,7 +196,7 @@ def test_where_nobody_waits_nothing_is_committed(engine: Engine) -> None:
     assert begun == []
 
 
-def test_values_stay_out_of_messages(writer: GroupCommitWriter) -> None:
+def test_submit_error_hides_values(writer: GroupCommitWriter) -> None:
     writer.submit(lambda connection: insert(connection, 1)).result()
 
     with pytest.raises(Internal) as failure:
@@ -214,32 +205,10 @@ def test_values_stay_out_of_messages(writer: GroupCommitWriter) -> None:
     assert "secret" not in str(failure.value)
 
 
-def test_nothing_is_taken_after_close(engine: Engine) -> None:
-    writer = GroupCommitWriter(engine, "test")
-    writer.close()
-    writer.close()
-
-    with pytest.raises(StoreUnavailable):
-        writer.submit(rows)
-
-
-@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///relative", "mysql://x", "postgresql://x/y", "nonsense"])
-def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidArgument):
-        open_engine(url)
-
-
-def test_a_group_is_256_jobs_at_most(writer: GroupCommitWriter, engine: Engine) -> None:
+def test_group_has_256_jobs_at_most(writer: GroupCommitWriter, engine: Engine) -> None:
     commits = []
     event.listen(engine, "commit", commits.append)
-    running, go_on = threading.Event(), threading.Event()
-
-    def holds(connection: Connection) -> None:
-        running.set()
-        go_on.wait(60)
-
-    writer.submit(holds)
-    running.wait(60)
+    go_on = busy(writer)
     jobs = [writer.submit(rows) for _ in range(257)]
     go_on.set()
     for job in jobs:
@@ -263,12 +232,12 @@ class Loser:
         return insert(connection, 1)
 
 
-def test_a_job_that_lost_against_another_transaction_is_run_again(writer: GroupCommitWriter) -> None:
+def test_submit_losing_contention_runs_again(writer: GroupCommitWriter) -> None:
     assert writer.submit(Loser(3)).result() == 1
     assert writer.submit(rows).result() == [1]
 
 
-def test_a_job_that_always_loses_is_given_up_after_the_fourth_time(writer: GroupCommitWriter) -> None:
+def test_submit_losing_four_times_is_given_up(writer: GroupCommitWriter) -> None:
     job = Loser(10)
 
     with pytest.raises(LedgerContention):
@@ -277,23 +246,23 @@ def test_a_job_that_always_loses_is_given_up_after_the_fourth_time(writer: Group
     assert job.run_count == 4
 
 
-def test_a_process_can_end_without_closing_it(writer: GroupCommitWriter) -> None:
+def test_writer_thread_is_daemon(writer: GroupCommitWriter) -> None:
     assert writer._thread.daemon
 
 
-def test_a_closed_writer_lets_go_of_the_database(engine: Engine, tmp_path: Path) -> None:
+def test_close_releases_database(engine: Engine, tmp_path: Path) -> None:
     writer = GroupCommitWriter(engine, "test")
     writer.submit(lambda connection: insert(connection, 1)).result()
 
-    writer.close()
+    for _ in range(2):
+        writer.close()
 
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.sqlite"]
     with pytest.raises(StoreUnavailable, match=r"^ledger cannot be reached: it is closed"):
         writer.submit(rows)
 
 
-def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_once(writer: GroupCommitWriter) -> None:
-    running, go_on = threading.Event(), threading.Event()
+def test_submit_failing_alone_runs_once(writer: GroupCommitWriter) -> None:
     run_count = 0
 
     def fails(connection: Connection) -> None:
@@ -301,15 +270,10 @@ def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_o
         run_count += 1
         raise RuntimeError("a defect")
 
-    def holds(connection: Connection) -> None:
-        running.set()
-        go_on.wait(60)
-
     with pytest.raises(RuntimeError):
         writer.submit(fails).result()
     run_alone_count = run_count
-    writer.submit(holds)
-    running.wait(60)
+    go_on = busy(writer)
     good, bad = writer.submit(lambda connection: insert(connection, 1)), writer.submit(fails)
     go_on.set()
 
@@ -318,7 +282,7 @@ def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_o
         bad.result()
 
 
-def test_who_asked_is_told_of_the_commit_before_the_result_is_there(writer: GroupCommitWriter, engine: Engine) -> None:
+def test_submit_calls_back_before_result(writer: GroupCommitWriter, engine: Engine) -> None:
     told: list[list[int]] = []
 
     def look() -> None:
@@ -330,7 +294,7 @@ def test_who_asked_is_told_of_the_commit_before_the_result_is_there(writer: Grou
     assert told == [[1]]
 
 
-def test_of_what_failed_no_commit_is_told(writer: GroupCommitWriter) -> None:
+def test_submit_failing_calls_nothing_back(writer: GroupCommitWriter) -> None:
     told: list[str] = []
 
     def fails(connection: Connection) -> None:

@@ -1,9 +1,8 @@
-"""What has to be looked for is read beside what the journal writes."""
+"""Searches of the journal: beside its commits, by indexes, and over no more rows than they need."""
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,16 @@ from sqlalchemy import event
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.journal import Journal
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger import Journal
+from tests.support.journals import a_journal, an_accepted_request, complete_request
 
 EVERY: frozenset[RequestState] = frozenset()
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    url = f"sqlite:///{tmp_path}/ledger.sqlite"
-    open_journal(url).close()
-    with closing(Journal(open_engine(url), SetClock())) as journal:
-        yield journal
+    with a_journal(tmp_path, SetClock()) as opened:
+        yield opened
 
 
 # A tenant with many requests and few jobs has all of them looked through; a receiver that is gone leaves many webhooks.
@@ -39,7 +34,7 @@ SEARCHES: dict[str, tuple[str, Callable[[Journal], "Future[Any]"], object]] = {
 
 
 @pytest.mark.parametrize(("words", "search", "found"), SEARCHES.values(), ids=SEARCHES.keys())
-def test_what_takes_long_to_find_keeps_no_commit_waiting(
+def test_search_keeps_no_commit_waiting(
     journal: Journal, words: str, search: Callable[[Journal], "Future[Any]"], found: object
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -53,14 +48,14 @@ def test_what_takes_long_to_find_keeps_no_commit_waiting(
     searched = search(journal)
     begun.wait(60)
     try:
-        journal.accept(AcceptedRequest("r1", "acme", b"", "hash", 1.0)).result(60)
+        journal.accept(an_accepted_request()).result(60)
     finally:
         go_on.set()
 
     assert searched.result(60) == found
 
 
-def test_what_is_kept_is_summed_from_indexes_alone(journal: Journal) -> None:
+def test_kept_is_summed_from_indexes(journal: Journal) -> None:
     """Every start waits for it, and rows are large."""
     engine, sent = journal._reader._engine, list[tuple[str, Any]]()
     event.listen(engine, "before_cursor_execute", lambda *of: sent.append((of[2], of[3])))
@@ -72,8 +67,66 @@ def test_what_is_kept_is_summed_from_indexes_alone(journal: Journal) -> None:
     assert [row[3] for plan in plans for row in plan if "COVERING INDEX" not in row[3]] == []
 
 
-def test_a_list_of_a_closed_journal_is_unavailable(journal: Journal) -> None:
+def test_list_page_of_closed_journal_is_unavailable(journal: Journal) -> None:
     journal.close()
 
     with pytest.raises(StoreUnavailable, match="closed"):
         journal.listing.page("acme", EVERY, False, 10)
+
+
+def test_forget_finished_reads_each_index_once(journal: Journal) -> None:
+    engine, sent = journal._reader._engine, list[tuple[str, Any]]()
+    event.listen(engine, "before_cursor_execute", lambda *of: sent.append((of[2], of[3])))
+    journal.forget_finished(9e9, 5).result()
+    statement, values = next(one for one in sent if "journal_webhooks" in one[0])
+    with engine.connect() as connection:
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+    assert len([step for step in plan if "CORRELATED" in step]) == 2
+    assert sorted(step for step in plan if " journal_" in step) == [
+        "SCAN journal_webhooks USING INDEX journal_webhooks_pending",
+        "SEARCH journal_pins USING INDEX sqlite_autoindex_journal_pins_1 (request_id=?)",
+        "SEARCH journal_requests USING INDEX journal_finished (finished_at<?)",
+        "SEARCH journal_webhooks USING INDEX sqlite_autoindex_journal_webhooks_1 (request_id=?)",
+    ]
+
+
+SIZE = 10
+
+
+def forgotten(journal: Journal, count: int) -> list[str]:
+    return [one.key for one in journal.objects.forget_pictures("tenant", count * SIZE).result()]
+
+
+def steps_of_forgetting(journal: Journal) -> int:
+    """Return in hundreds how many steps SQLite takes to forget one more."""
+    steps = []
+
+    def watch(handler: object) -> None:
+        journal._writer.submit(
+            lambda connection: connection.connection.driver_connection.set_progress_handler(handler, 100)  # type: ignore[union-attr]
+        ).result()
+
+    watch(lambda: steps.append(1))
+    assert len(forgotten(journal, 1)) == 1
+    watch(None)
+    return len(steps)
+
+
+def test_forget_pictures_does_not_scan_forgotten_ones_again(journal: Journal) -> None:
+    for number in range(1_000):
+        complete_request(journal, f"r{number}", float(number), SIZE)
+    few = steps_of_forgetting(journal)
+    for _ in range(9):
+        assert len(forgotten(journal, 100)) == 100
+
+    assert steps_of_forgetting(journal) <= 2 * few + 2
+
+
+def test_forget_pictures_of_clock_set_back_come_last(journal: Journal) -> None:
+    for name, at in (("first", 100.0), ("second", 200.0), ("set-back", 50.0)):
+        if name == "set-back":
+            assert forgotten(journal, 1) == ["results/first"]
+        complete_request(journal, name, at, SIZE).result()
+
+    assert [forgotten(journal, 1) for _ in range(3)] == [["results/second"], ["results/set-back"], []]

@@ -29,14 +29,14 @@ def read(engine: Engine) -> PreparedRead:
     return PreparedRead(engine, tables.state.select().with_only_columns(_STATE.cache_id, _STATE.tick).where(is_between))
 
 
-def test_rows_have_the_columns_as_attributes_and_parameters_find_their_places(engine: Engine) -> None:
+def test_rows_of_read_have_columns_as_attributes(engine: Engine) -> None:
     (row,) = read(engine).rows(most=5, least=1)
 
     assert (len(row.cache_id), row.tick) == (16, 0)
     assert read(engine).rows(least=5, most=1) == []
 
 
-def test_it_sees_what_was_committed_since(engine: Engine) -> None:
+def test_rows_of_read_include_later_commits(engine: Engine) -> None:
     reading = read(engine)
     reading.rows(least=1, most=1)
     with engine.begin() as connection:
@@ -45,7 +45,7 @@ def test_it_sees_what_was_committed_since(engine: Engine) -> None:
     assert reading.rows(least=1, most=1)[0].tick == 7
 
 
-def test_the_drivers_errors_are_ours_without_the_values(engine: Engine) -> None:
+def test_read_error_hides_values(engine: Engine) -> None:
     reading = read(engine)
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE cache_state"))

@@ -40,7 +40,7 @@ def connection(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def test_values_find_their_places_beside_the_statements_own_constants(connection: Connection) -> None:
+def test_write_binds_values_beside_constants(connection: Connection) -> None:
     assert ADD.first(connection, {"name": "a", "count": 4, "data": b"one"}) == ("a",)
     assert ADD.first(connection, {"name": "a", "count": 1, "data": None}) is None
 
@@ -49,7 +49,7 @@ def test_values_find_their_places_beside_the_statements_own_constants(connection
     assert READ.first(connection, {"id": "a"}) == ("a", 6, b"two")
 
 
-def test_it_is_undone_with_its_transaction(engine: Engine) -> None:
+def test_write_is_undone_with_its_transaction(engine: Engine) -> None:
     with pytest.raises(RuntimeError), engine.begin() as connection:
         ADD.first(connection, {"name": "a", "count": 4, "data": None})
         raise RuntimeError("a defect")
@@ -58,7 +58,7 @@ def test_it_is_undone_with_its_transaction(engine: Engine) -> None:
         assert READ.first(connection, {"id": "a"}) is None
 
 
-def test_the_drivers_errors_are_ours_without_the_values(connection: Connection) -> None:
+def test_write_error_hides_values(connection: Connection) -> None:
     with pytest.raises(Internal) as broken, typed_errors():
         ADD.first(connection, {"name": "secret", "count": None, "data": None})
     with pytest.raises(InvalidArgument) as large, typed_errors():
@@ -72,7 +72,7 @@ def test_the_drivers_errors_are_ours_without_the_values(connection: Connection) 
     assert not any("secret" in caught.value.message for caught in (broken, large, gone))
 
 
-def test_a_writer_that_waits_in_vain_says_that_the_store_is_away(engine: Engine, tmp_path: Path) -> None:
+def test_write_behind_lock_is_operational_error(engine: Engine, tmp_path: Path) -> None:
     other = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite?timeout=0")
 
     with engine.begin(), pytest.raises(OperationalError), other.begin() as second:

@@ -27,42 +27,31 @@ def reason(signer: PathSigner, path: str, now: float = NOW) -> tuple[str, str]:
     return caught.value.reason, caught.value.message
 
 
-def test_a_path_reads_back_as_what_was_signed() -> None:
+def test_verify_returns_signed_file_until_it_expires() -> None:
     path = SIGNER.sign(FILE)
 
     assert path.startswith("/v1/files/results/0a1b?expires=1800000060&type=image%2Fpng&size=4711&digest=abab")
-    assert SIGNER.verify(*parts(path), NOW) == FILE
-
-
-@pytest.mark.parametrize(("now", "readable"), [(NOW + 59.9, True), (NOW + 60, False), (NOW + 1e9, False)])
-def test_a_path_ends_when_it_says(now: float, readable: bool) -> None:
-    path = SIGNER.sign(FILE)
-
-    if readable:
-        assert SIGNER.verify(*parts(path), now) == FILE
-    else:
+    assert SIGNER.verify(*parts(path), NOW) == SIGNER.verify(*parts(path), NOW + 59.9) == FILE
+    for now in (NOW + 60, NOW + 1e9):
         reason(SIGNER, path, now)
 
 
-OTHERS = [
+OTHERS = (
     replace(FILE, expires_at=FILE.expires_at + 1),
     replace(FILE, media_type="image/webp"),
     replace(FILE, reference=replace(FILE.reference, key="results/0a1c")),
     replace(FILE, reference=replace(FILE.reference, size_bytes=4712)),
     replace(FILE, reference=replace(FILE.reference, digest="sha256:" + "ac" * 32)),
-]
+)
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=["expires", "type", "key", "size", "digest"])
-def test_each_part_is_signed(other: SignedFile) -> None:
-    """The signature of one path is worth nothing under another one."""
+def test_verify_refuses_signature_of_other_path() -> None:
     signature = SIGNER.sign(FILE).rpartition("=")[2]
-    path = SIGNER.sign(other).rpartition("=")[0]
+    for other in OTHERS:
+        reason(SIGNER, f"{SIGNER.sign(other).rpartition('=')[0]}={signature}")
 
-    reason(SIGNER, f"{path}={signature}")
 
-
-def test_whatever_is_wrong_is_told_alike() -> None:
+def test_verify_refuses_every_wrong_path_alike() -> None:
     path = SIGNER.sign(FILE)
     expired = reason(SIGNER, path, NOW + 60)
     others = {
@@ -83,7 +72,7 @@ def test_whatever_is_wrong_is_told_alike() -> None:
 
 
 @given(place=st.integers(min_value=0), put=st.characters(codec="utf-8"))
-def test_no_changed_character_passes(place: int, put: str) -> None:
+def test_verify_of_changed_path_is_refused(place: int, put: str) -> None:
     key, query = parts(SIGNER.sign(FILE))
     place %= len(query)
     changed = query[:place] + put + query[place + 1 :]
@@ -97,7 +86,7 @@ def test_no_changed_character_passes(place: int, put: str) -> None:
     assert found == FILE
 
 
-def test_paths_outlive_a_change_of_keys_for_as_long_as_the_old_one_is_listed() -> None:
+def test_verify_takes_listed_old_keys() -> None:
     path = SIGNER.sign(FILE)
 
     assert PathSigner(b"n" * 32, b"k" * 32).verify(*parts(path), NOW) == FILE
@@ -105,6 +94,6 @@ def test_paths_outlive_a_change_of_keys_for_as_long_as_the_old_one_is_listed() -
     assert PathSigner(b"n" * 32, b"k" * 32).sign(FILE) == PathSigner(b"n" * 32).sign(FILE)
 
 
-def test_a_short_key_is_no_key() -> None:
+def test_path_signer_refuses_short_key() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         PathSigner(b"k" * 31)
