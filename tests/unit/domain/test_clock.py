@@ -14,7 +14,7 @@ def passed(clock: SetClock, seconds: float, jump_s: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("correction_s", [0.0, 299.0, -299.0])
-def test_it_follows_the_machines_clock_and_its_corrections(correction_s: float) -> None:
+def test_steady_clock_follows_corrections(correction_s: float) -> None:
     machine = SetClock(wall_s=1000.0, monotonic_s=7.0)
     clock = SteadyClock(machine)
 
@@ -24,7 +24,7 @@ def test_it_follows_the_machines_clock_and_its_corrections(correction_s: float) 
 
 
 @pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
-def test_a_jump_that_is_put_right_never_was(jump_s: float) -> None:
+def test_steady_clock_ignores_jump_that_is_put_right(jump_s: float) -> None:
     machine = SetClock(wall_s=1e9)
     clock = SteadyClock(machine)
 
@@ -36,7 +36,7 @@ def test_a_jump_that_is_put_right_never_was(jump_s: float) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
-def test_a_jump_that_has_lasted_an_hour_is_believed(jump_s: float) -> None:
+def test_steady_clock_believes_jump_after_an_hour(jump_s: float) -> None:
     machine = SetClock(wall_s=1e9)
     clock = SteadyClock(machine)
 
@@ -49,7 +49,7 @@ def test_a_jump_that_has_lasted_an_hour_is_believed(jump_s: float) -> None:
     assert (at_first, before, clock.wall()) == (1e9, 1e9 + 3599.0, 1e9 + 3600.0 + jump_s)
 
 
-def test_one_jump_after_the_other_is_each_given_its_hour() -> None:
+def test_steady_clock_gives_each_jump_its_hour() -> None:
     machine = SetClock(wall_s=1e9)
     clock = SteadyClock(machine)
 
@@ -62,7 +62,7 @@ def test_one_jump_after_the_other_is_each_given_its_hour() -> None:
     assert clock.wall() == 1e9 + 6000.0
 
 
-def test_the_machines_own_time_can_be_had() -> None:
+def test_wall_as_told_is_the_machines_time() -> None:
     machine = SetClock(wall_s=1e9)
     clock = SteadyClock(machine)
 
@@ -71,7 +71,7 @@ def test_the_machines_own_time_can_be_had() -> None:
     assert clock.wall_as_told() == 1e9 + 1.0 + DAY_S
 
 
-def test_a_machine_that_slept_has_not_jumped() -> None:
+def test_steady_clock_continues_after_sleep() -> None:
     """Its monotonic clock stood still meanwhile, and the time since it began did not."""
     machine, began = SetClock(wall_s=1e9, monotonic_s=7.0), [50.0]
     clock = SteadyClock(machine, lambda: began[0])

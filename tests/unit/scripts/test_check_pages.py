@@ -10,43 +10,41 @@ from scripts.pages.calls import NoSuchCall, check_fields
 from scripts.pages.not_run import why_not_run
 from scripts.pages.snippets import faults_of
 
+FAULTS = [
+    ("pentimento up --frobnicate", "No such option '--frobnicate'"),
+    ("pentimento frobnicate", "No such command 'frobnicate'"),
+    ("pentimento up --thinning sometimes", "'sometimes' is not one of"),
+    ("pentimento generate 'a ring' --steps many", "'many' is not a valid integer"),
+    ("true | pentimento jobs list --frobnicate", "No such option '--frobnicate'"),
+    ("pentimento serve frontdoor --queue-limt 64", "--queue-limt"),
+    ("pentimento serve frontdoor --queue-limit many", "--queue-limit"),
+    ("pentimento bench profile DIR --frobnicate", "--frobnicate"),
+    ("pentimento simulate scenarios/modm.toml --frobnicate", "lab.simulator has no --frobnicate"),
+    ("python -m services.edge --frobnicate", "--frobnicate"),
+    ("python -m services.nothing", "there is no module services.nothing"),
+    ("python -m benchmarks.joint --frobnicate", "benchmarks.joint has no --frobnicate"),
+    ("python scripts/nothing.py", "scripts/nothing.py is no file"),
+    ("make frobnicate", "the Makefile has no frobnicate"),
+    ("make demo FROBNICATE=1", "the Makefile has no FROBNICATE"),
+    ("docker compose -f docker-compose.none.yml up", "docker-compose.none.yml is no file"),
+    ("docker compose up frobnicator", "docker-compose.yml has no service frobnicator"),
+    ("docker build -f deploy/Dockerfile --target frobnicator .", "no such target"),
+    ("docker run pentimento-cli generate x --frobnicate", "No such option '--frobnicate'"),
+    ("curl http://127.0.0.1/v1/jobs -d '{prompt: 1}'", "-d is no JSON"),
+    ('curl http://127.0.0.1/v1/images/generations -d \'{"promt": "a"}\'', "takes no promt"),
+    ("curl http://127.0.0.1/v1/images/edits -F image=@a.png -F frobnicate=1", "takes no frobnicate"),
+    ("curl http://127.0.0.1/v1/frobnications", "nothing is served at /v1/frobnications"),
+    ("grpcurl localhost:1 pentimento.api.image.v1.ImageService/Frobnicate", "there is no pentimento"),
+    ("grpcurl localhost:1 pentimento.api.frob.v1.FrobService/Generate", "there is no pentimento"),
+    ("grpcurl -d '{\"frob\": 1}' x:1 pentimento.api.image.v1.ImageService/Generate", "frob"),
+    ("frobnicate --all", "no page may tell a reader to type 'frobnicate'"),
+]
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("pentimento up --frobnicate", "No such option '--frobnicate'"),
-        ("pentimento frobnicate", "No such command 'frobnicate'"),
-        ("pentimento up --thinning sometimes", "'sometimes' is not one of"),
-        ("pentimento generate 'a ring' --steps many", "'many' is not a valid integer"),
-        ("true | pentimento jobs list --frobnicate", "No such option '--frobnicate'"),
-        ("pentimento serve frontdoor --queue-limt 64", "--queue-limt"),
-        ("pentimento serve frontdoor --queue-limit many", "--queue-limit"),
-        ("pentimento bench profile DIR --frobnicate", "--frobnicate"),
-        ("pentimento simulate scenarios/modm.toml --frobnicate", "lab.simulator has no --frobnicate"),
-        ("python -m services.edge --frobnicate", "--frobnicate"),
-        ("python -m services.nothing", "there is no module services.nothing"),
-        ("python -m benchmarks.joint --frobnicate", "benchmarks.joint has no --frobnicate"),
-        ("python scripts/nothing.py", "scripts/nothing.py is no file"),
-        ("make frobnicate", "the Makefile has no frobnicate"),
-        ("make demo FROBNICATE=1", "the Makefile has no FROBNICATE"),
-        ("docker compose -f docker-compose.none.yml up", "docker-compose.none.yml is no file"),
-        ("docker compose up frobnicator", "docker-compose.yml has no service frobnicator"),
-        ("docker build -f deploy/Dockerfile --target frobnicator .", "no such target"),
-        ("docker run pentimento-cli generate x --frobnicate", "No such option '--frobnicate'"),
-        ("curl http://127.0.0.1/v1/jobs -d '{prompt: 1}'", "-d is no JSON"),
-        ('curl http://127.0.0.1/v1/images/generations -d \'{"promt": "a"}\'', "takes no promt"),
-        ("curl http://127.0.0.1/v1/images/edits -F image=@a.png -F frobnicate=1", "takes no frobnicate"),
-        ("curl http://127.0.0.1/v1/frobnications", "nothing is served at /v1/frobnications"),
-        ("grpcurl localhost:1 pentimento.api.image.v1.ImageService/Frobnicate", "there is no pentimento"),
-        ("grpcurl localhost:1 pentimento.api.frob.v1.FrobService/Generate", "there is no pentimento"),
-        ("grpcurl -d '{\"frob\": 1}' x:1 pentimento.api.image.v1.ImageService/Generate", "frob"),
-        ("frobnicate --all", "no page may tell a reader to type 'frobnicate'"),
-    ],
-)
-def test_faults_of_invented_word_names_it(text: str, fault: str) -> None:
-    (said,) = [one for one in faults_of(text) if "'true'" not in one]
 
-    assert fault in said
+def test_faults_of_invented_word_name_it() -> None:
+    said = {text: [one for one in faults_of(text) if "'true'" not in one] for text, _ in FAULTS}
+
+    assert [text for text, fault in FAULTS if len(said[text]) != 1 or fault not in said[text][0]] == []
 
 
 def test_shell_lines_and_commands_split_as_a_shell_does() -> None:

@@ -63,11 +63,11 @@ def toml(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_defaults_are_those_of_the_dataclasses() -> None:
+def test_load_settings_without_sources_returns_defaults() -> None:
     assert load() == Settings(Nested())
 
 
-def test_every_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
+def test_load_settings_source_wins_over_lower_ones(tmp_path: Path) -> None:
     layers: list[tuple[list[str], dict[str, str]]] = [([], {})]
     file = toml(tmp_path, "[common]\nthreads = 2\n")
     layers.append((["--config", file], {}))
@@ -82,13 +82,13 @@ def test_every_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
     assert [load(*argv, environ=environ).threads for argv, environ in layers] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+def test_load_settings_reads_file_named_by_environment(tmp_path: Path) -> None:
     file = toml(tmp_path, "[embedder]\nthreads = 3\n")
 
     assert load(environ={"PENTIMENTO_CONFIG": file}).threads == 3
 
 
-def test_each_type_is_read_from_text() -> None:
+def test_load_settings_reads_each_type_from_text() -> None:
     flags = ["--listen", "unix:/a,b:1", "--listen", "c:2", "--timeout-s", "2.5", "--model", "/m", "--threads", "4"]
     flags += ["--device", "cpu", "--compile", "--name", "x", "--sizes-px", "64,128"]
 
@@ -103,7 +103,7 @@ def test_each_type_is_read_from_text() -> None:
     )
 
 
-def test_each_type_is_read_from_toml(tmp_path: Path) -> None:
+def test_load_settings_reads_each_type_from_toml(tmp_path: Path) -> None:
     file = toml(
         tmp_path,
         """
@@ -121,15 +121,15 @@ def test_each_type_is_read_from_toml(tmp_path: Path) -> None:
     )
 
 
-def test_a_switch_can_be_turned_off_again() -> None:
+def test_load_settings_flag_turns_switch_off() -> None:
     assert load("--no-compile", environ={"PENTIMENTO_EMBEDDER_COMPILE": "on"}).compile is False
 
 
-def test_an_empty_variable_unsets_an_optional_path() -> None:
+def test_load_settings_empty_variable_unsets_path() -> None:
     assert load(environ={"PENTIMENTO_EMBEDDER_WEIGHTS": ""}).weights is None
 
 
-def test_one_file_may_have_the_tables_of_all_services(tmp_path: Path) -> None:
+def test_load_settings_file_of_all_services(tmp_path: Path) -> None:
     tables = re.findall(r"table `\[(\w+)\]`", REFERENCE.read_text())
     assert {"embedder", "edge", "emulated_worker"} <= set(tables)
 
@@ -138,45 +138,46 @@ def test_one_file_may_have_the_tables_of_all_services(tmp_path: Path) -> None:
     assert load("--config", file).name == "embedder"
 
 
-def test_tables_and_variables_of_other_services_are_theirs(tmp_path: Path) -> None:
+def test_load_settings_ignores_other_services(tmp_path: Path) -> None:
     file = toml(tmp_path, "[frontdoor]\nqueue_limit = 7\n[common]\nobjects_url = 'file:///o'\n")
 
     assert load("--config", file, environ={"PENTIMENTO_FRONTDOOR_QUEUE_LIMIT": "8"}) == Settings(Nested())
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "words"),
-    [
-        (["--treads", "1"], {}, ["--treads"]),
-        (["--thr", "1"], {}, ["--thr"]),
-        (["stray"], {}, ["stray"]),
-        (["--threads"], {}, ["--threads", "expected one argument"]),
-        (["--threads", "0"], {}, ["--threads", "at least 1", "got 0"]),
-        (["--sizes-px", "64,4"], {}, ["--sizes-px", "at least 8", "got 4"]),
-        (["--threads", "two"], {}, ["--threads", "whole number", "'two'"]),
-        (["--threads", "1.5"], {}, ["--threads", "whole number"]),
-        (["--timeout-s", "nan"], {}, ["--timeout-s", "finite number", "'nan'"]),
-        (["--timeout-s", "inf"], {}, ["--timeout-s", "finite number"]),
-        (["--timeout-s", "61"], {}, ["--timeout-s", "at most 60", "got 61"]),
-        (["--device", "tpu"], {}, ["--device", "auto, cpu", "'tpu'"]),
-        (["--weights", "/nonexistent/w"], {}, ["--weights", "no such file", "/nonexistent/w"]),
-        (["--weights", "a" * 300], {}, ["--weights", "File name too long"]),
-        (["--model", "a\0b"], {}, ["--model", "NUL"]),
-        (["--model", "~nobody-of-that-name/m"], {}, ["--model", "no home", "~nobody-of-that-name/m"]),
-        (["--name", "root"], {}, ["--name must not be root"]),
-        ([], {"PENTIMENTO_EMBEDDER_TREADS": "1"}, ["PENTIMENTO_EMBEDDER_TREADS", "did you mean threads?"]),
-        ([], {"PENTIMENTO_EMBEDDER_THREADS": "x"}, ["--threads", "PENTIMENTO_EMBEDDER_THREADS"]),
-        ([], {"PENTIMENTO_COMMON_TREADS": "1"}, ["PENTIMENTO_COMMON_TREADS", "did you mean threads?"]),
-        ([], {"PENTIMENTO_EMBEDDER_COMPILE": "perhaps"}, ["--compile", "true or false", "'perhaps'"]),
-        (["--config", "/nonexistent.toml"], {}, ["/nonexistent.toml", "No such file"]),
-    ],
-)
-def test_what_is_wrong_is_one_line_that_names_it(argv: list[str], environ: dict[str, str], words: list[str]) -> None:
-    told = refusal(*argv, environ=environ)
+WRONG: list[tuple[list[str], dict[str, str], list[str]]] = [
+    (["--treads", "1"], {}, ["--treads"]),
+    (["--thr", "1"], {}, ["--thr"]),
+    (["stray"], {}, ["stray"]),
+    (["--threads"], {}, ["--threads", "expected one argument"]),
+    (["--threads", "0"], {}, ["--threads", "at least 1", "got 0"]),
+    (["--sizes-px", "64,4"], {}, ["--sizes-px", "at least 8", "got 4"]),
+    (["--threads", "two"], {}, ["--threads", "whole number", "'two'"]),
+    (["--threads", "1.5"], {}, ["--threads", "whole number"]),
+    (["--timeout-s", "nan"], {}, ["--timeout-s", "finite number", "'nan'"]),
+    (["--timeout-s", "inf"], {}, ["--timeout-s", "finite number"]),
+    (["--timeout-s", "61"], {}, ["--timeout-s", "at most 60", "got 61"]),
+    (["--device", "tpu"], {}, ["--device", "auto, cpu", "'tpu'"]),
+    (["--weights", "/nonexistent/w"], {}, ["--weights", "no such file", "/nonexistent/w"]),
+    (["--weights", "a" * 300], {}, ["--weights", "File name too long"]),
+    (["--model", "a\0b"], {}, ["--model", "NUL"]),
+    (["--model", "~nobody-of-that-name/m"], {}, ["--model", "no home", "~nobody-of-that-name/m"]),
+    (["--name", "root"], {}, ["--name must not be root"]),
+    ([], {"PENTIMENTO_EMBEDDER_TREADS": "1"}, ["PENTIMENTO_EMBEDDER_TREADS", "did you mean threads?"]),
+    ([], {"PENTIMENTO_EMBEDDER_THREADS": "x"}, ["--threads", "PENTIMENTO_EMBEDDER_THREADS"]),
+    ([], {"PENTIMENTO_COMMON_TREADS": "1"}, ["PENTIMENTO_COMMON_TREADS", "did you mean threads?"]),
+    ([], {"PENTIMENTO_EMBEDDER_COMPILE": "perhaps"}, ["--compile", "true or false", "'perhaps'"]),
+    (["--config", "/nonexistent.toml"], {}, ["/nonexistent.toml", "No such file"]),
+]
 
-    assert told.startswith("embedder: ")
-    assert "\n" not in told
-    assert [word for word in words if word not in told] == []
+
+def is_one_line_with(told: str, *words: str) -> bool:
+    return told.startswith("embedder: ") and "\n" not in told and all(word in told for word in words)
+
+
+def test_load_settings_refuses_wrong_flag_or_variable_in_one_line() -> None:
+    said = [(refusal(*argv, environ=environ), words) for argv, environ, words in WRONG]
+
+    assert [(told, words) for told, words in said if not is_one_line_with(told, *words)] == []
 
 
 @pytest.mark.parametrize(
@@ -196,44 +197,36 @@ def test_load_settings_refuses_removed_setting_with_its_reason(
     assert "it was removed: `python -m lab.fixtures.traced_process` writes such files" in told
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[embedder]\ntreads = 1\n", ["treads", "[embedder]", "did you mean threads?"]),
-        ("[common]\ntreads = 1\n", ["treads", "[common]", "did you mean threads?"]),
-        ("[embeder]\nthreads = 1\n", ["[embeder]", "did you mean embedder?"]),
-        ("threads = 1\n", ["threads"]),
-        ("embedder = 1\n", ["embedder must be a table"]),
-        ("[embedder\n", ["not valid TOML"]),
-        ("[embedder]\nthreads = true\n", ["--threads", "whole number", "threads of [embedder]"]),
-        ("[embedder]\nname = 7\n", ["--name", "text"]),
-        ("[embedder]\nlisten = 7\n", ["--listen", "list"]),
-        ("[embedder]\ncompile = 1\n", ["--compile", "true or false"]),
-        (f"[embedder]\ntimeout_s = 1{'0' * 400}\n", ["--timeout-s", "finite number"]),
-    ],
-)
-def test_what_is_wrong_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: str, words: list[str]) -> None:
-    file = toml(tmp_path, text)
-
-    told = refusal("--config", file)
-
-    assert "\n" not in told
-    assert [word for word in words if word not in told] == []
+WRONG_FILES: list[tuple[bytes, list[str]]] = [
+    (b"[embedder]\ntreads = 1\n", ["treads", "[embedder]", "did you mean threads?"]),
+    (b"[common]\ntreads = 1\n", ["treads", "[common]", "did you mean threads?"]),
+    (b"[embeder]\nthreads = 1\n", ["[embeder]", "did you mean embedder?"]),
+    (b"threads = 1\n", ["threads"]),
+    (b"embedder = 1\n", ["embedder must be a table"]),
+    (b"[embedder\n", ["not valid TOML"]),
+    (b"[embedder]\nthreads = true\n", ["--threads", "whole number", "threads of [embedder]"]),
+    (b"[embedder]\nname = 7\n", ["--name", "text"]),
+    (b"[embedder]\nlisten = 7\n", ["--listen", "list"]),
+    (b"[embedder]\ncompile = 1\n", ["--compile", "true or false"]),
+    (b"[embedder]\ntimeout_s = 1" + b"0" * 400, ["--timeout-s", "finite number"]),
+    (b"\xff\xfe\x00", ["not valid TOML"]),
+]
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "binary.toml"
-    file.write_bytes(b"\xff\xfe\x00")
+def test_load_settings_refuses_wrong_file_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "pentimento.toml"
+    for data, words in WRONG_FILES:
+        file.write_bytes(data)
 
-    assert "not valid TOML" in refusal("--config", str(file))
+        assert is_one_line_with(refusal("--config", str(file)), *words)
 
 
-def test_what_has_no_default_must_be_given() -> None:
+def test_load_settings_without_required_one_is_refused() -> None:
     with pytest.raises(SettingsError, match="--address is required"):
         load_settings(Required, "frontdoor", [], {})
 
 
-def test_help_lists_flag_default_limits_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_settings_help_lists_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load("--help")
 
@@ -243,7 +236,7 @@ def test_help_lists_flag_default_limits_and_variable(capsys: pytest.CaptureFixtu
     assert "--timeout-s" in told
 
 
-def test_two_nested_fields_of_one_name_are_a_defect() -> None:
+def test_load_settings_refuses_two_fields_of_one_name() -> None:
     @dataclass(frozen=True)
     class Twice:
         rpc: Nested
@@ -254,7 +247,7 @@ def test_two_nested_fields_of_one_name_are_a_defect() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_any_text_is_accepted_or_refused_in_one_line(threads: str, timeout: str) -> None:
+def test_load_settings_any_text_is_taken_or_refused(threads: str, timeout: str) -> None:
     environ = {"PENTIMENTO_EMBEDDER_THREADS": threads, "PENTIMENTO_EMBEDDER_TIMEOUT_S": timeout}
     try:
         loaded = load(environ=environ)
@@ -284,7 +277,7 @@ OWN, COMMON = {"PENTIMENTO_EMBEDDER_DRAIN_TIMEOUT_S": "70"}, {"PENTIMENTO_COMMON
         ("embedder", FILE, COMMON | OWN | {"PENTIMENTO_EMBEDDER_THREADS": "4"}, 70.0),
     ],
 )
-def test_one_setting_of_a_service_may_be_asked_for_by_whoever_knows_not_the_others(
+def test_setting_of_reads_one_setting_by_precedence(
     section: str, text: str, environ: dict[str, str], value: float, tmp_path: Path
 ) -> None:
     file = toml(tmp_path, text)
@@ -293,7 +286,7 @@ def test_one_setting_of_a_service_may_be_asked_for_by_whoever_knows_not_the_othe
     assert setting_of(Draining, "drain_timeout_s", section, Path(file), environ) == value
 
 
-def test_what_is_wrong_about_one_setting_is_a_line_that_names_it(tmp_path: Path) -> None:
+def test_setting_of_wrong_value_names_it(tmp_path: Path) -> None:
     file = toml(tmp_path, "[edge]\ndrain_timeout_s = 4000\n")
 
     with pytest.raises(SettingsError, match=r"edge: --drain-timeout-s must be at most 3600.*\[edge\]"):

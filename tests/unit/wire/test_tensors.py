@@ -34,7 +34,7 @@ def wire_tensors(draw: st.DrawFn) -> WireTensor:
 
 
 @given(tensor=wire_tensors())
-def test_a_message_carries_a_tensor_whole(tensor: WireTensor) -> None:
+def test_tensor_from_proto_of_written_tensor_returns_tensor(tensor: WireTensor) -> None:
     data = tensor_to_proto(tensor).SerializeToString()
 
     assert tensor_from_proto(pb.Tensor.FromString(data)) == tensor
@@ -44,7 +44,7 @@ def test_a_message_carries_a_tensor_whole(tensor: WireTensor) -> None:
     "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 )
 @given(dims=shapes)
-def test_torch_gets_back_the_bits_it_gave(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
+def test_tensor_from_wire_returns_same_bits(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
     tensor = (torch.randn(dims) * 100).to(dtype)
 
     again = tensor_from_wire(tensor_to_wire(tensor))
@@ -53,7 +53,7 @@ def test_torch_gets_back_the_bits_it_gave(dtype: torch.dtype, dims: tuple[int, .
     assert torch.equal(again, tensor)
 
 
-def test_a_strided_view_travels_in_row_major_order() -> None:
+def test_tensor_to_wire_of_strided_view_is_row_major() -> None:
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
 
     assert torch.equal(tensor_from_wire(tensor_to_wire(tensor)), tensor)
@@ -63,26 +63,26 @@ def message(**changes: Any) -> pb.Tensor:
     return pb.Tensor(**{"dtype": pb.DTYPE_FLOAT32, "dims": [2, 2], "inline": bytes(16), **changes})
 
 
-@pytest.mark.parametrize(
-    ("unsound", "named"),
-    [
-        (message(inline=bytes(15)), "tensor.inline"),
-        (message(inline=bytes(17)), "tensor.inline"),
-        (message(dims=[2, 3]), "tensor.inline"),
-        (message(dims=[-2, -2]), "tensor.dims"),
-        (message(dims=[2**62, 2**62]), "tensor.inline"),
-        (message(dims=[1] * 9, inline=bytes(4)), "tensor.dims"),
-        (message(dtype=0), "tensor.dtype"),
-        (message(dtype=99), "tensor.dtype"),
-        (pb.Tensor(dtype=1, dims=[0]), "tensor.payload"),
-        (pb.Tensor(dtype=1, dims=[4], object=pb.ObjectReference(key="k")), "tensor.payload"),
-        (message(dims=[MAX_INLINE_BYTES // 4 + 1], inline=bytes(MAX_INLINE_BYTES + 4)), "tensor.inline"),
-    ],
-)
-def test_an_unsound_message_is_refused_by_field(unsound: pb.Tensor, named: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        tensor_from_proto(unsound)
-    assert refused.value.violations[0].field == named
+UNSOUND = [
+    (message(inline=bytes(15)), "tensor.inline"),
+    (message(inline=bytes(17)), "tensor.inline"),
+    (message(dims=[2, 3]), "tensor.inline"),
+    (message(dims=[-2, -2]), "tensor.dims"),
+    (message(dims=[2**62, 2**62]), "tensor.inline"),
+    (message(dims=[1] * 9, inline=bytes(4)), "tensor.dims"),
+    (message(dtype=0), "tensor.dtype"),
+    (message(dtype=99), "tensor.dtype"),
+    (pb.Tensor(dtype=1, dims=[0]), "tensor.payload"),
+    (pb.Tensor(dtype=1, dims=[4], object=pb.ObjectReference(key="k")), "tensor.payload"),
+    (message(dims=[MAX_INLINE_BYTES // 4 + 1], inline=bytes(MAX_INLINE_BYTES + 4)), "tensor.inline"),
+]
+
+
+def test_tensor_from_proto_names_field_of_unsound_message() -> None:
+    for unsound, named in UNSOUND:
+        with pytest.raises(InvalidArgument) as refused:
+            tensor_from_proto(unsound)
+        assert refused.value.violations[0].field == named
 
 
 @pytest.mark.parametrize(
@@ -93,26 +93,24 @@ def test_an_unsound_message_is_refused_by_field(unsound: pb.Tensor, named: str) 
         ({"binding": Binding("another request")}, "tensor.binding"),
     ],
 )
-def test_a_tensor_other_than_the_one_asked_for_is_refused(expected: dict[str, Any], named: str) -> None:
+def test_tensor_from_proto_refuses_other_tensor_than_expected(expected: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         tensor_from_proto(message(), **expected)
     assert refused.value.violations[0].field == named
 
 
-def test_large_tensors_do_not_travel_inline() -> None:
+def test_tensor_to_proto_refuses_large_inline_tensor() -> None:
     with pytest.raises(InvalidArgument, match=r"tensor\.inline"):
         tensor_to_proto(WireTensor(Dtype.UINT8, (MAX_INLINE_BYTES + 1,), bytes(MAX_INLINE_BYTES + 1)))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
-    wire = tensor_to_wire(torch.tensor([1.0, value]))
-
-    with pytest.raises(InvalidArgument, match="finite"):
-        tensor_from_wire(wire)
+def test_tensor_from_wire_refuses_values_that_are_not_finite() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(InvalidArgument, match="finite"):
+            tensor_from_wire(tensor_to_wire(torch.tensor([1.0, value])))
 
 
-def test_the_wire_is_free_of_torch() -> None:
+def test_wire_tensors_import_no_torch() -> None:
     program = "import sys, pentimento.wire.tensors; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -17,41 +17,41 @@ WRONG: Any = "canary"
 TEXT = "must be text that UTF-8 can carry"
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"seed": -1}, "seed: must be between 0 and 18446744073709551615"),
-        ({"seed": 2**64}, "seed: must be between 0 and 18446744073709551615"),
-        ({"seed": 10**5000}, "seed: must be between 0 and 18446744073709551615"),
-        ({"width_px": 2**63}, "width_px: must be between -9223372036854775808 and 9223372036854775807"),
-        ({"prompt": HALF}, f"prompt: {TEXT}"),
-        ({"model": HALF}, f"model: {TEXT}"),
-        ({"loras": (AskedLora("a"), AskedLora(HALF))}, rf"loras\[1\]\.name: {TEXT}"),
-        ({"controlnets": (AskedControlNet(HALF, b""),)}, rf"controlnets\[0\]\.name: {TEXT}"),
-        ({"prompt": 7}, "prompt: must be text, got int"),
-        ({"prompt": b"canary\xff"}, "prompt: must be text, got bytes"),
-        ({"seed": "canary"}, "seed: must be a whole number, got str"),
-        ({"num_inference_steps": 1.5}, "num_inference_steps: must be a whole number, got float"),
-        ({"width_px": (512,)}, "width_px: must be a whole number, got tuple"),
-        ({"guidance_scale": "canary"}, "guidance_scale: must be a number, got str"),
-        ({"guidance_scale": 10**400}, "guidance_scale: must be a number, got int"),
-        ({"binding_steps": "canary"}, "binding_steps: must be true or false, got str"),
-        ({"cache": "off"}, "cache: must be of CacheMode, got str"),
-        ({"format": ["png"]}, "format: must be of ImageFormat, got list"),
-        ({"loras": None}, "loras: must be a tuple of AskedLora, got NoneType"),
-        ({"loras": ("canary",)}, r"loras\[0\]: must be of AskedLora, got str"),
-        ({"loras": (AskedLora("a", WRONG),)}, r"loras\[0\]\.scale: must be a number, got str"),
-        ({"controlnets": (AskedControlNet("a", WRONG),)}, r"controlnets\[0\]\.conditioning_image: must be bytes"),
-        ({"init_image": b"canary"}, "init_image: must be of InitImage, got bytes"),
-        ({"init_image": InitImage(b"", WRONG)}, r"init_image\.strength: must be a number, got str"),
-        ({"init_image": InitImage(b"", 0.5, WRONG)}, r"init_image\.mask: must be bytes, got str"),
-    ],
-)
-def test_encode_of_request_names_unwritable_value(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{says}") as refused:
-        encode(ImageRequest(**{"prompt": "a circle", **values}), pb.ImageRequest)
+UNWRITABLE: list[tuple[dict[str, Any], str]] = [
+    ({"seed": -1}, "seed: must be between 0 and 18446744073709551615"),
+    ({"seed": 2**64}, "seed: must be between 0 and 18446744073709551615"),
+    ({"seed": 10**5000}, "seed: must be between 0 and 18446744073709551615"),
+    ({"width_px": 2**63}, "width_px: must be between -9223372036854775808 and 9223372036854775807"),
+    ({"prompt": HALF}, f"prompt: {TEXT}"),
+    ({"model": HALF}, f"model: {TEXT}"),
+    ({"loras": (AskedLora("a"), AskedLora(HALF))}, rf"loras\[1\]\.name: {TEXT}"),
+    ({"controlnets": (AskedControlNet(HALF, b""),)}, rf"controlnets\[0\]\.name: {TEXT}"),
+    ({"prompt": 7}, "prompt: must be text, got int"),
+    ({"prompt": b"canary\xff"}, "prompt: must be text, got bytes"),
+    ({"seed": "canary"}, "seed: must be a whole number, got str"),
+    ({"num_inference_steps": 1.5}, "num_inference_steps: must be a whole number, got float"),
+    ({"width_px": (512,)}, "width_px: must be a whole number, got tuple"),
+    ({"guidance_scale": "canary"}, "guidance_scale: must be a number, got str"),
+    ({"guidance_scale": 10**400}, "guidance_scale: must be a number, got int"),
+    ({"binding_steps": "canary"}, "binding_steps: must be true or false, got str"),
+    ({"cache": "off"}, "cache: must be of CacheMode, got str"),
+    ({"format": ["png"]}, "format: must be of ImageFormat, got list"),
+    ({"loras": None}, "loras: must be a tuple of AskedLora, got NoneType"),
+    ({"loras": ("canary",)}, r"loras\[0\]: must be of AskedLora, got str"),
+    ({"loras": (AskedLora("a", WRONG),)}, r"loras\[0\]\.scale: must be a number, got str"),
+    ({"controlnets": (AskedControlNet("a", WRONG),)}, r"controlnets\[0\]\.conditioning_image: must be bytes"),
+    ({"init_image": b"canary"}, "init_image: must be of InitImage, got bytes"),
+    ({"init_image": InitImage(b"", WRONG)}, r"init_image\.strength: must be a number, got str"),
+    ({"init_image": InitImage(b"", 0.5, WRONG)}, r"init_image\.mask: must be bytes, got str"),
+]
 
-    assert "canary" not in str(refused.value)
+
+def test_encode_of_request_names_unwritable_value() -> None:
+    for values, says in UNWRITABLE:
+        with pytest.raises(InvalidArgument, match=f"^{says}") as refused:
+            encode(ImageRequest(**{"prompt": "a circle", **values}), pb.ImageRequest)
+
+        assert "canary" not in str(refused.value)
 
 
 def test_generate_to_proto_names_unwritable_option() -> None:
