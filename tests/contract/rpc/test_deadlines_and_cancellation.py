@@ -52,20 +52,19 @@ async def tell_remaining(request: object) -> str:
     return str(remaining_s())
 
 
-async def test_a_call_without_a_timeout_gets_the_channels_default(target: Scripted) -> None:
-    target.embedder.embed = tell_remaining
-
-    async with channel_to(target, RpcChannelSettings(default_deadline_ms=100_000)) as channel:
-        assert 11 < float(await embed(channel)) < 110
+async def tell_id(request: object) -> str:
+    return current_request_id()
 
 
-async def test_a_timeout_of_the_caller_wins_over_the_default(target: Scripted, channel: grpc.aio.Channel) -> None:
+async def test_call_takes_its_own_timeout_or_the_channels(target: Scripted, channel: grpc.aio.Channel) -> None:
     target.embedder.embed = tell_remaining
 
     assert 11 < float(await embed(channel, timeout=100)) < 110
+    async with channel_to(target, RpcChannelSettings(default_deadline_ms=100_000)) as other:
+        assert 11 < float(await embed(other)) < 110
 
 
-async def test_a_call_of_a_foreign_client_without_a_deadline_gets_the_servers(socket_path: Path) -> None:
+async def test_call_without_deadline_takes_the_servers(socket_path: Path) -> None:
     settings = RpcServerSettings(listen=(f"unix:{socket_path}",), unary_deadline_ms=50)
     async with serving(settings) as target, grpc.aio.insecure_channel(target.address) as channel:
         handler = target.embedder.embed = Handler()
@@ -77,7 +76,7 @@ async def test_a_call_of_a_foreign_client_without_a_deadline_gets_the_servers(so
     assert handler.cancelled.is_set()
 
 
-async def test_a_stream_without_a_timeout_has_no_deadline(target: Scripted, channel: grpc.aio.Channel) -> None:
+async def test_stream_without_timeout_has_no_deadline(target: Scripted, channel: grpc.aio.Channel) -> None:
     async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
         yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
 
@@ -88,7 +87,7 @@ async def test_a_stream_without_a_timeout_has_no_deadline(target: Scripted, chan
     assert answers == ["None"]
 
 
-async def test_the_remaining_time_bounds_the_calls_made_downstream(
+async def test_remaining_time_bounds_calls_downstream(
     target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
 ) -> None:
     downstream.embedder.embed = tell_remaining
@@ -97,7 +96,7 @@ async def test_the_remaining_time_bounds_the_calls_made_downstream(
         assert 0 < float(await embed(channel, timeout=20)) < 22
 
 
-async def test_the_remaining_time_bounds_streams_opened_downstream(
+async def test_remaining_time_bounds_streams_downstream(
     target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
 ) -> None:
     async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
@@ -114,7 +113,7 @@ async def test_the_remaining_time_bounds_streams_opened_downstream(
         assert 0 < float(await embed(channel, timeout=20)) < 22
 
 
-async def test_detached_work_is_not_bound_by_the_call_it_was_started_in(
+async def test_detached_work_is_not_bound_by_its_call(
     target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
 ) -> None:
     downstream.embedder.embed = tell_remaining
@@ -123,31 +122,21 @@ async def test_detached_work_is_not_bound_by_the_call_it_was_started_in(
         assert 22 < float(await embed(channel, timeout=20)) < 1100
 
 
-async def test_the_request_id_travels_downstream(
-    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
-) -> None:
-    async def tell_id(request: object) -> str:
-        return current_request_id()
-
+async def test_request_id_travels_downstream(target: Scripted, downstream: Scripted, channel: grpc.aio.Channel) -> None:
     downstream.embedder.embed = tell_id
     async with channel_to(downstream) as below:
         target.embedder.embed = lambda request: embed(below)
         assert await embed(channel, metadata=(("x-request-id", "req-1"),)) == "req-1"
 
 
-@pytest.mark.parametrize("offered", ["a b", "x" * 65, "{}", "id=1;level=error"])
-async def test_a_request_id_that_could_forge_a_log_line_is_replaced(
-    target: Scripted, channel: grpc.aio.Channel, offered: str
-) -> None:
-    async def tell_id(request: object) -> str:
-        return current_request_id()
-
+async def test_request_id_that_could_forge_a_log_line_is_replaced(target: Scripted, channel: grpc.aio.Channel) -> None:
     target.embedder.embed = tell_id
 
-    assert await embed(channel, metadata=(("x-request-id", offered),)) not in ("", offered)
+    for offered in ("a b", "x" * 65, "{}", "id=1;level=error"):
+        assert await embed(channel, metadata=(("x-request-id", offered),)) not in ("", offered)
 
 
-async def test_a_cancelled_call_cancels_its_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
+async def test_cancelled_call_cancels_its_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
     handler = target.embedder.embed = Handler()
     call = asyncio.create_task(embed(channel))
     await handler.entered.wait()
@@ -157,7 +146,7 @@ async def test_a_cancelled_call_cancels_its_handler(target: Scripted, channel: g
     await handler.cancelled.wait()
 
 
-async def test_a_passed_deadline_cancels_the_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
+async def test_passed_deadline_cancels_the_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
     handler = target.embedder.embed = Handler()
 
     while not handler.entered.is_set():  # a busy server may get there too late
@@ -168,7 +157,7 @@ async def test_a_passed_deadline_cancels_the_handler(target: Scripted, channel: 
     await handler.cancelled.wait()
 
 
-async def test_a_cancel_reaches_through_two_servers(
+async def test_cancel_reaches_through_two_servers(
     target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
 ) -> None:
     handler = downstream.embedder.embed = Handler()
@@ -182,7 +171,7 @@ async def test_a_cancel_reaches_through_two_servers(
         await handler.cancelled.wait()
 
 
-async def test_a_client_that_goes_away_ends_the_stream_it_read(target: Scripted) -> None:
+async def test_client_that_leaves_ends_its_stream(target: Scripted) -> None:
     ended = asyncio.Event()
 
     async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
@@ -200,7 +189,7 @@ async def test_a_client_that_goes_away_ends_the_stream_it_read(target: Scripted)
     await ended.wait()
 
 
-async def test_a_deadline_that_passed_before_the_handler_starts_no_work(socket_path: Path) -> None:
+async def test_passed_deadline_starts_no_handler(socket_path: Path) -> None:
     made = scripted(RpcServerSettings(listen=(f"unix:{socket_path}",)))
     handler = made.embedder.embed = Handler()
     await made.server.start()
@@ -212,7 +201,7 @@ async def test_a_deadline_that_passed_before_the_handler_starts_no_work(socket_p
     assert not handler.entered.is_set()
 
 
-async def test_a_stop_lets_a_stream_that_is_about_to_end_say_its_last_word(
+async def test_stop_lets_stream_send_its_last_message(
     target: Scripted, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As long as a busy machine may take for it.

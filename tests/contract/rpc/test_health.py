@@ -16,17 +16,16 @@ async def check(channel: grpc.aio.Channel, service: str) -> int:
     return int(answer.status)
 
 
-@pytest.mark.parametrize("service", ["", EMBEDDER, WORKER])
-async def test_the_process_and_each_service_tell_the_same(
-    target: Scripted, channel: grpc.aio.Channel, service: str
-) -> None:
-    before = await check(channel, service)
+async def test_health_of_process_and_services_is_the_same(target: Scripted, channel: grpc.aio.Channel) -> None:
+    services = ("", EMBEDDER, WORKER)
+    before = [await check(channel, service) for service in services]
     target.server.set_not_serving()
 
-    assert (before, await check(channel, service)) == (Status.SERVING, Status.NOT_SERVING)
+    assert before == [Status.SERVING] * 3
+    assert [await check(channel, service) for service in services] == [Status.NOT_SERVING] * 3
 
 
-async def test_an_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
+async def test_health_of_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await check(channel, "pentimento.api.nowhere.v1.NoService")
 

@@ -25,30 +25,23 @@ async def server(tmp_path: Path) -> AsyncIterator[RpcServer]:
     await server.stop()
 
 
-@pytest.mark.parametrize("position", [0, 1], ids=["unix socket", "port"])
-async def test_a_serving_process_is_healthy(server: RpcServer, position: int) -> None:
-    server.set_serving()
-
-    assert await asyncio.to_thread(main, [server.bound_addresses[position]]) == 0
-
-
-async def test_no_proxy_of_the_environment_is_asked(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_of_serving_process_succeeds_without_proxy(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.set_serving()
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
-    assert await asyncio.to_thread(main, [server.bound_addresses[1]]) == 0
+    assert [await asyncio.to_thread(main, [address]) for address in server.bound_addresses] == [0, 0]
 
 
-async def test_a_process_that_still_warms_up_is_not(server: RpcServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await asyncio.to_thread(main, [server.bound_addresses[0]]) == 1
-    assert capsys.readouterr().err.endswith(": NOT_SERVING\n")
+async def test_probe_of_other_process_names_its_status(
+    server: RpcServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for address, status in ((server.bound_addresses[0], "NOT_SERVING"), (f"unix:{tmp_path / 'no'}", "UNAVAILABLE")):
+        assert await asyncio.to_thread(main, [address]) == 1
+        assert capsys.readouterr().err.endswith(f": {status}\n")
 
 
-def test_nor_is_one_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"unix:{tmp_path / 'nothing'}"]) == 1
-    assert capsys.readouterr().err.endswith(": UNAVAILABLE\n")
-
-
-def test_another_number_of_arguments_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_without_address_is_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("usage: ")

@@ -48,13 +48,13 @@ profiles = st.builds(
 
 @settings(deadline=None)
 @given(profiles)
-def test_what_is_written_is_what_is_read(profile: ModelProfile) -> None:
+def test_profile_from_json_of_written_profile_returns_it(profile: ModelProfile) -> None:
     assert profile_from_json(profile_to_json(profile)) == profile
 
 
 @settings(deadline=None)
 @given(st.lists(samples, min_size=1, max_size=5))
-def test_pooled_costs_are_those_of_all_samples_together(groups: list[list[float]]) -> None:
+def test_pooled_cost_equals_cost_of_all_samples(groups: list[list[float]]) -> None:
     together = [sample for group in groups for sample in group]
 
     pooled = Cost.pooled([Cost.of(group) for group in groups])
@@ -73,12 +73,15 @@ PROFILE = ModelProfile(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("batch_size", "seconds"), [(1, 1.0), (2, 1.5), (4, 2.5), (5, None), (0, None)])
-def test_between_measured_batch_sizes_the_line_is_straight(batch_size: int, seconds: float | None) -> None:
-    assert PROFILE.step_seconds(32, 32, guided=True, batch_size=batch_size) == seconds
+def test_step_seconds_between_measured_batches_are_linear() -> None:
+    sizes = (1, 2, 4, 5, 0)
+
+    found = [PROFILE.step_seconds(32, 32, guided=True, batch_size=size) for size in sizes]
+
+    assert found == [1.0, 1.5, 2.5, None, None]
 
 
-def test_what_was_not_measured_is_not_made_up() -> None:
+def test_profile_of_unmeasured_size_has_no_cost() -> None:
     assert PROFILE.step_seconds(64, 32, guided=True, batch_size=1) is None
     assert PROFILE.batch(32, 32, guided=False, batch_size=1) is None
     assert PROFILE.batch(32, 32, guided=True, batch_size=4) == PROFILE.batches[1]
@@ -93,38 +96,35 @@ def edited(path: list[Any], value: Any) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "named"),
-    [
-        (["format"], 2, "profile.format"),
-        (["model"], 3, "profile.model"),
-        (["threads"], True, "profile.threads"),
-        (["threads"], 0, "profile.threads"),
-        (["batches"], {}, "profile.batches"),
-        (["batches", 1, "steps"], [], "profile.batches[1].steps"),
-        (["batches", 0, "guided"], 1, "profile.batches[0].guided"),
-        (["batches", 0, "steps", 0, "mean_s"], -1, "profile.batches[0].steps[0].mean_s"),
-        (["batches", 0, "steps", 0, "mean_s"], float("nan"), "profile.batches[0].steps[0].mean_s"),
-        (["batches", 0, "steps", 0, "variance_s2"], "0", "profile.batches[0].steps[0].variance_s2"),
-        (["sizes", 0, "decode"], None, "profile.sizes[0].decode"),
-        (["idle_memory_bytes"], 1.5, "profile.idle_memory_bytes"),
-    ],
-)
-def test_what_is_broken_is_named(path: list[Any], value: Any, named: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        profile_from_json(edited(path, value))
-    assert refused.value.violations[0].field == named
+BROKEN: list[tuple[list[Any], Any, str]] = [
+    (["format"], 2, "profile.format"),
+    (["model"], 3, "profile.model"),
+    (["threads"], True, "profile.threads"),
+    (["threads"], 0, "profile.threads"),
+    (["batches"], {}, "profile.batches"),
+    (["batches", 1, "steps"], [], "profile.batches[1].steps"),
+    (["batches", 0, "guided"], 1, "profile.batches[0].guided"),
+    (["batches", 0, "steps", 0, "mean_s"], -1, "profile.batches[0].steps[0].mean_s"),
+    (["batches", 0, "steps", 0, "mean_s"], float("nan"), "profile.batches[0].steps[0].mean_s"),
+    (["batches", 0, "steps", 0, "variance_s2"], "0", "profile.batches[0].steps[0].variance_s2"),
+    (["sizes", 0, "decode"], None, "profile.sizes[0].decode"),
+    (["idle_memory_bytes"], 1.5, "profile.idle_memory_bytes"),
+]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_what_is_no_profile_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="profile"):
-        profile_from_json(text)
+def test_profile_from_json_names_broken_field() -> None:
+    for path, value, named in BROKEN:
+        with pytest.raises(InvalidArgument) as refused:
+            profile_from_json(edited(path, value))
+        assert refused.value.violations[0].field == named
+    for text in ("", "{", "[]", "3"):
+        with pytest.raises(InvalidArgument, match="profile"):
+            profile_from_json(text)
 
 
 @settings(deadline=None)
 @given(st.floats(0.01, 10), st.floats(0.01, 1.0), st.integers(0, 5))
-def test_draws_have_the_mean_and_the_variance_of_the_cost(mean_s: float, spread: float, seed: int) -> None:
+def test_draws_have_mean_and_variance_of_cost(mean_s: float, spread: float, seed: int) -> None:
     cost = Cost(mean_s, (spread * mean_s) ** 2, 5)
     source = random.Random(seed)
 
@@ -135,16 +135,15 @@ def test_draws_have_the_mean_and_the_variance_of_the_cost(mean_s: float, spread:
     assert statistics.stdev(drawn) == pytest.approx(spread * mean_s, rel=0.35)
 
 
-@pytest.mark.parametrize("cost", [Cost(0.5, 0.0, 1), Cost(0.0, 1.0, 2)])
-def test_a_cost_without_spread_is_drawn_as_it_is(cost: Cost) -> None:
-    assert cost.draw(random.Random(0)) == cost.mean_s
+def test_draw_of_cost_without_spread_is_its_mean() -> None:
+    assert [cost.draw(random.Random(0)) for cost in (Cost(0.5, 0.0, 1), Cost(0.0, 1.0, 2))] == [0.5, 0.0]
 
 
-def test_a_slower_device_takes_longer_and_scatters_more() -> None:
+def test_cost_times_factor_scales_mean_and_variance() -> None:
     assert Cost(0.5, 0.01, 3).times(2.0) == Cost(1.0, 0.04, 3)
 
 
-def test_the_cost_between_two_measured_batches_lies_between_theirs() -> None:
+def test_step_cost_between_measured_batches_is_linear() -> None:
     batches = tuple(BatchProfile(64, 64, True, size, (Cost(0.1 * size, 0.02, 4),)) for size in (2, 4))
     profile = ModelProfile("m", "d", "cpu", "float32", 1, "off", 1, (), batches)
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from pentimento.domain.fleet import Capability
@@ -16,12 +18,12 @@ UPLOADED = ObjectReference("adapters/1", "sha256:u", 7)
 NEON, STORED = LoraSelection("neon", digest="sha256:n"), LoraSelection("stored", digest="sha256:u", object=UPLOADED)
 
 
-def test_a_request_without_adapters_needs_nothing() -> None:
+def test_needs_of_request_without_adapters_are_none() -> None:
     assert needs_of((), ()) == NO_NEEDS
     assert can_paint(NO_NEEDS, AdapterHoldings())
 
 
-def test_what_lies_in_the_object_store_is_there_for_every_worker_that_fetches_such() -> None:
+def test_needs_of_uploaded_lora_are_met_by_its_capability() -> None:
     both = frozenset({Capability.LORA, Capability.UPLOADED_LORA})
 
     assert needs_of((NEON, STORED), ()) == AdapterNeeds(both, frozenset({"sha256:n"}), frozenset({"sha256:u"}))
@@ -34,32 +36,25 @@ def test_what_lies_in_the_object_store_is_there_for_every_worker_that_fetches_su
     ("capabilities", "loras", "can"),
     [((Capability.LORA,), "abc", True), ((Capability.LORA,), "a", False), ((), "abc", False), ((), "", False)],
 )
-def test_a_worker_needs_both_the_capability_and_every_lora(
-    capabilities: tuple[Capability, ...], loras: str, can: bool
-) -> None:
+def test_can_paint_needs_capability_and_every_lora(capabilities: tuple[Capability, ...], loras: str, can: bool) -> None:
     needs = AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab"))
 
     assert can_paint(needs, AdapterHoldings(frozenset(capabilities), frozenset(loras))) is can
 
 
-@pytest.mark.parametrize(("resident", "count"), [("", 2), ("u", 1), ("ua", 0)])
-def test_what_was_fetched_need_not_be_fetched_again(resident: str, count: int) -> None:
-    needs = AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), frozenset("a"), frozenset("u"))
-
-    assert load_count(needs, AdapterHoldings(resident=frozenset(resident))) == count
-
-
-def test_a_controlnet_asks_for_the_capability_alone() -> None:
+def test_needs_of_controlnet_are_its_capability() -> None:
     needs = needs_of((), (ControlNetSelection("edges", b"", digest="sha256:e"),))
 
     assert needs == AdapterNeeds(frozenset({Capability.CONTROLNET}))
 
 
-@pytest.mark.parametrize(("resident", "count"), [((), 2), (("a",), 1), (("a", "b", "c"), 0)])
-def test_what_is_resident_need_not_be_loaded(resident: tuple[str, ...], count: int) -> None:
-    holdings = AdapterHoldings(frozenset({Capability.LORA}), frozenset("ab"), frozenset(resident))
+def test_load_count_leaves_out_resident_loras() -> None:
+    uploaded = AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), frozenset("a"), frozenset("u"))
+    needs = AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab"))
+    held = [kept(resident, "ab") for resident in ("", "a", "abc")]
 
-    assert load_count(AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab")), holdings) == count
+    assert [load_count(needs, holdings) for holdings in held] == [2, 1, 0]
+    assert [load_count(uploaded, AdapterHoldings(resident=frozenset(one))) for one in ("", "u", "ua")] == [2, 1, 0]
 
 
 def kept(resident: str, known: str = "abc") -> AdapterHoldings:
@@ -79,18 +74,16 @@ def kept(resident: str, known: str = "abc") -> AdapterHoldings:
     ],
     ids=["alone", "alike", "it keeps one", "kept twice", "fewer", "the third keeps one alone", "it alone can paint d"],
 )
-def test_a_plain_request_goes_where_its_place_is_missed_least(holdings: list[AdapterHoldings], place: int) -> None:
+def test_least_missed_worker_for_plain_request(holdings: list[AdapterHoldings], place: int) -> None:
     assert least_missed(holdings) == place
 
 
-@pytest.mark.parametrize(
-    ("holdings", "has_any"),
-    [
-        (AdapterHoldings(), False),
-        (AdapterHoldings(frozenset({Capability.LORA})), True),
-        (AdapterHoldings(loras=frozenset("a")), True),
-        (AdapterHoldings(resident=frozenset("a")), True),
-    ],
-)
-def test_a_worker_without_capabilities_and_loras_has_nothing(holdings: AdapterHoldings, has_any: bool) -> None:
-    assert bool(holdings) is has_any
+def test_holdings_are_true_with_any_part() -> None:
+    parts: list[dict[str, Any]] = [
+        {},
+        {"capabilities": frozenset({Capability.LORA})},
+        {"loras": frozenset("a")},
+        {"resident": frozenset("a")},
+    ]
+
+    assert [bool(AdapterHoldings(**part)) for part in parts] == [False, True, True, True]

@@ -83,9 +83,7 @@ def play(requests: list[Request], limit: dict[str, int], preempt: bool) -> list[
 
 @given(arrivals(), limits, st.booleans())
 @settings(deadline=None)
-def test_a_batch_is_of_one_group_within_its_limit_and_never_empty(
-    requests: list[Request], limit: dict[str, int], preempt: bool
-) -> None:
+def test_batch_is_of_one_group_within_its_limit(requests: list[Request], limit: dict[str, int], preempt: bool) -> None:
     for tick in play(requests, limit, preempt):
         assert len({request.key for request in tick.batch}) == 1
         assert 1 <= len(tick.batch) <= limit[tick.batch[0].key]
@@ -94,9 +92,7 @@ def test_a_batch_is_of_one_group_within_its_limit_and_never_empty(
 
 @given(arrivals(), limits)
 @settings(deadline=None)
-def test_with_preemption_the_earliest_deadline_runs_and_fills_its_batch_in_order(
-    requests: list[Request], limit: dict[str, int]
-) -> None:
+def test_batch_with_preemption_has_earliest_deadlines(requests: list[Request], limit: dict[str, int]) -> None:
     for tick in play(requests, limit, preempt=True):
         assert min(tick.present, key=lambda request: request.urgency) in tick.batch
         key = tick.batch[0].key
@@ -106,16 +102,14 @@ def test_with_preemption_the_earliest_deadline_runs_and_fills_its_batch_in_order
 
 @given(arrivals(), limits)
 @settings(deadline=None)
-def test_without_preemption_whoever_began_goes_on_to_its_end(requests: list[Request], limit: dict[str, int]) -> None:
+def test_batch_without_preemption_keeps_begun_requests(requests: list[Request], limit: dict[str, int]) -> None:
     for tick in play(requests, limit, preempt=False):
         assert tick.begun_before <= set(tick.batch)
 
 
 @given(arrivals(), limits)
 @settings(deadline=None)
-def test_nobody_waits_for_more_than_the_work_that_was_due_before_it(
-    requests: list[Request], limit: dict[str, int]
-) -> None:
+def test_request_waits_only_for_work_due_before(requests: list[Request], limit: dict[str, int]) -> None:
     steps = {request: request.remaining for request in requests}
     ticks = play(requests, limit, preempt=True)
     for request in requests:
@@ -127,9 +121,7 @@ def test_nobody_waits_for_more_than_the_work_that_was_due_before_it(
 
 @given(arrivals(), limits)
 @settings(deadline=None)
-def test_without_preemption_nobody_starts_ahead_of_a_more_urgent_request(
-    requests: list[Request], limit: dict[str, int]
-) -> None:
+def test_batch_without_preemption_starts_most_urgent(requests: list[Request], limit: dict[str, int]) -> None:
     for tick in play(requests, limit, preempt=False):
         starting = [request for request in tick.batch if request not in tick.begun_before]
         left_waiting = [
@@ -139,35 +131,22 @@ def test_without_preemption_nobody_starts_ahead_of_a_more_urgent_request(
             assert all(request.urgency < other.urgency for other in left_waiting)
 
 
-def test_a_far_deadline_ages_like_none() -> None:
-    assert due_at(5.0, 1000.0, AGING_LIMIT_S) == due_at(5.0, None, AGING_LIMIT_S) == 25.0
-    assert due_at(5.0, 7.0, AGING_LIMIT_S) == 7.0
+def test_due_at_deadline_or_when_aged() -> None:
+    deadlines = (None, 7.0, 25.0, 35.0, 1000.0)
+
+    assert [due_at(5.0, deadline, AGING_LIMIT_S) for deadline in deadlines] == [25.0, 7.0, 25.0, 25.0, 25.0]
 
 
-def test_nobody_there_makes_no_batch() -> None:
+def test_choose_without_requests_is_empty() -> None:
     assert choose_batch([], lambda key: 1, preempt=True) == []
+    assert GroupTurns().choose([], lambda key: 1, preempt=True) == []
 
 
-@pytest.mark.parametrize(
-    ("steps_left", "step_s", "after_s"),
-    [
-        (1, 10.0, 9.95),
-        (1, 0.05, 0.0),
-        (1, 0.01, 0.0),
-        (3, 0.02, 0.01),
-        (50, 0.001, 0.0),
-        (0, 0.4, 0.0),
-        (2, 10.0, None),
-        (4, 0.02, None),
-    ],
-)
-def test_a_place_is_yielded_before_the_end_as_long_as_the_next_one_is_on_its_way(
-    steps_left: int, step_s: float, after_s: float | None
-) -> None:
-    assert yields_in_s(steps_left, step_s) == (after_s if after_s is None else pytest.approx(after_s))
+def test_yields_in_s_is_the_lead_before_the_end() -> None:
+    last_steps = [(1, 10.0), (1, 0.05), (1, 0.01), (3, 0.02), (50, 0.001), (0, 0.4)]
 
-
-def test_a_place_is_yielded_within_the_steps_that_follow_without_a_look_between() -> None:
+    assert [yields_in_s(*each) for each in last_steps] == pytest.approx([9.95, 0.0, 0.0, 0.01, 0.0, 0.0])
+    assert (yields_in_s(2, 10.0), yields_in_s(4, 0.02)) == (None, None)
     assert yields_in_s(10, 0.02, step_count=9) == pytest.approx(0.15)
     assert yields_in_s(10, 0.02, step_count=7) is None
 
@@ -206,9 +185,7 @@ step_times = st.fixed_dictionaries({key: st.floats(0.01, 10.0) for key in "abc"}
 
 @given(arrivals(), step_times)
 @settings(deadline=None)
-def test_a_group_waits_for_no_more_than_a_few_steps_of_the_others(
-    requests: list[Request], step_s: dict[str, float]
-) -> None:
+def test_group_waits_for_few_steps_of_others(requests: list[Request], step_s: dict[str, float]) -> None:
     waited = dict.fromkeys("abc", 0.0)
     for turn in take_turns(requests, step_s):
         for key in "abc":
@@ -219,9 +196,7 @@ def test_a_group_waits_for_no_more_than_a_few_steps_of_the_others(
 
 @given(arrivals(), step_times)
 @settings(deadline=None)
-def test_nobody_has_a_turn_that_its_group_has_not_saved_up_for_while_others_ran(
-    requests: list[Request], step_s: dict[str, float]
-) -> None:
+def test_group_has_only_turns_it_saved_up(requests: list[Request], step_s: dict[str, float]) -> None:
     saved = dict.fromkeys("abc", 0.0)
     measured: set[str] = set()
     for turn in take_turns(requests, step_s):
@@ -236,7 +211,7 @@ def test_nobody_has_a_turn_that_its_group_has_not_saved_up_for_while_others_ran(
 
 @given(arrivals(), limits)
 @settings(deadline=None)
-def test_one_group_alone_is_batched_by_urgency_and_nothing_else(requests: list[Request], limit: dict[str, int]) -> None:
+def test_group_alone_is_batched_by_urgency(requests: list[Request], limit: dict[str, int]) -> None:
     turns = GroupTurns()
     alone = [request for request in requests if request.key == requests[0].key]
     for _ in range(20):
@@ -245,7 +220,7 @@ def test_one_group_alone_is_batched_by_urgency_and_nothing_else(requests: list[R
         assert batch == sorted(alone, key=lambda request: request.urgency)[: limit[alone[0].key]]
 
 
-def test_a_short_picture_does_not_wait_for_a_long_one_of_another_size_that_came_before() -> None:
+def test_short_request_overtakes_long_one_of_other_size() -> None:
     long, short = Request(0, "large", 0, None, 20), Request(1, "small", 0, None, 20)
 
     taken = take_turns([long, short], {"large": 0.8, "small": 0.003})
@@ -253,7 +228,7 @@ def test_a_short_picture_does_not_wait_for_a_long_one_of_another_size_that_came_
     assert [turn.key for turn in taken] == ["large", *["small"] * 20, *["large"] * 19]
 
 
-def test_the_most_urgent_of_two_groups_has_twice_the_time_of_the_other() -> None:
+def test_most_urgent_group_has_twice_the_time() -> None:
     urgent, patient = Request(0, "a", 0, 1.0, 200), Request(1, "b", 0, None, 100)
 
     taken = take_turns([urgent, patient], {"a": 1.0, "b": 1.0})
@@ -262,7 +237,7 @@ def test_the_most_urgent_of_two_groups_has_twice_the_time_of_the_other() -> None
     assert sum(turn.key == "b" for turn in halfway) == pytest.approx(50, abs=1)
 
 
-def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved_up_for_it() -> None:
+def test_long_step_waits_until_saved_up() -> None:
     first = [Request(0, "small", 0, 1.0, 10), Request(1, "large", 0, None, 1)]
     turns = GroupTurns()
     turns.ran("large", 1.0, [])
@@ -276,12 +251,14 @@ def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved
     assert order == ["small"] * 10
 
 
-@pytest.mark.parametrize(("limit", "reserve"), [(1, 1), (2, 1), (4, 1), (5, 2), (8, 2)])
-def test_a_worker_takes_a_quarter_of_a_batch_beyond_it_rounded_up(limit: int, reserve: int) -> None:
-    assert (reserve_count(limit), preparing_count(limit)) == (reserve, reserve)
+def test_reserve_and_preparing_count_are_a_quarter_rounded_up() -> None:
+    limits = (1, 2, 4, 5, 8)
+
+    assert [reserve_count(limit) for limit in limits] == [1, 1, 1, 2, 2]
+    assert [preparing_count(limit) for limit in limits] == [1, 1, 1, 2, 2]
 
 
-def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -> None:
+def test_group_turn_prefers_urgent_to_begun_requests() -> None:
     first = Request(0, "a", 0, 1.0, 9)
     begun, urgent = Request(1, "b", 0, 9.0, 9, running=True), Request(2, "b", 0, 5.0, 9)
     turns = GroupTurns()
@@ -290,7 +267,7 @@ def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -
     assert turns.choose([first, begun, urgent], lambda key: 1, preempt=True) == [urgent]
 
 
-def test_without_preemption_no_group_has_a_turn() -> None:
+def test_group_turns_without_preemption_keep_first() -> None:
     first, other = Request(0, "a", 0, 1.0, 9, running=True), Request(1, "b", 0, None, 9)
     turns = GroupTurns()
     turns.ran("a", 1.0, [first, other])
@@ -299,7 +276,7 @@ def test_without_preemption_no_group_has_a_turn() -> None:
 
 
 @pytest.mark.parametrize(("later_count", "chosen"), [(255, "saved"), (256, "first")])
-def test_what_256_groups_saved_is_remembered_and_of_more_the_latest(later_count: int, chosen: str) -> None:
+def test_group_turns_remember_256_groups(later_count: int, chosen: str) -> None:
     """A group that was forgotten has nothing saved."""
     first, saved = Request(0, "first", 0, 1.0, 9), Request(1, "saved", 0, None, 9)
     turns = GroupTurns()
@@ -310,7 +287,7 @@ def test_what_256_groups_saved_is_remembered_and_of_more_the_latest(later_count:
     assert [each.key for each in turns.choose([first, saved], lambda key: 1, preempt=True)] == [chosen]
 
 
-def test_of_two_groups_of_equal_steps_the_less_urgent_has_its_turn_when_two_halves_are_saved() -> None:
+def test_group_turns_of_equal_steps_alternate_as_saved() -> None:
     """Its first turn is free, and is paid for afterwards."""
     urgent, patient = Request(0, "a", 0, 1.0, 8), Request(1, "b", 0, None, 4)
 
@@ -319,11 +296,7 @@ def test_of_two_groups_of_equal_steps_the_less_urgent_has_its_turn_when_two_halv
     assert "".join(turn.key for turn in taken) == "abaaabaabaab"
 
 
-def test_nobody_there_has_no_turn() -> None:
-    assert GroupTurns().choose([], lambda key: 1, preempt=True) == []
-
-
-def test_of_many_groups_those_that_ran_last_are_remembered() -> None:
+def test_group_turns_forget_oldest_groups() -> None:
     first, saved = Request(0, "first", 0, 1.0, 9), Request(1, "saved", 0, None, 9)
     turns = GroupTurns()
     turns.ran("first", 1.0, [first, saved])
@@ -336,17 +309,8 @@ def test_of_many_groups_those_that_ran_last_are_remembered() -> None:
     assert turns.choose([first, saved], lambda key: 1, preempt=True) == [saved]
 
 
-def test_what_ran_before_anybody_chose_used_up_no_turn() -> None:
+def test_group_turns_ran_before_choice_costs_nothing() -> None:
     turns = GroupTurns()
     turns.ran("a", 1.0, [])
 
     assert (turns._share("a").saved_s, turns._share("a").step_s) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("arrived_at", "deadline", "due"), [(10.0, None, 30.0), (10.0, 25.0, 25.0), (10.0, 35.0, 30.0), (10.0, 30.0, 30.0)]
-)
-def test_a_request_is_due_at_its_deadline_or_when_it_has_aged(
-    arrived_at: float, deadline: float | None, due: float
-) -> None:
-    assert due_at(arrived_at, deadline, AGING_LIMIT_S) == due
