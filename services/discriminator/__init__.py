@@ -1,1 +1,1 @@
-"""The discriminator: how confident one may be of a light model's picture (DiffServe)."""
+"""The discriminator: confidence in the images of a light model (DiffServe)."""

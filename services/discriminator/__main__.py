@@ -1,4 +1,4 @@
-"""`python -m services.discriminator --cascades LIGHT>HEAVY=DIR`"""
+"""Run the discriminator: `python -m services.discriminator --cascades LIGHT>HEAVY=DIR`."""
 
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.rpc import run_service
@@ -16,7 +16,7 @@ async def main(argv: list[str]) -> None:
         return
     for directory in directories.values():
         discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
-    # Imported after that: a wrong flag or what is no discriminator is answered before torch is loaded.
+    # Imported last: a wrong flag or directory is refused before torch is loaded.
     with importing_much():
         from services.discriminator.wiring import wire
 

@@ -1,4 +1,4 @@
-"""pentimento.api.discriminator.v1 over the discriminator."""
+"""Serve pentimento.api.discriminator.v1."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceServicer
 from pentimento.domain.embedding import Embedding
 from pentimento.wire.codec import decode, nested
-from services.discriminator.scoring import Discriminator, PictureToScore
+from services.discriminator.scoring import Discriminator, ImageToScore
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -20,8 +20,8 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         self._instance_id = instance_id
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        pictures = [_picture(entry) for entry in request.images]
-        scores = await self._discriminator.score(request.cascade, pictures)
+        images = [_image(entry) for entry in request.images]
+        scores = await self._discriminator.score(request.cascade, images)
         return pb.ScoreResponse(
             scores=[
                 pb.ImageScore(request_id=entry.request_id, fencing_token=entry.fencing_token, confidence=confidence)
@@ -35,8 +35,8 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         foresights = await self._discriminator.foresee(request.cascade, prompts)
         return pb.ForeseeResponse(
             foresights=[
-                pb.PromptForesight(request_id=entry.request_id, **nested(told, pb.PromptForesight))
-                for entry, told in zip(request.prompts, foresights.prompts, strict=True)
+                pb.PromptForesight(request_id=entry.request_id, **nested(foresight, pb.PromptForesight))
+                for entry, foresight in zip(request.prompts, foresights.prompts, strict=True)
             ],
             discriminator_digest=foresights.digest,
         )
@@ -51,6 +51,6 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         )
 
 
-def _picture(entry: pb.ImageToScore) -> PictureToScore:
+def _image(entry: pb.ImageToScore) -> ImageToScore:
     prompt = decode(entry.prompt, Embedding, "prompt") if entry.HasField("prompt") else None
-    return PictureToScore(entry.image, prompt)
+    return ImageToScore(entry.image, prompt)

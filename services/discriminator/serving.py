@@ -1,4 +1,4 @@
-"""A discriminator's process, whatever scores in it."""
+"""Run a discriminator's process, independent of its scorer."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from services.discriminator.servicer import FULL_NAME, DiscriminatorServicer
 
 
 class BusyShare:
-    """Of the time since it was asked last."""
+    """The scorer's busy share of the time since the last report."""
 
     def __init__(self) -> None:
         self._busy_s = 0.0
@@ -35,12 +35,12 @@ class DiscriminatorProcess(ServiceProcess):
     discriminator: Discriminator
 
     async def finish(self) -> None:
-        """Take no more, and end what was taken."""
+        """Take no more, and finish the accepted images."""
         self.discriminator.draining = True
         await self.discriminator.scorer.close()
 
     async def prepare(self) -> None:
-        """Load what scores."""
+        """Load the scorer."""
         await self.discriminator.scorer.open()
 
 
@@ -51,7 +51,7 @@ def serve(
     busy: BusyShare,
     described: Callable[[Replica], Replica],
 ) -> DiscriminatorProcess:
-    """Put the process together; `described` adds what this kind of discriminator says of its device."""
+    """Put the process together; `described` adds the device to the registration."""
     servicer = DiscriminatorServicer(discriminator, server.instance_id)
     server.add(add_DiscriminatorServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.DISCRIMINATOR, settings).registration(

@@ -34,8 +34,8 @@ class DiscriminatorSettings:
     )
 
     def directories(self) -> dict[str, Path]:
-        """Return the directory of each cascade's discriminator that is there, or must be. Raises ValueError naming the
-        flag."""
+        """Return the directory of each cascade's discriminator, if it exists or must exist. Raises ValueError naming
+        the flag."""
         named = self._named()
         registered = read_discriminators(self.registry) if self.registry is not None else {}
         pairs = [">".join(pair) for pair in pairwise(self.cascade) if ">".join(pair) not in named]
@@ -48,7 +48,7 @@ class DiscriminatorSettings:
 
     @property
     def missing(self) -> str:
-        """Return which discriminators are not there, "" where all are."""
+        """Return the names of missing discriminators, "" for none."""
         wanted = {*self._named(), *(">".join(pair) for pair in pairwise(self.cascade))}
         if not wanted:
             return "no cascade"

@@ -1,14 +1,16 @@
-"""Puts a discriminator process together."""
+"""Put a discriminator process together."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from pentimento.rpc import RpcServer
-from services.discriminator.network_scorer import NetworkScorer, ScoringLimits
-from services.discriminator.scoring import Discriminator, ScoreLimits
+from services.discriminator.network_scorer import NetworkScorer
+from services.discriminator.scoring import Discriminator
 from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
 from services.discriminator.settings import DiscriminatorSettings
 
@@ -20,18 +22,23 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     server, busy, directories = RpcServer(settings.rpc, "discriminator"), BusyShare(), settings.directories()
     if settings.missing:
         logger.warning("%s: light images of it are not scored", settings.missing)
-    # OpenMP keeps the number by thread. Prompts are read on this one: with more, a second thread would wait for work
-    # in a loop, for a tenth of a core.
+    # OpenMP keeps the number by thread. This thread reads prompts: with more, a second thread would wait for work in a
+    # loop, for a tenth of a core.
     torch.set_num_threads(settings.threads)
 
-    def opened() -> dict[str, PictureDiscriminator]:
+    @contextmanager
+    def inside() -> Iterator[None]:
         torch.set_num_threads(settings.threads)
-        return {
-            cascade: open_discriminator(directory, accept_other_digest=settings.accept_other_digest)
-            for cascade, directory in directories.items()
-        }
+        yield
 
-    limits = ScoringLimits(settings.max_batch_size, settings.queue_limit)
-    scorer = NetworkScorer(tuple(directories), opened, limits, busy.add)
-    discriminator = Discriminator(scorer, ScoreLimits(settings.max_images, settings.max_image_bytes))
+    def opened() -> dict[str, PictureDiscriminator]:
+        with inside():
+            return {
+                cascade: open_discriminator(directory, accept_other_digest=settings.accept_other_digest)
+                for cascade, directory in directories.items()
+            }
+
+    limits = (settings.max_batch_size, settings.queue_limit)
+    scorer = NetworkScorer(tuple(directories), opened, *limits, inside, busy.add)
+    discriminator = Discriminator(scorer, settings.max_images, settings.max_image_bytes)
     return serve(settings, server, discriminator, busy, lambda replica: replace(replica, device="cpu"))

@@ -1,4 +1,4 @@
-"""`python -m services.embedder --encoder DIR`"""
+"""Run the embedder: `python -m services.embedder --encoder DIR`."""
 
 from pentimento.rpc import run_service
 from pentimento.service.idle import serve_nothing

@@ -1,88 +1,97 @@
-"""CLIP's two towers as functions over their weights (Radford et al., 2021), equal to transformers' CLIPModel.
+"""Open a CLIPModel directory (Radford et al., 2021) and embed texts and images, equal to transformers' CLIPModel.
 
-Written out because the service needs nothing else of transformers: it starts in a third of the time, in little more
-than half of the memory, and a call has none of the library's bookkeeping around it. Texts are padded on the right only:
-attention in the text tower is causal and a text is read off at its first end token, so padding cannot reach the result.
+Texts are padded on the right only: attention in the text tower is causal and the state of a text's first end token is
+its result, so padding cannot reach it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.clip_encoder import ACTIVATIONS, text_ends
-from services.embedder.checkpoint import EncoderCheckpoint, TowerConfig
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.diffusion.clip_encoder import text_ends
+from services.embedder.encoder_files import EncoderCheckpoint, digested_files, load_checkpoint, positive
+from services.embedder.tower import CLIP_LAYERS, TowerConfig, affine_of, open_tower, read_tower, tower_shapes
+
+# The defaults of transformers' CLIPTextConfig and CLIPVisionConfig.
+TEXT_DEFAULTS = {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "eos_token_id": 49407,
+}
+VISION_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+DIGESTED_FILES = (
+    "config.json",
+    "model.safetensors.index.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 @dataclass(frozen=True)
-class Affine:
-    """Weight and bias of a linear layer or a layer norm."""
+class EncoderConfig:
+    """Both towers and the sizes around them; `image_size` and `patch_size` in pixels."""
 
-    weight: Tensor
-    bias: Tensor
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One block; `attention_in` stacks query, key and value: (3 * width, width)."""
-
-    norm1: Affine
-    attention_in: Affine
-    attention_out: Affine
-    norm2: Affine
-    expand: Affine
-    contract: Affine
+    text: TowerConfig
+    vision: TowerConfig
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_id: int
+    num_channels: int
+    image_size: int
+    patch_size: int
+    projection_dim: int
 
 
-@dataclass(frozen=True)
-class Tower:
-    layers: tuple[Layer, ...]
-    head_count: int
-    epsilon: float
-    activation: Callable[[Tensor], Tensor]
-    causal: bool
-
-    def run(self, hidden: Tensor) -> Tensor:
-        """(batch, length, width) to the same."""
-        for layer in self.layers:
-            hidden = self._block(hidden, layer)
-        return hidden
-
-    def norm(self, hidden: Tensor, affine: Affine) -> Tensor:
-        return functional.layer_norm(hidden, affine.weight.shape, affine.weight, affine.bias, self.epsilon)
-
-    def _block(self, hidden: Tensor, layer: Layer) -> Tensor:
-        hidden = hidden + self._attention(self.norm(hidden, layer.norm1), layer)
-        inner = self.activation(linear(self.norm(hidden, layer.norm2), layer.expand))
-        return hidden + linear(inner, layer.contract)
-
-    def _attention(self, hidden: Tensor, layer: Layer) -> Tensor:
-        batch, length, width = hidden.shape
-        stacked = linear(hidden, layer.attention_in).view(batch, length, 3, self.head_count, width // self.head_count)
-        query, key, value = stacked.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        return linear(mixed.transpose(1, 2).reshape(batch, length, width), layer.attention_out)
+def open_encoder(directory: Path) -> EncoderCheckpoint[EncoderConfig]:
+    """Return a validated directory. Raises BadCheckpoint with one line that names the file and the fault."""
+    files = digested_files(directory, DIGESTED_FILES)
+    config = _read_config(directory / "config.json")
+    return load_checkpoint(directory, directory.name, files, config, _expected_shapes(config))
 
 
 class DualEncoder:
     """Unit-length features of texts and images. Call it on one thread, under `torch.inference_mode()`."""
 
-    def __init__(self, checkpoint: EncoderCheckpoint) -> None:
+    def __init__(self, checkpoint: EncoderCheckpoint[EncoderConfig]) -> None:
         config, tensors = checkpoint.config, checkpoint.tensors
         self.dimension_count = config.projection_dim
-        self.max_tokens = config.max_position_embeddings
         self._end_token = config.eos_token_id
         self._patch_size = config.patch_size
         self._tensors = tensors
-        self._text = _tower(tensors, "text_model", config.text, causal=True)
-        self._vision = _tower(tensors, "vision_model", config.vision, causal=False)
+        self._text = open_tower(tensors, config.text, CLIP_LAYERS, "text_model.", causal=True)
+        self._vision = open_tower(tensors, config.vision, CLIP_LAYERS, "vision_model.")
 
     def embed_tokens(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Token ids, each ending in the end token, to unit vectors (batch, dimension_count)."""
-        ids = self._padded(texts)
+        """Return unit vectors (batch, dimension_count) of token ids, each text ending in the end token."""
+        longest = max(map(len, texts))
+        # The padding is the end token; only the first end token counts.
+        ids = torch.tensor([[*text, *[text[-1]] * (longest - len(text))] for text in texts])
         tokens = functional.embedding(ids, self._tensors["text_model.embeddings.token_embedding.weight"])
         positions = self._tensors["text_model.embeddings.position_embedding.weight"][: ids.shape[1]]
         hidden = self._text.run(tokens + positions)
@@ -91,7 +100,7 @@ class DualEncoder:
         return functional.normalize(functional.linear(pooled, self._tensors["text_projection.weight"]), dim=-1)
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels (batch, channels, image_size, image_size) to unit vectors (batch, dimension_count)."""
+        """Return unit vectors (batch, dimension_count) of pixels (batch, channels, image_size, image_size)."""
         kernel = self._tensors["vision_model.embeddings.patch_embedding.weight"]
         patches = functional.conv2d(pixels, kernel, stride=self._patch_size).flatten(2).transpose(1, 2)
         first = self._tensors["vision_model.embeddings.class_embedding"].expand(len(pixels), 1, -1)
@@ -102,44 +111,46 @@ class DualEncoder:
         pooled = self._vision.norm(pooled, affine_of(self._tensors, "vision_model.post_layernorm"))
         return functional.normalize(functional.linear(pooled, self._tensors["visual_projection.weight"]), dim=-1)
 
-    def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """(batch, longest); the padding is the end token, of which only the first counts."""
-        longest = max(map(len, texts))
-        return torch.tensor([[*text, *[text[-1]] * (longest - len(text))] for text in texts])
 
-
-def _tower(tensors: Mapping[str, Tensor], model: str, config: TowerConfig, causal: bool) -> Tower:
-    activation = activation_of(config.hidden_act)
-    prefixes = [f"{model}.encoder.layers.{index}" for index in range(config.num_hidden_layers)]
-    layers = tuple(_layer(tensors, prefix) for prefix in prefixes)
-    return Tower(layers, config.num_attention_heads, config.layer_norm_eps, activation, causal)
-
-
-def _layer(tensors: Mapping[str, Tensor], prefix: str) -> Layer:
-    inputs = [affine_of(tensors, f"{prefix}.self_attn.{name}_proj") for name in ("q", "k", "v")]
-    return Layer(
-        norm1=affine_of(tensors, f"{prefix}.layer_norm1"),
-        attention_in=Affine(torch.cat([part.weight for part in inputs]), torch.cat([part.bias for part in inputs])),
-        attention_out=affine_of(tensors, f"{prefix}.self_attn.out_proj"),
-        norm2=affine_of(tensors, f"{prefix}.layer_norm2"),
-        expand=affine_of(tensors, f"{prefix}.mlp.fc1"),
-        contract=affine_of(tensors, f"{prefix}.mlp.fc2"),
+def _read_config(path: Path) -> EncoderConfig:
+    document = read_json_object(path)
+    if document.get("model_type") != "clip":
+        raise BadCheckpoint(f"{path}: model_type must be 'clip' or 'bert', got {document.get('model_type')!r}")
+    text = _section(document, "text_config", TEXT_DEFAULTS)
+    vision = _section(document, "vision_config", VISION_DEFAULTS)
+    return EncoderConfig(
+        text=read_tower(path, text),
+        vision=read_tower(path, vision),
+        vocab_size=positive(path, text, "vocab_size"),
+        max_position_embeddings=positive(path, text, "max_position_embeddings"),
+        eos_token_id=positive(path, text, "eos_token_id"),
+        num_channels=positive(path, vision, "num_channels"),
+        image_size=positive(path, vision, "image_size"),
+        patch_size=positive(path, vision, "patch_size"),
+        projection_dim=positive(path, {"projection_dim": 512, **document}, "projection_dim"),
     )
 
 
-def activation_of(hidden_act: str) -> Callable[[Tensor], Tensor]:
-    """Return the function of transformers' name. Raises BadCheckpoint for one that is not built here."""
-    if hidden_act not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise BadCheckpoint(f"config.json: hidden_act {hidden_act!r} is not one of {known}")
-    return ACTIVATIONS[hidden_act]
+def _section(document: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section; an old checkpoint's `text_config_dict` replaces its `text_config`, as in transformers."""
+    given = document.get(f"{name}_dict") or document.get(name) or {}
+    return {**defaults, **given}
 
 
-def affine_of(tensors: Mapping[str, Tensor], name: str) -> Affine:
-    """Return the layer `name` of the checkpoint."""
-    return Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
-
-
-def linear(hidden: Tensor, affine: Affine) -> Tensor:
-    """Return `hidden` (…, width) through a linear layer."""
-    return functional.linear(hidden, affine.weight, affine.bias)
+def _expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that is used, by transformers' name, with its shape."""
+    text, vision, patch = config.text.hidden_size, config.vision.hidden_size, config.patch_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "text_projection.weight": (config.projection_dim, text),
+        "visual_projection.weight": (config.projection_dim, vision),
+        "text_model.embeddings.token_embedding.weight": (config.vocab_size, text),
+        "text_model.embeddings.position_embedding.weight": (config.max_position_embeddings, text),
+        "vision_model.embeddings.class_embedding": (vision,),
+        "vision_model.embeddings.patch_embedding.weight": (vision, config.num_channels, patch, patch),
+        "vision_model.embeddings.position_embedding.weight": ((config.image_size // patch) ** 2 + 1, vision),
+    }
+    norms = {"text_model.final_layer_norm": text, "vision_model.pre_layrnorm": vision}
+    for name, size in {**norms, "vision_model.post_layernorm": vision}.items():
+        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    shapes |= tower_shapes(config.text, CLIP_LAYERS, "text_model.")
+    return shapes | tower_shapes(config.vision, CLIP_LAYERS, "vision_model.")

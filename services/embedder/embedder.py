@@ -1,9 +1,8 @@
-"""Texts and images to embeddings: limits, memo, then the model thread."""
+"""Turn texts and images into embeddings: limits, memo, then the model thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,21 +12,20 @@ import torch
 from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
-from pentimento.domain.reasons import Reason
 from pentimento.pictures.decoding import decode
-from services.embedder.batching import Compute, EmbeddingBatchLimits, ModelThread
+from pentimento.service.batching import BatchingLimits, Compute, ModelThread, TakenWork
+from services.embedder import metrics
 from services.embedder.memo import EmbeddingMemo
-from services.embedder.metrics import MEMO_HITS, MEMO_MISSES
 from services.embedder.model import EmbeddingModel
 
 TEXT, IMAGE = "text", "image"
-# From indices of a call's texts or images to what the model thread takes.
+# Turn indices of a call's texts or images into the input of the model thread.
 Prepare = Callable[[Sequence[int]], Awaitable[Sequence[Any]]]
 
 
 @dataclass(frozen=True)
 class CallLimits:
-    """Of one call; checked before anything is computed."""
+    """Limits of one call, checked before anything is computed."""
 
     max_texts: int = 64
     max_text_bytes: int = 16 * 1024
@@ -35,32 +33,15 @@ class CallLimits:
     max_image_bytes: int = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class EmbedderInfo:
-    """`mean_batch_size` counts memo hits as nothing: it is what the model really ran."""
-
-    encoder_name: str
-    encoder_digest: str
-    dimension_count: int
-    memo_hit_count: int
-    memo_miss_count: int
-    mean_batch_size: float
-    embeds_images: bool
-
-
 class Embedder:
-    """Belongs to one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
+    """Serves one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
 
-    def __init__(self, limits: CallLimits, batch_limits: EmbeddingBatchLimits, memo_entries: int) -> None:
+    def __init__(self, limits: CallLimits, batch_limits: BatchingLimits, memo_entries: int) -> None:
         self._limits = limits
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries
-        self._ready: _Ready | None = None
-        # Calls that are not answered yet.
-        self._taken_count = 0
-        self._all_answered = asyncio.Event()
-        self._all_answered.set()
-        self._closed = False
+        self._ready: ReadyEncoder | None = None
+        self._taken = TakenWork("embedder")
         # One thread: images are decoded one at a time.
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="decode")
 
@@ -69,26 +50,28 @@ class Embedder:
         lanes: dict[str, Compute] = {TEXT: model.embed_texts}
         if model.images is not None:
             lanes[IMAGE] = model.embed_images
-        thread = ModelThread(lanes, self._batch_limits, torch.inference_mode)
-        self._ready = _Ready(model, thread, EmbeddingMemo(self._memo_entries, model.digest))
+        thread = ModelThread(lanes, self._batch_limits, torch.inference_mode, _count)
+        self._ready = ReadyEncoder(model, thread, EmbeddingMemo(self._memo_entries, model.digest))
 
     async def embed_texts(self, texts: Sequence[str], partition: str = "") -> tuple[Embedding, ...]:
-        """A unit vector a text, in order, remembered for `partition`. Longer texts are cut, as CLIP does."""
+        """Return a unit vector per text, in order, remembered for `partition`. Longer texts are cut, as CLIP does."""
         self._check_texts(texts)
+        ready = self.ready()
 
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
             return [texts[index] for index in indices]
 
-        with self._taking() as ready:
+        with self._taken.taking():
             keys = [ready.memo.key(partition, TEXT, text.encode()) for text in texts]
             return await _embed(ready, TEXT, keys, prepare)
 
     async def embed_images(self, images: Sequence[bytes], partition: str = "") -> tuple[Embedding, ...]:
-        """A unit vector an encoded image, in order; remembered for callers of `partition`. Raises FailedPrecondition
-        NO_IMAGE_TOWER where the encoder has texts alone."""
+        """Return a unit vector per encoded image, in order, remembered for `partition`. Raises FailedPrecondition
+        NO_IMAGE_TOWER if the encoder embeds texts only."""
         self._check_images(images)
+        ready = self.ready()
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
-        with self._taking() as ready:
+        with self._taken.taking():
             steps = ready.model.image_side().preprocessing
 
             async def prepare(indices: Sequence[int]) -> Sequence[Any]:
@@ -97,41 +80,18 @@ class Embedder:
             keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
             return await _embed(ready, IMAGE, keys, prepare)
 
-    def info(self) -> EmbedderInfo:
-        ready = self._require_ready()
-        batches = ready.thread.batch_count
-        return EmbedderInfo(
-            encoder_name=ready.model.name,
-            encoder_digest=ready.model.digest,
-            dimension_count=ready.model.encoder.dimension_count,
-            memo_hit_count=ready.memo.hit_count,
-            memo_miss_count=ready.memo.miss_count,
-            mean_batch_size=ready.thread.item_count / batches if batches else 0.0,
-            embeds_images=ready.model.images is not None,
-        )
+    def ready(self) -> "ReadyEncoder":
+        """Return the encoder with its thread and memo. Raises Unavailable before `start`."""
+        if self._ready is None:
+            raise Unavailable("NOT_READY", "the encoder is being loaded", retry_after_ms=500)
+        return self._ready
 
     async def close(self) -> None:
-        """Take no more, finish what was taken, then end the threads."""
-        self._closed = True
-        await self._all_answered.wait()
+        """Take no more, finish the accepted calls, then end the threads."""
+        await self._taken.close()
         self._decoding.shutdown(wait=False)
         if self._ready is not None:
             await asyncio.to_thread(self._ready.thread.close)
-
-    @contextmanager
-    def _taking(self) -> Iterator["_Ready"]:
-        """Count a call until it is answered. Raises Unavailable while the encoder is loaded, and once it closes."""
-        ready = self._require_ready()
-        if self._closed:
-            raise Unavailable(Reason.DRAINING, "the embedder is stopping", retry_after_ms=500)
-        self._taken_count += 1
-        self._all_answered.clear()
-        try:
-            yield ready
-        finally:
-            self._taken_count -= 1
-            if not self._taken_count:
-                self._all_answered.set()
 
     def _check_texts(self, texts: Sequence[str]) -> None:
         _check_count("texts", len(texts), self._limits.max_texts)
@@ -147,33 +107,37 @@ class Embedder:
                 raise InvalidArgument.of(f"images[{index}]", "must not be empty")
             _check_size(f"images[{index}]", len(image), self._limits.max_image_bytes)
 
-    def _require_ready(self) -> "_Ready":
-        if self._ready is None:
-            raise Unavailable("NOT_READY", "the encoder is being loaded", retry_after_ms=500)
-        return self._ready
-
 
 @dataclass(frozen=True)
-class _Ready:
+class ReadyEncoder:
+    """A loaded encoder, its thread, and its memo."""
+
     model: EmbeddingModel
     thread: ModelThread
     memo: EmbeddingMemo
 
 
-async def _embed(ready: _Ready, kind: str, keys: Sequence[bytes], prepare: Prepare) -> tuple[Embedding, ...]:
-    """From the memo what is there; the rest is prepared, computed in one go and kept."""
+async def _embed(ready: ReadyEncoder, kind: str, keys: Sequence[bytes], prepare: Prepare) -> tuple[Embedding, ...]:
+    """Return embeddings by their keys; the ones that the memo lacks are computed in one batch and kept."""
     vectors = {key: ready.memo.get(key) for key in dict.fromkeys(keys)}
     missing = [key for key, vector in vectors.items() if vector is None]
-    MEMO_HITS.labels(kind).inc(len(vectors) - len(missing))
-    MEMO_MISSES.labels(kind).inc(len(missing))
+    metrics.MEMO_HITS.labels(kind).inc(len(vectors) - len(missing))
+    metrics.MEMO_MISSES.labels(kind).inc(len(missing))
     if missing:
         values = await prepare([keys.index(key) for key in missing])
-        computing = [asyncio.wrap_future(future) for future in ready.thread.submit(kind, values)]
-        for key, vector in zip(missing, await asyncio.gather(*computing), strict=True):
+        for key, vector in zip(missing, await ready.thread.run(kind, values), strict=True):
             ready.memo.put(key, vector)
             vectors[key] = vector
     dimensions, digest = ready.model.encoder.dimension_count, ready.model.digest
     return tuple(Embedding(vectors[key] or b"", dimensions, digest) for key in keys)
+
+
+def _count(kind: str, waited_s: Sequence[float], seconds: float) -> None:
+    for each_s in waited_s:
+        metrics.QUEUE_SECONDS.labels(kind).observe(each_s)
+    metrics.BATCHES.labels(kind).inc()
+    metrics.BATCHED_ITEMS.labels(kind).inc(len(waited_s))
+    metrics.BATCH_SECONDS.labels(kind).observe(seconds)
 
 
 def _pixels(steps: ImagePreprocessing, image: bytes, index: int) -> Any:

@@ -1,4 +1,4 @@
-"""Embeddings computed lately, by what they were computed from."""
+"""Remember the newest embeddings, by a digest of their inputs."""
 
 import hashlib
 from collections import OrderedDict
@@ -7,8 +7,8 @@ from collections import OrderedDict
 class EmbeddingMemo:
     """The `capacity` entries used last; 0 keeps none. Belongs to one thread.
 
-    A key is a digest over encoder, partition, kind and content, so neither prompts nor images are kept, and how quickly
-    an answer comes tells a tenant nothing of the prompts of another.
+    A key is a digest over encoder, partition, kind and content, so neither prompts nor images are kept, and the time of
+    an answer reveals no prompt of another tenant.
     """
 
     def __init__(self, capacity: int, encoder_digest: str) -> None:
@@ -26,7 +26,7 @@ class EmbeddingMemo:
         return digest.digest()
 
     def get(self, key: bytes) -> bytes | None:
-        """The vector, which becomes the youngest entry (changes state)."""
+        """Return the vector, which becomes the youngest entry (changes state)."""
         vector = self._entries.get(key)
         if vector is None:
             self.miss_count += 1

@@ -1,4 +1,4 @@
-"""What the embedder counts, beside the RPC metrics that every process has. `kind` is text or image."""
+"""Metrics of the embedder; the RPC metrics of every process are not among them. `kind` is text or image."""
 
 from pentimento.telemetry import counter, histogram
 

@@ -1,4 +1,4 @@
-"""An encoder with its tokenizer and, where it has an image tower, preprocessing: what the model thread runs."""
+"""An encoder with its tokenizer and, for an image tower, preprocessing. The model thread runs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +15,17 @@ from pentimento.diffusion.clip_encoder import LEGACY_END_TOKEN
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
 from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.reasons import Reason
-from services.embedder.checkpoint import EncoderConfig, open_encoder
-from services.embedder.dual_encoder import DualEncoder
-from services.embedder.sentence_checkpoint import open_sentence_encoder
-from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids
+from services.embedder.dual_encoder import DualEncoder, EncoderConfig, open_encoder
+from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids, open_sentence_encoder
 from services.embedder.tokenization import TextTokenizer, open_tokenizer
 
-# What a unit vector's length may be off by; a zero vector or NaN is far outside.
+# The tolerated error of a unit vector's length; a zero vector or NaN is far outside.
 LENGTH_TOLERANCE = 1e-3
 SAMPLE_TEXT = "an image of 1 cat"
 
 
 class TextTower(Protocol):
-    """What every encoder has."""
+    """The part that every encoder has."""
 
     @property
     def dimension_count(self) -> int:
@@ -49,7 +47,7 @@ class ImageSide:
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """Everything that a directory gives; `images` is None for a sentence encoder. The two `embed_…` methods run on the
+    """A loaded directory; `images` is None for a sentence encoder. The two `embed_…` methods run on the
     model thread, inside inference_mode."""
 
     name: str
@@ -59,15 +57,15 @@ class EmbeddingModel:
     images: ImageSide | None = None
 
     def embed_texts(self, texts: Sequence[str]) -> list[bytes]:
-        """A unit vector a text, float32 little-endian."""
+        """Return a unit vector per text, float32 little-endian."""
         return _as_bytes(self.encoder.embed_tokens([self.tokenizer.encode(text) for text in texts]))
 
     def embed_images(self, images: Sequence[NDArray[np.float32]]) -> list[bytes]:
-        """A unit vector an image of preprocessed pixels (3, height, width)."""
+        """Return a unit vector per image of preprocessed pixels (3, height, width)."""
         return _as_bytes(self.image_side().tower.embed_pixels(torch.from_numpy(np.stack(images))))
 
     def image_side(self) -> ImageSide:
-        """Return what embeds images. Raises FailedPrecondition NO_IMAGE_TOWER where the encoder has texts alone."""
+        """Return the image tower. Raises FailedPrecondition NO_IMAGE_TOWER if the encoder embeds texts only."""
         if self.images is None:
             message = f"encoder {self.name} embeds texts only; serve a CLIP directory to embed images"
             raise FailedPrecondition(Reason.NO_IMAGE_TOWER, message)
@@ -111,7 +109,7 @@ def _check_tokenizer(directory: Path, tokenizer: TextTokenizer, config: EncoderC
 
 
 def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:
-    """The first text and image warm the kernels, and show whether the weights are sound."""
+    """Embed a first text and image: they warm the kernels, and show whether the weights are sound."""
     try:
         with torch.inference_mode():
             model.embed_texts(["an image"])
@@ -122,7 +120,7 @@ def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:
 
 
 def _as_bytes(vectors: Tensor) -> list[bytes]:
-    """Internal rather than a vector that is not of unit length: such a one would poison an index."""
+    """Raise Internal for a vector that is not of unit length: it would poison an index."""
     lengths: Any = vectors.norm(dim=-1)
     if not bool(((lengths - 1).abs() < LENGTH_TOLERANCE).all()):
         raise Internal("EMBEDDING_NOT_FINITE", "the encoder gave a vector that is not of unit length")

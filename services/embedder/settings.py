@@ -39,5 +39,5 @@ class EmbedderSettings:
 
     @property
     def missing(self) -> str:
-        """Return what the process cannot serve without, "" where it is there."""
+        """Return what the process cannot serve without, "" if it exists."""
         return "" if self.encoder.exists() else f"no such file or directory: {self.encoder}"

@@ -1,4 +1,4 @@
-"""Texts to CLIP's token ids, by the tokenizer file alone."""
+"""Turn texts into token ids, by the tokenizer file alone."""
 
 import tempfile
 from pathlib import Path
@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.staging import stage_tokenizer
-from services.embedder.checkpoint import DIGESTED_FILES
+from services.embedder.dual_encoder import DIGESTED_FILES
 
 
 class TextTokenizer:
@@ -19,13 +19,13 @@ class TextTokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """At least the start and the end token, at most `max_tokens` ids."""
+        """Return at least the start and the end token, at most `max_tokens` ids."""
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
 
 def open_tokenizer(directory: Path, max_tokens: int) -> TextTokenizer:
-    """From tokenizer.json, or from vocab.json and merges.txt where there is no other. Raises BadCheckpoint."""
+    """Read tokenizer.json, or vocab.json and merges.txt if there is none. Raises BadCheckpoint."""
     path = directory / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else _converted(directory)
@@ -36,7 +36,7 @@ def open_tokenizer(directory: Path, max_tokens: int) -> TextTokenizer:
 
 def _converted(directory: Path) -> Tokenizer:
     for name in ("vocab.json", "merges.txt"):
-        # The library would go on with an empty vocabulary.
+        # The library would continue with an empty vocabulary.
         if not (directory / name).is_file():
             raise FileNotFoundError(name)
     # Only directories of an older kind pay for this import.

@@ -1,4 +1,4 @@
-"""Puts an embedder process together."""
+"""Put an embedder process together."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderSer
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
+from pentimento.service.batching import BatchingLimits
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
-from services.embedder.batching import EmbeddingBatchLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import open_model
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
@@ -40,7 +40,7 @@ def wire(settings: EmbedderSettings) -> EmbedderProcess:
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(
         CallLimits(settings.max_texts, settings.max_text_bytes, settings.max_images, settings.max_image_bytes),
-        EmbeddingBatchLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
+        BatchingLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
         settings.memo_entries,
     )
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)

@@ -11,7 +11,7 @@ from pentimento.devices.profile import Cost
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import MIN_COST_S, ModelCost
-from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
+from services.discriminator.scoring import Foresights, ImageScores, ImageToScore, reads_no_prompts
 
 # In the form of a real one, so that a cascade of emulated models can be registered with it.
 DIGEST = f"sha256:{hashlib.sha256(b'emulated discriminator').hexdigest()}"
@@ -62,13 +62,13 @@ class EmulatedScorer:
         """Raise FailedPrecondition NO_PROMPT_HEAD."""
         raise reads_no_prompts(cascade)
 
-    async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
+    async def score(self, cascade: str, images: Sequence[ImageToScore]) -> ImageScores:
         confidences = [_confidence(index, entry.image) for index, entry in enumerate(images)]
         seconds = sum(self._cost.draw(self._source) for _ in images)
         self._busy(seconds)
         self._free_at = max(self._free_at, self._loop.time()) + seconds
         await asyncio.sleep(self._free_at - self._loop.time())
-        return PictureScores(confidences, DIGEST)
+        return ImageScores(confidences, DIGEST)
 
 
 def _confidence(index: int, image: bytes) -> float:

@@ -9,7 +9,7 @@ from lab.emulation.fleet_file import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability
 from pentimento.rpc import RpcServer
-from services.discriminator.scoring import Discriminator, ScoreLimits
+from services.discriminator.scoring import Discriminator
 from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
 
 
@@ -21,7 +21,7 @@ def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
     server, busy = RpcServer(settings.rpc, "discriminator"), BusyShare()
     source = random.Random(f"{fleet.seed} {server.instance_id}")
     scorer = EmulatedScorer(fleet.discriminator.score, source, busy.add, [model.name for model in fleet.models])
-    discriminator = Discriminator(scorer, ScoreLimits(settings.max_images, settings.max_image_bytes))
+    discriminator = Discriminator(scorer, settings.max_images, settings.max_image_bytes)
     return serve(
         settings,
         server,

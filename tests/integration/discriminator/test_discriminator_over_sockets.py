@@ -1,17 +1,19 @@
-"""Real pictures scored by a real network over real sockets, bad calls beside good ones."""
+"""Images scored by a real network over a socket: good and bad calls at the same time."""
 
 import asyncio
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from pentimento.clients.controller import ControllerClient
@@ -34,9 +36,10 @@ CASCADE = "tiny-light>tiny-heavy"
 READING, READER = "reads>prompts", SHIPPED.parent / "tiny-router"
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[DiscriminatorClient]:
-    address, channels = f"unix:{tmp_path / 'd'}", RpcChannelSettings()
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
+    """A client of a process with small limits and three cascades."""
+    address, channels = f"unix:{directory / 'd'}", RpcChannelSettings()
     process = wire(
         DiscriminatorSettings(
             RpcServerSettings(listen=(address,)),
@@ -57,13 +60,21 @@ async def client(tmp_path: Path) -> AsyncIterator[DiscriminatorClient]:
         await process.server.stop()
 
 
-def picture(number: int) -> bytes:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def client() -> AsyncIterator[DiscriminatorClient]:
+    """A client of the process that all tests share."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as directory:
+        async with serving(Path(directory)) as shared:
+            yield shared
+
+
+def image_of(number: int) -> bytes:
     return flat_png(64, 64, (number * 9 % 256, 200 - number * 7 % 200, 90))
 
 
 def expected(number: int) -> float:
     network = open_discriminator(SHIPPED)
-    return network.confidences([decode(picture(number), "image", network.pixels)])[0]
+    return network.confidences([decode(image_of(number), "image", network.pixels)])[0]
 
 
 @pytest.fixture
@@ -72,50 +83,51 @@ def three_threads() -> Iterator[None]:
         yield
 
 
-async def test_prompts_are_read_by_as_many_threads_as_the_settings_say(
-    three_threads: None, client: DiscriminatorClient
-) -> None:
-    await client.foresee(READING, prompt(3))
+async def test_foresee_reads_prompts_on_the_configured_number_of_threads(three_threads: None, tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        await client.foresee(READING, prompt(3))
 
-    # Of this thread, which reads them.
-    assert torch.get_num_threads() == 1
+        # This thread reads them.
+        assert torch.get_num_threads() == 1
 
 
-async def test_each_picture_gets_its_own_confidence(client: DiscriminatorClient) -> None:
-    images = [((f"r{number}", number + 1), picture(number)) for number in range(6)]
+async def test_score_gives_each_image_its_own_confidence(client: DiscriminatorClient) -> None:
+    images = [((f"r{number}", number + 1), image_of(number)) for number in range(6)]
 
     found = await client.score(CASCADE, images)
 
     assert found == {key: pytest.approx(expected(key[1] - 1), abs=1e-5) for key, _ in images}
 
 
-async def test_another_discriminator_than_is_meant_is_told_from_the_one_that_is(client: DiscriminatorClient) -> None:
+async def test_score_rejects_a_discriminator_with_another_digest(client: DiscriminatorClient) -> None:
     image, own = ("r", 1), open_discriminator(SHIPPED).digest
 
     with pytest.raises(FailedPrecondition) as other:
-        await client.score(CASCADE, [(image, picture(0))], digest="sha256:" + "0" * 64)
+        await client.score(CASCADE, [(image, image_of(0))], digest="sha256:" + "0" * 64)
     with pytest.raises(FailedPrecondition) as foreseen:
         await client.foresee(READING, prompt(3), digest=own)
-    found = await client.score(CASCADE, [(image, picture(0))], digest=own)
+    found = await client.score(CASCADE, [(image, image_of(0))], digest=own)
 
     assert [raised.value.reason for raised in (other, foreseen)] == ["OTHER_DISCRIMINATOR"] * 2
     assert list(found) == [image]
 
 
-async def test_calls_of_two_cascades_at_the_same_time_are_all_answered(client: DiscriminatorClient) -> None:
+async def test_score_answers_calls_of_two_cascades_at_once(client: DiscriminatorClient) -> None:
     calls = [
-        client.score(cascade, [((f"{cascade} {number}", 1), picture(number))])
+        client.score(cascade, [((f"{cascade} {number}", 1), image_of(number))])
         for number in range(8)
         for cascade in (CASCADE, "other>pair")
     ]
 
+    before = (await client.status()).scored_count
+
     answers = await asyncio.gather(*calls)
 
     assert sum(map(len, answers)) == 16
-    assert (await client.status()).scored_count == 16
+    assert (await client.status()).scored_count - before == 16
 
 
-async def test_the_status_names_the_cascades(client: DiscriminatorClient) -> None:
+async def test_status_names_the_cascades(client: DiscriminatorClient) -> None:
     assert list((await client.status()).cascades) == [CASCADE, "other>pair", READING]
     assert list((await client.status()).prompt_cascades) == [READING]
 
@@ -126,13 +138,13 @@ def prompt(number: int) -> Embedding:
     return Embedding((vector / np.linalg.norm(vector)).astype("<f4").tobytes(), 128, digest)
 
 
-async def test_a_discriminator_of_prompts_gives_each_picture_the_confidence_for_its_own_prompt(
+async def test_score_reads_the_prompt_of_each_image(
     client: DiscriminatorClient,
 ) -> None:
     network = open_discriminator(READER)
     assert network.head is not None
-    images = [((f"r{number}", 1), picture(1)) for number in range(6)]
-    pixels = [decode(picture(1), "image", network.pixels)] * 6
+    images = [((f"r{number}", 1), image_of(1)) for number in range(6)]
+    pixels = [decode(image_of(1), "image", network.pixels)] * 6
     embedded = [network.head.prompt("prompt", prompt(number)) for number in range(6)]
 
     found = await client.score(READING, images, prompts={(f"r{number}", 1): prompt(number) for number in range(6)})
@@ -141,7 +153,7 @@ async def test_a_discriminator_of_prompts_gives_each_picture_the_confidence_for_
     assert len({round(confidence, 4) for confidence in found.values()}) == 6
 
 
-async def test_what_a_prompt_tells_by_itself_is_answered_before_anything_is_painted(
+async def test_foresee_predicts_from_the_prompt_alone(
     client: DiscriminatorClient,
 ) -> None:
     head = open_discriminator(READER).head
@@ -152,23 +164,23 @@ async def test_what_a_prompt_tells_by_itself_is_answered_before_anything_is_pain
     assert told.probability == pytest.approx(head.foresee([head.prompt("p", prompt(3))])[0].probability, abs=1e-6)
 
 
-async def test_a_prompt_that_is_missing_or_of_another_encoder_is_refused(client: DiscriminatorClient) -> None:
+async def test_missing_prompt_or_other_encoder_is_refused(client: DiscriminatorClient) -> None:
     with pytest.raises(InvalidArgument, match=r"images\[0\]\.prompt"):
-        await client.score(READING, [(("r", 1), picture(1))])
+        await client.score(READING, [(("r", 1), image_of(1))])
     with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
         await client.foresee(READING, replace(prompt(1), encoder_digest="sha256:other"))
     with pytest.raises(FailedPrecondition, match="reads images only"):
         await client.foresee(CASCADE, prompt(1))
 
 
-async def test_an_unknown_cascade_is_named_with_those_there_are(client: DiscriminatorClient) -> None:
+async def test_score_of_an_unknown_cascade_names_the_known_ones(client: DiscriminatorClient) -> None:
     with pytest.raises(NotFound, match=r"'a>b'; there are tiny-light>tiny-heavy, other>pair, reads>prompts"):
-        await client.score("a>b", [(("r", 1), picture(1))])
+        await client.score("a>b", [(("r", 1), image_of(1))])
 
 
-async def test_a_picture_that_does_not_decode_is_named_and_hurts_no_other(client: DiscriminatorClient) -> None:
-    bad = client.score(CASCADE, [(("a", 1), picture(1)), (("b", 1), picture(2)[:60])])
-    good = client.score(CASCADE, [(("c", 1), picture(3))])
+async def test_score_names_an_undecodable_image_and_answers_other_calls(client: DiscriminatorClient) -> None:
+    bad = client.score(CASCADE, [(("a", 1), image_of(1)), (("b", 1), image_of(2)[:60])])
+    good = client.score(CASCADE, [(("c", 1), image_of(3))])
 
     refused, answered = await asyncio.gather(bad, good, return_exceptions=True)
 
@@ -176,8 +188,8 @@ async def test_a_picture_that_does_not_decode_is_named_and_hurts_no_other(client
     assert answered == {("c", 1): pytest.approx(expected(3), abs=1e-5)}
 
 
-async def test_more_pictures_than_may_wait_are_refused(client: DiscriminatorClient) -> None:
-    images = [((f"r{number}", 1), picture(number)) for number in range(30)]
+async def test_score_refuses_more_images_than_may_wait(client: DiscriminatorClient) -> None:
+    images = [((f"r{number}", 1), image_of(number)) for number in range(30)]
 
     answers = await asyncio.gather(*(client.score(CASCADE, images) for _ in range(4)), return_exceptions=True)
 
@@ -194,7 +206,7 @@ async def test_more_pictures_than_may_wait_are_refused(client: DiscriminatorClie
         ("a>b=/nowhere", "/nowhere"),
     ],
 )
-def test_a_start_that_cannot_be_is_told_in_one_line(cascades: str, message: str, tmp_path: Path) -> None:
+def test_start_with_wrong_cascades_ends_in_one_line(cascades: str, message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
 
     ended = subprocess.run([*command, "--cascades", cascades], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -204,7 +216,7 @@ def test_a_start_that_cannot_be_is_told_in_one_line(cascades: str, message: str,
     assert "Traceback" not in ended.stderr
 
 
-def test_weights_that_were_changed_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_start_with_changed_weights_ends_before_torch_loads(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "tiny-discriminator")
     shutil.copy(SHIPPED.parent / "registry.json", tmp_path)
     weights = tmp_path / "tiny-discriminator" / "model.safetensors"
@@ -223,12 +235,11 @@ def test_weights_that_were_changed_are_refused_before_torch_is_loaded(tmp_path: 
 
 
 def imported(told: str) -> set[str]:
-    """The modules that `-X importtime` tells of, whole or not."""
+    """The modules in the output of `-X importtime`, whole or not."""
     return {line.rpartition("|")[2].strip() for line in told.splitlines()}
 
 
-async def test_the_controller_is_told_what_a_pass_over_one_picture_takes(tmp_path: Path) -> None:
-    """Of every cascade what was measured when its network was loaded."""
+async def test_registration_reports_the_seconds_of_a_pass(tmp_path: Path) -> None:
     at_controller, at_scorer, channels = f"unix:{tmp_path / 'c'}", f"unix:{tmp_path / 's'}", RpcChannelSettings()
     controller = wire_controller(ControllerSettings(RpcServerSettings(listen=(at_controller,))))
     cascades = (f"{CASCADE}={SHIPPED}", f"{READING}={READER}")

@@ -1,8 +1,9 @@
-"""Pictures that wait for a discriminator's pass, and those whose callers have left."""
+"""NetworkScorer: images that wait for a pass, callers that leave, and closing."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -14,15 +15,15 @@ from pentimento.diffusion.discriminators import PictureDiscriminator
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.pictures.png_text import flat_png
-from services.discriminator.network_scorer import NetworkScorer, ScoringLimits
-from services.discriminator.scoring import PictureToScore
+from services.discriminator.network_scorer import NetworkScorer
+from services.discriminator.scoring import ImageToScore
 from tests.support.waiting import until
 
 CASCADE = "light>heavy"
 
 
 class HeldNetwork:
-    """Its passes wait until they may; the confidence in a picture is its red, which is noted."""
+    """A network whose passes wait for `goes_on`; the confidence in an image is its red value, which is recorded."""
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
@@ -52,7 +53,7 @@ def network() -> HeldNetwork:
 @pytest.fixture
 async def scorer(network: HeldNetwork) -> AsyncIterator[NetworkScorer]:
     served = {CASCADE: cast("PictureDiscriminator", network)}
-    scorer = NetworkScorer([CASCADE], lambda: served, ScoringLimits(max_batch_size=2, queue_limit=8), lambda s: None)
+    scorer = NetworkScorer([CASCADE], lambda: served, 2, 8, nullcontext, lambda seconds: None)
     await scorer.open()
     network.passes.clear()
     yield scorer
@@ -61,15 +62,16 @@ async def scorer(network: HeldNetwork) -> AsyncIterator[NetworkScorer]:
 
 
 def call(scorer: NetworkScorer, *reds: int) -> "asyncio.Task[Any]":
-    return asyncio.create_task(scorer.score(CASCADE, [PictureToScore(flat_png(1, 1, (red, 0, 0))) for red in reds]))
+    return asyncio.create_task(scorer.score(CASCADE, [ImageToScore(flat_png(1, 1, (red, 0, 0))) for red in reds]))
 
 
 def waiting_count(scorer: NetworkScorer) -> int:
-    """Of pictures that somebody still wants."""
-    return sum(not entry.scored.done() for entry in scorer._queue)
+    """Return how many queued images a caller still waits for."""
+    assert scorer._thread is not None
+    return sum(not item.future.done() for item in scorer._thread._queues[CASCADE])
 
 
-async def test_pictures_of_a_caller_who_left_are_in_no_pass(scorer: NetworkScorer, network: HeldNetwork) -> None:
+async def test_score_of_a_cancelled_call_is_in_no_pass(scorer: NetworkScorer, network: HeldNetwork) -> None:
     network.goes_on.clear()
     first = call(scorer, 1)
     await until(lambda: network.passes == [[1]])
@@ -87,12 +89,10 @@ async def test_pictures_of_a_caller_who_left_are_in_no_pass(scorer: NetworkScore
     assert network.passes == [[1], [4, 5]]
 
 
-async def test_a_picture_that_is_being_decoded_when_the_scorer_closes_is_scored(
-    scorer: NetworkScorer, network: HeldNetwork
-) -> None:
+async def test_close_scores_images_that_are_being_decoded(scorer: NetworkScorer, network: HeldNetwork) -> None:
     network.decodes.clear()
     taken = call(scorer, 51)
-    await until(lambda: scorer._taken_count == 1)
+    await until(lambda: scorer._taken.count == 1)
     closing = asyncio.create_task(scorer.close())
     await asyncio.sleep(0)
     network.decodes.set()
@@ -101,7 +101,7 @@ async def test_a_picture_that_is_being_decoded_when_the_scorer_closes_is_scored(
     await closing
 
 
-async def test_a_scorer_that_closes_takes_no_more(scorer: NetworkScorer) -> None:
+async def test_closed_scorer_refuses_images(scorer: NetworkScorer) -> None:
     await scorer.close()
 
     with pytest.raises(Unavailable) as refused:

@@ -13,12 +13,12 @@ from PIL import Image
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
-from services.embedder.batching import EmbeddingBatchLimits
+from pentimento.service.batching import BatchingLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import EmbeddingModel
 
 LIMITS = CallLimits(max_texts=8, max_text_bytes=100, max_images=3, max_image_bytes=5000)
-BATCHES = EmbeddingBatchLimits(max_batch_size=4)
+BATCHES = BatchingLimits(max_batch_size=4)
 
 
 def new_embedder(memo_entries: int = 100) -> Embedder:
@@ -83,22 +83,22 @@ async def test_a_text_seen_before_comes_from_the_memo_bit_for_bit(embedder):
     second = await embedder.embed_texts(["a blue square", "a red circle"])
 
     assert second[1] == first[0]
-    info = embedder.info()
-    assert (info.memo_hit_count, info.memo_miss_count) == (1, 2)
+    memo = embedder.ready().memo
+    assert (memo.hit_count, memo.miss_count) == (1, 2)
 
 
 async def test_a_text_twice_in_a_call_is_computed_once(embedder):
     one, other = await embedder.embed_texts(["a red circle"] * 2)
 
     assert one == other
-    assert embedder.info().memo_miss_count == 1
+    assert embedder.ready().memo.miss_count == 1
 
 
 async def test_an_image_seen_before_comes_from_the_memo(embedder):
     first = await embedder.embed_images([picture(1)])
 
     assert await embedder.embed_images([picture(1)]) == first
-    assert embedder.info().memo_hit_count == 1
+    assert embedder.ready().memo.hit_count == 1
 
 
 async def test_a_text_beyond_the_context_is_cut(embedder):
@@ -166,7 +166,7 @@ async def test_it_is_unavailable_until_its_model_is_there():
     with pytest.raises(Unavailable, match="being loaded"):
         await embedder.embed_texts(["a red circle"])
     with pytest.raises(Unavailable):
-        embedder.info()
+        embedder.ready()
     await embedder.close()
 
 

@@ -13,7 +13,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import digest_checkpoint, digest_directory
 from pentimento.diffusion.families import load_model
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
-from services.embedder.checkpoint import open_encoder
+from services.embedder.dual_encoder import open_encoder
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.export import models
 from zoo.export.models import export_all, missing_parts, parts_of

@@ -1,5 +1,6 @@
-"""The model thread: who waits for whom, and what a bad item does to the others."""
+"""ModelThread: the order of batches, waits, failures and closing."""
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -9,23 +10,25 @@ from typing import Any
 import pytest
 
 from pentimento.domain.errors import ResourceExhausted, Unavailable
-from services.embedder.batching import EmbeddingBatchLimits, ModelThread
+from pentimento.domain.reasons import Reason
+from pentimento.service.batching import BatchingLimits, ModelThread, TakenWork
 
-# Longer than any test may take: a test in which somebody waits that long fails by its time limit.
+# Longer than any test may take: a test that waits that long fails by its time limit.
 FOREVER_S = 3600.0
 SOON_S = 120.0
 
 
 class Model:
-    """Echoes its items; holds every batch until `gate` is open, and remembers what it ran."""
+    """A model that echoes its items; it holds every batch until `gate` is open, and records its batches."""
 
-    def __init__(self, limits: EmbeddingBatchLimits) -> None:
+    def __init__(self, limits: BatchingLimits) -> None:
         self.gate = threading.Event()
         self.entered = threading.Semaphore(0)
         self.batches: list[tuple[str, list[Any]]] = []
         self.inside: list[str] = []
+        self.counted: list[tuple[str, int]] = []
         lanes = {"text": lambda items: self._run("text", items), "image": lambda items: self._run("image", items)}
-        self.thread = ModelThread(lanes, limits, self._inside)
+        self.thread = ModelThread(lanes, limits, self._inside, self._count)
 
     def _run(self, kind: str, items: Sequence[Any]) -> Sequence[bytes]:
         self.entered.release()
@@ -34,6 +37,9 @@ class Model:
             raise ValueError("poison")
         self.batches.append((kind, list(items)))
         return [str(item).encode() for item in items]
+
+    def _count(self, lane: str, waited_s: Sequence[float], seconds: float) -> None:
+        self.counted.append((lane, len(waited_s)))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -49,7 +55,7 @@ def make() -> Iterator[Any]:
     made: list[Model] = []
 
     def build(**limits: Any) -> Model:
-        made.append(Model(EmbeddingBatchLimits(**limits)))
+        made.append(Model(BatchingLimits(**limits)))
         return made[-1]
 
     yield build
@@ -64,7 +70,7 @@ def busy(model: Model) -> None:
     assert model.entered.acquire(timeout=SOON_S)
 
 
-def test_a_lone_request_does_not_wait_for_a_fuller_batch(make):
+def test_lone_item_does_not_wait_for_a_fuller_batch(make):
     model = make(max_wait_s=FOREVER_S)
     model.gate.set()
 
@@ -72,7 +78,7 @@ def test_a_lone_request_does_not_wait_for_a_fuller_batch(make):
     assert model.run("b") == [b"b"]
 
 
-def test_the_texts_of_one_call_are_one_batch(make):
+def test_items_of_one_call_are_one_batch(make):
     model = make()
     model.gate.set()
 
@@ -80,7 +86,7 @@ def test_the_texts_of_one_call_are_one_batch(make):
     assert model.batches == [("text", ["a", "b", "c"])]
 
 
-def test_what_arrives_while_a_batch_runs_is_the_next_batch(make):
+def test_items_that_arrive_during_a_batch_are_the_next(make):
     model = make(max_wait_s=FOREVER_S)
     busy(model)
 
@@ -91,7 +97,7 @@ def test_what_arrives_while_a_batch_runs_is_the_next_batch(make):
     assert model.batches == [("text", ["first"]), ("text", ["a", "b", "c"])]
 
 
-def test_a_batch_is_never_larger_than_its_limit(make):
+def test_batch_is_never_larger_than_its_limit(make):
     model = make(max_batch_size=2, max_wait_s=0.0)
     busy(model)
 
@@ -102,7 +108,7 @@ def test_a_batch_is_never_larger_than_its_limit(make):
     assert [len(items) for _, items in model.batches] == [1, 2, 2, 1]
 
 
-def test_a_smaller_batch_waits_for_those_who_were_in_the_last_one(make):
+def test_smaller_batch_waits_for_the_last_size(make):
     model = make(max_wait_s=FOREVER_S)
     model.thread.submit("text", ["a", "b"])
     assert model.entered.acquire(timeout=SOON_S)
@@ -115,7 +121,7 @@ def test_a_smaller_batch_waits_for_those_who_were_in_the_last_one(make):
     assert model.batches[-1] == ("text", ["c", "d"])
 
 
-def test_the_wait_for_a_fuller_batch_ends(make):
+def test_wait_for_a_fuller_batch_ends(make):
     model = make(max_wait_s=0.001)
     model.thread.submit("text", ["a", "b"])
     assert model.entered.acquire(timeout=SOON_S)
@@ -126,8 +132,15 @@ def test_the_wait_for_a_fuller_batch_ends(make):
     assert alone.result(SOON_S) == b"c"
 
 
-def test_texts_go_before_images(make):
-    model = make(aging_limit_s=FOREVER_S)
+@pytest.mark.parametrize(
+    ("aging_limit_s", "order"),
+    [
+        pytest.param(FOREVER_S, ["text", "text", "image"], id="the urgent lane first"),
+        pytest.param(0.0, ["text", "image", "text"], id="an item that waited too long first"),
+    ],
+)
+def test_lanes_are_ordered_by_urgency_and_age(make, aging_limit_s, order):
+    model = make(aging_limit_s=aging_limit_s)
     busy(model)
     image = model.thread.submit("image", [1])[0]
     text = model.thread.submit("text", ["a"])[0]
@@ -135,22 +148,10 @@ def test_texts_go_before_images(make):
     model.gate.set()
 
     assert (text.result(SOON_S), image.result(SOON_S)) == (b"a", b"1")
-    assert [kind for kind, _ in model.batches] == ["text", "text", "image"]
+    assert [kind for kind, _ in model.batches] == order
 
 
-def test_an_image_that_waited_long_goes_before_texts(make):
-    model = make(aging_limit_s=0.0)
-    busy(model)
-    image = model.thread.submit("image", [1])[0]
-    text = model.thread.submit("text", ["a"])[0]
-
-    model.gate.set()
-
-    assert (text.result(SOON_S), image.result(SOON_S)) == (b"a", b"1")
-    assert [kind for kind, _ in model.batches] == ["text", "image", "text"]
-
-
-def test_a_bad_item_fails_alone(make):
+def test_bad_item_fails_alone(make):
     model = make()
     model.gate.set()
 
@@ -162,7 +163,7 @@ def test_a_bad_item_fails_alone(make):
     assert model.run("c") == [b"c"]
 
 
-def test_a_cancelled_item_is_not_computed(make):
+def test_cancelled_item_is_not_computed(make):
     model = make()
     busy(model)
     cancelled, kept = model.thread.submit("text", ["a", "b"])
@@ -176,7 +177,7 @@ def test_a_cancelled_item_is_not_computed(make):
         cancelled.result(SOON_S)
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back(make):
+def test_full_queue_refuses_with_a_retry_time(make):
     model = make(queue_limit=2)
     busy(model)
     model.thread.submit("text", ["a", "b"])
@@ -188,7 +189,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(make):
     assert len(model.thread.submit("image", [1, 2])) == 2
 
 
-def test_closing_finishes_what_waits_and_takes_nothing_more(make):
+def test_close_finishes_queued_items_and_takes_no_more(make):
     model = make()
     busy(model)
     waiting = model.thread.submit("text", ["a"])[0]
@@ -201,7 +202,7 @@ def test_closing_finishes_what_waits_and_takes_nothing_more(make):
         model.thread.submit("text", ["b"])
 
 
-def test_batches_run_inside_the_context_on_the_one_thread(make):
+def test_batches_run_inside_the_context_on_one_thread(make):
     model = make()
     model.gate.set()
     model.run("a")
@@ -209,7 +210,7 @@ def test_batches_run_inside_the_context_on_the_one_thread(make):
     assert model.inside == ["model"]
 
 
-def test_it_counts_batches_and_items(make):
+def test_batches_and_items_are_counted(make):
     model = make()
     model.gate.set()
     model.run("a", "b", "c")
@@ -218,3 +219,24 @@ def test_it_counts_batches_and_items(make):
     model.thread.close()
 
     assert (model.thread.batch_count, model.thread.item_count) == (2, 4)
+    assert model.counted == [("text", 3), ("text", 1)]
+
+
+async def test_run_returns_results_in_order(make):
+    model = make()
+    model.gate.set()
+
+    assert await model.thread.run("image", [1, 2]) == [b"1", b"2"]
+
+
+async def test_taken_work_is_answered_before_close_returns():
+    taken = TakenWork("tester")
+    with taken.taking(3):
+        closing = asyncio.create_task(taken.close())
+        await asyncio.sleep(0)
+        assert (taken.count, closing.done()) == (3, False)
+    await closing
+
+    with pytest.raises(Unavailable, match="the tester is stopping") as refused, taken.taking():
+        pytest.fail("it was taken")
+    assert (refused.value.reason, taken.count) == (Reason.DRAINING, 0)
