@@ -18,8 +18,8 @@ from benchmarks.report import Figure, at_most, informative, measured
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.index_building import NO_BUILD
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.upkeep.indexing import Indexing
 
 INSERT_COUNT = 10_000
 _CLUSTERS_COUNT = 5_000

@@ -48,11 +48,11 @@ from pentimento.settings import load_settings
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.vectors import VectorIndex, VectorMatch, VectorQuery
-from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.entries.checks import SHARED_POOL
+from services.vectordb_gateway.lookup.lookup import Lookup
+from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.settings import GatewaySettings
-from services.vectordb_gateway.validation import SHARED_POOL
 from services.vectordb_gateway.wiring import GatewayProcess, wire
 
 DIMENSION_COUNT = 32
@@ -130,15 +130,8 @@ class WithoutFilter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._index, name)
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
-        return self._index.search(replace(query, tenants=(*TENANTS, SHARED_POOL)), timeout_s)
-
-    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
-        index: Any = self._index
-        found: list[VectorMatch] | None = await index.search_soon(
-            replace(query, tenants=(*TENANTS, SHARED_POOL)), timeout_s
-        )
-        return found
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        return await self._index.search(replace(query, tenants=(*TENANTS, SHARED_POOL)), timeout_s)
 
 
 class EveryPool(str):
@@ -314,7 +307,7 @@ def altered(process: GatewayProcess, *, index: bool, ledger: bool) -> Lookup:
     searched: Any = WithoutFilter(stores.index) if index else stores.index
     checked: Any = WithoutCheck(stores.ledger) if ledger else stores.ledger
     bounds = LookupBounds(10.0, told.selection.max_ancestor_depth)
-    watch = MatchWatch(stores.ledger, told.predictor)
+    watch = MatchWatch(stores.ledger, told.match_predictor)
     return Lookup(process.guard, searched, checked, told.selection.reuse(), bounds, watch)
 
 
@@ -325,7 +318,7 @@ async def run(number: int, timed: int) -> tuple[list[Figure], dict[str, Any]]:
             channel = open_channel(process.server.bound_addresses[0], RpcChannelSettings())
             client = GatewayClient(channel)
             owners = await fill(process, client, random.Random(1), Themes(random.Random(0)))
-            whole = await play(process.lookup, 2, number, owners)
+            whole = await play(process.gateway.lookup, 2, number, owners)
             unfiltered = await play(altered(process, index=True, ledger=False), 2, half, owners)
             unchecked = await play(altered(process, index=False, ledger=True), 2, half, owners)
             bare = await play(altered(process, index=True, ledger=True), 2, bare_number, owners)

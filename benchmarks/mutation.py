@@ -114,7 +114,7 @@ SUITES = (
         ),
         "not postgresql",
     ),
-    MutatedModule("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
+    MutatedModule("lookup", ("services/vectordb_gateway/lookup/lookup.py",), ("tests/unit/vectordb_gateway",)),
 )
 Equivalents = dict[tuple[str, str, str, str], str]
 """Of a mutant's identity, why nobody could see it."""

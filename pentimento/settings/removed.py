@@ -6,9 +6,16 @@ REMOVED = {
     "compile_halves": "captured CUDA graphs, the default on a GPU, are faster",
     "discriminator_s": "discriminators report what scoring takes",
     "hedge_after": "a request has one running attempt",
+    "index_build_share": "a build starts when a twentieth of the entries changed",
+    "index_build_threads": "a build runs on one thread at the lowest priority",
+    "index_search_candidates": "a graph search has 96 candidates",
     "match_predictor_file": "the predictor learns again after a restart",
+    "match_predictor_generation_s": "a missed hit counts as 10 s",
+    "max_open_grants": "at most 4096 grants are open",
     "plan_reuse": "plans no longer say how much of the cache's tables hits use",
+    "tenant_open_grants": "at most 1024 grants of a tenant are open",
     "trace_file": "`python -m lab.fixtures.traced_process` writes such files",
+    "unfinished_upload_s": "unfinished uploads are deleted after an hour",
 }
 
 

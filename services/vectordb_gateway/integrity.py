@@ -1,9 +1,9 @@
-"""Do ledger, index and object store agree? For tests, and for operators after a bad night:
+"""Check whether ledger, index and object store agree, for tests and for operators:
 
     python -m services.vectordb_gateway.integrity --ledger-url … --index-url … --objects-url …
 
-It takes the gateway's own options, prints a line for each thing that is wrong, and changes nothing. Run it while the
-gateway is stopped: what is being written looks wrong. It exits with 1 if anything is, with 2 if it cannot tell.
+It takes the gateway's own options, prints a line per fault, and changes nothing. Run it while the gateway is stopped:
+an unfinished write looks like a fault. It exits with 1 if there is any, with 2 if it cannot check.
 """
 
 import argparse
@@ -17,16 +17,15 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex, open_vectors
 from pentimento.stores.vectors.index_building import NO_BUILD
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.index_differences import index_differences
-from services.vectordb_gateway.indexing import batches
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.upkeep.indexing import batches, index_differences
 
 _BATCH_COUNT = 1000
 _OF_FILES = ("sqlite", "edge", "file")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what is wrong with the stores that the arguments name, and return the exit status."""
+    """Print the faults of the stores that the arguments name, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option in ("--ledger-url", "--index-url", "--objects-url"):
         parser.add_argument(option, required=True)
@@ -46,7 +45,7 @@ def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]
         require_there(field, url)
     objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, NO_BUILD)
     try:
-        # A gateway of before could not go on with one that was migrated.
+        # A gateway of an older version could not use a ledger that was migrated.
         ledger = open_cache_ledger(ledger_url, as_it_is=True)
         try:
             EncoderGuard(ledger, index).open()
@@ -58,7 +57,7 @@ def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]
 
 
 def check_integrity(ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> list[str]:
-    """Everything that is wrong, in words. Meaningful when no write is under way; reads every object."""
+    """Return every fault in words. Meaningful while no write is unfinished; reads every object."""
     return [
         *ledger.check_integrity(),
         *objects.check_integrity([*ledger.held_references(), *ledger.kept_by_pins()]),

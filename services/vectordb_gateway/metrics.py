@@ -1,4 +1,4 @@
-"""What the gateway counts, beside the RPC metrics that every process has."""
+"""Metrics of the gateway; the RPC metrics of every process are not among them."""
 
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.telemetry import counter, gauge, histogram
@@ -99,7 +99,7 @@ def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
 
 
 def withdraw_quality(model_digest: str, from_image: bool, saved_share: float) -> None:
-    """Show nothing of a threshold that the model has no longer."""
+    """Withdraw the gauges of a threshold that the model has no longer."""
     labels = _labels(model_digest, from_image, saved_share)
     for which in ("profiled", "in_force"):
         REUSE_SIMILARITY.remove(*labels, which)

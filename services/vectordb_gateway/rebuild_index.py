@@ -2,8 +2,8 @@
 
     python -m services.vectordb_gateway.rebuild_index --index-url edge:///cache/index --ledger-url …
 
-The points that are there are discarded first. An error before that changes nothing and says so. A rebuild that ends
-half way says that, and the gateway's first round fills the rest.
+The present points are discarded first. An error before that changes nothing and is printed. A rebuild that ends half
+way prints that, and the gateway's first round fills the rest.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.generations import empty_index
 from pentimento.stores.vectors.index_building import NO_BUILD
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.integrity import require_there
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.upkeep.indexing import Indexing
 
 
 class RebuildUnfinished(Exception):
@@ -46,7 +46,7 @@ def rebuild(index_url: str, ledger_url: str) -> int:
     """Discard the points of the index, write those of the ledger's entries, and return how many there are. Raises
     RebuildUnfinished; any other error means that nothing was changed."""
     require_there("ledger_url", ledger_url)
-    # As it is: a gateway of an older version could not go on with a ledger that was migrated.
+    # Not migrated: a gateway of an older version could not use a migrated ledger.
     ledger = open_cache_ledger(ledger_url, as_it_is=True)
     try:
         dimension_count, directory = dimensions_of(ledger), index_directory(index_url)

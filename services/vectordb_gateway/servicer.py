@@ -1,4 +1,8 @@
-"""pentimento.api.vectordb.v1 over the gateway."""
+"""Serve pentimento.api.vectordb.v1."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -10,51 +14,60 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
+from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.wire.codec import decode, encode, nested
-from services.vectordb_gateway.gateway import Gateway
-from services.vectordb_gateway.writing import ReservedRun
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.entries.pinning import Pinning
+from services.vectordb_gateway.entries.rules import QualityWatch
+from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun
+from services.vectordb_gateway.lookup.lookup import Lookup
+from services.vectordb_gateway.upkeep.healing import Healing
+from services.vectordb_gateway.upkeep.uses import UseNotes
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts of a gateway that answer calls."""
+
+    lookup: Lookup
+    writing: EntryWriting
+    healing: Healing
+    pinning: Pinning
+    quality: QualityWatch
+    uses: UseNotes
+    ledger: CacheLedger
+    capacity: Capacity
+    index_backend: str
+    object_backend: str
 
 
 class GatewayServicer(VectordbGatewayServiceServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Lookup(
-        self, request: pb.LookupRequest, context: grpc.aio.ServicerContext[pb.LookupRequest, pb.LookupResponse]
-    ) -> pb.LookupResponse:
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         candidates = [decode(candidate, LookupCandidate) for candidate in request.candidates]
         embedding = decode(request.text_embedding, Embedding, "text_embedding")
         quality = request.quality if request.HasField("quality") else None
-        return encode(
-            await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key), pb.LookupResponse
-        )
+        answer = await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key)
+        return encode(answer, pb.LookupResponse)
 
-    async def ListNeighbours(
-        self,
-        request: pb.ListNeighboursRequest,
-        context: grpc.aio.ServicerContext[pb.ListNeighboursRequest, pb.ListNeighboursResponse],
-    ) -> pb.ListNeighboursResponse:
+    async def ListNeighbours(self, request: pb.ListNeighboursRequest, context: Context) -> pb.ListNeighboursResponse:
+        candidate = decode(request.candidate, LookupCandidate, "candidate")
         embedding = decode(request.text_embedding, Embedding, "text_embedding")
-        asked = (decode(request.candidate, LookupCandidate, "candidate"), embedding, request.limit_count)
-        found = await self._gateway.neighbours.nearest(*asked)
-        return pb.ListNeighboursResponse(
-            neighbours=[nested(neighbour, generation_pb2.Neighbour) for neighbour in found]
-        )
+        found = await self._gateway.lookup.neighbours(candidate, embedding, request.limit_count)
+        return pb.ListNeighboursResponse(neighbours=[nested(each, generation_pb2.Neighbour) for each in found])
 
-    async def Reserve(
-        self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
-    ) -> pb.ReserveResponse:
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         scope, attempt = decode(request.scope, CacheScope, "scope"), decode(request.attempt, Attempt, "attempt")
-        run = decode(request, ReservedRun)
-        reservation = await self._gateway.writing.reserve(scope, attempt, run)
+        reservation = await self._gateway.writing.reserve(scope, attempt, decode(request, ReservedRun))
         grant = encode(reservation.grant, generation_pb2.CacheGrant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
 
-    async def Commit(
-        self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.CommitResponse]
-    ) -> pb.CommitResponse:
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         has_image = request.HasField("image_embedding")
         entry_id = await self._gateway.writing.commit(
             decode(request.scope, CacheScope, "scope"),
@@ -67,77 +80,55 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         )
         return pb.CommitResponse(entry_id=entry_id)
 
-    async def Release(
-        self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseResponse]
-    ) -> pb.ReleaseResponse:
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         await self._gateway.writing.release(request.grant_id)
         return pb.ReleaseResponse()
 
-    async def ReportBadObject(
-        self,
-        request: pb.ReportBadObjectRequest,
-        context: grpc.aio.ServicerContext[pb.ReportBadObjectRequest, pb.ReportBadObjectResponse],
-    ) -> pb.ReportBadObjectResponse:
+    async def ReportBadObject(self, request: pb.ReportBadObjectRequest, context: Context) -> pb.ReportBadObjectResponse:
         await self._gateway.healing.report(request.entry_id, request.key, request.detail)
         return pb.ReportBadObjectResponse()
 
-    async def ReportStart(
-        self,
-        request: pb.ReportStartRequest,
-        context: grpc.aio.ServicerContext[pb.ReportStartRequest, pb.ReportStartResponse],
-    ) -> pb.ReportStartResponse:
+    async def ReportStart(self, request: pb.ReportStartRequest, context: Context) -> pb.ReportStartResponse:
         self._gateway.uses.note(request.key, from_image=request.from_image, taken=request.taken)
         return pb.ReportStartResponse()
 
-    async def PinObject(
-        self,
-        request: pb.PinObjectRequest,
-        context: grpc.aio.ServicerContext[pb.PinObjectRequest, pb.PinObjectResponse],
-    ) -> pb.PinObjectResponse:
+    async def PinObject(self, request: pb.PinObjectRequest, context: Context) -> pb.PinObjectResponse:
         duration_s, reference = request.duration_ms / 1000, decode(request.object, ObjectReference, "object")
         expires_at = await self._gateway.pinning.pin(request.tenant, request.request_id, reference, duration_s)
         return pb.PinObjectResponse(expires_at_ms=round(expires_at * 1000))
 
-    async def UnpinObjects(
-        self,
-        request: pb.UnpinObjectsRequest,
-        context: grpc.aio.ServicerContext[pb.UnpinObjectsRequest, pb.UnpinObjectsResponse],
-    ) -> pb.UnpinObjectsResponse:
+    async def UnpinObjects(self, request: pb.UnpinObjectsRequest, context: Context) -> pb.UnpinObjectsResponse:
         await self._gateway.pinning.unpin(request.tenant, request.request_id)
         return pb.UnpinObjectsResponse()
 
-    async def ForgetTenant(
-        self,
-        request: pb.ForgetTenantRequest,
-        context: grpc.aio.ServicerContext[pb.ForgetTenantRequest, pb.ForgetTenantResponse],
-    ) -> pb.ForgetTenantResponse:
+    async def ForgetTenant(self, request: pb.ForgetTenantRequest, context: Context) -> pb.ForgetTenantResponse:
         await self._gateway.pinning.forget_tenant(request.tenant)
         return pb.ForgetTenantResponse()
 
-    async def ReportQuality(
-        self,
-        request: pb.ReportQualityRequest,
-        context: grpc.aio.ServicerContext[pb.ReportQualityRequest, pb.ReportQualityResponse],
-    ) -> pb.ReportQualityResponse:
+    async def ReportQuality(self, request: pb.ReportQualityRequest, context: Context) -> pb.ReportQualityResponse:
         counted = await self._gateway.quality.report(decode(request, PaintedAgain))
         return pb.ReportQualityResponse(counted=counted)
 
-    async def GetReuseQuality(
-        self,
-        request: pb.GetReuseQualityRequest,
-        context: grpc.aio.ServicerContext[pb.GetReuseQualityRequest, pb.GetReuseQualityResponse],
-    ) -> pb.GetReuseQualityResponse:
+    async def GetReuseQuality(self, request: pb.GetReuseQualityRequest, context: Context) -> pb.GetReuseQualityResponse:
         found = await self._gateway.quality.qualities(request.model_digest)
-        return pb.GetReuseQualityResponse(
-            thresholds=[nested(quality, generation_pb2.ReuseQuality) for quality in found]
-        )
+        return pb.GetReuseQualityResponse(thresholds=[nested(each, generation_pb2.ReuseQuality) for each in found])
 
-    async def GetStatistics(
-        self,
-        request: pb.GetStatisticsRequest,
-        context: grpc.aio.ServicerContext[pb.GetStatisticsRequest, pb.GetStatisticsResponse],
-    ) -> pb.GetStatisticsResponse:
-        return encode(await self._gateway.statistics(), pb.GetStatisticsResponse)
+    async def GetStatistics(self, request: pb.GetStatisticsRequest, context: Context) -> pb.GetStatisticsResponse:
+        gateway = self._gateway
+        totals = await asyncio.to_thread(gateway.ledger.totals)
+        return pb.GetStatisticsResponse(
+            entry_count=totals.entry_count,
+            object_count=totals.object_count,
+            size_bytes=totals.size_bytes,
+            pending_grant_count=totals.open_grant_count,
+            lookup_count=gateway.lookup.lookup_count,
+            hit_count=gateway.lookup.hit_count,
+            read_only=bool(gateway.capacity.read_only_reason(totals)),
+            index_backend=gateway.index_backend,
+            object_backend=gateway.object_backend,
+            taken_count=gateway.uses.taken_count,
+            passed_over_count=gateway.uses.passed_over_count,
+        )
 
 
 def _captured(request: pb.CommitRequest) -> CapturedEntries:

@@ -25,8 +25,8 @@ _MEBIBYTE = 1024 * 1024
 
 
 class EvictionChoice(Enum):
-    """What happens when the cache is full: the oldest entry goes, what another rule ranks lowest, or nothing new comes
-    in."""
+    """The effect of a full cache: the oldest entry goes, the lowest of another rule's ranking goes, or nothing new
+    comes in."""
 
     FIFO = "fifo"
     LRU = "lru"
@@ -38,8 +38,7 @@ class EvictionChoice(Enum):
 
 @dataclass(frozen=True)
 class SelectionSettings:
-    """When an entry is near enough: by thresholds that somebody gives, else by the model's selector profile, else
-    never."""
+    """When an entry is near enough: by given thresholds, else by the model's selector profile, else never."""
 
     selector_profiles: tuple[str, ...] = setting((), help="files or directories of `pentimento bench selector-profile`")
     selector_rule: RuleChoice = setting(
@@ -158,12 +157,12 @@ class CapacitySettings:
             raise ValueError(f"--max-store-bytes must be 0 or at least --max-size-bytes, {self.max_size_bytes}")
 
     def limits(self) -> CacheLimits:
-        """As the policy takes them."""
+        """Return the limits for the policy."""
         return CacheLimits(self.max_entries, self.max_size_bytes, self.tenant_share)
 
 
 class MatchPredictorChoice(Enum):
-    """Whether a predictor is asked before a search: while that gains time, never, or always at a recall of 0.95."""
+    """When a predictor rules before a search: while that gains time, never, or always at a recall of 0.95."""
 
     AUTO = "auto"
     OFF = "off"
@@ -171,29 +170,10 @@ class MatchPredictorChoice(Enum):
 
 
 @dataclass(frozen=True)
-class MatchPredictorSettings:
-    """A search that would find nothing near enough need not be made (NIRVANA, section 5.2)."""
-
-    match_predictor: MatchPredictorChoice = setting(
-        MatchPredictorChoice.AUTO,
-        help="predict before a search whether a near entry is likely: auto while it gains time "
-        "and a search takes 2 ms or more, off, always at a recall of 0.95",
-    )
-    match_predictor_generation_s: float = setting(
-        10.0,
-        help="time of an image from noise, the cost of a missed hit",
-        minimum=0.001,
-        maximum=3600,
-    )
-
-
-@dataclass(frozen=True)
 class GrantSettings:
-    """How long an attempt may take from reserve to commit."""
+    """The time from reserve to commit, and the signature of grants."""
 
     grant_ttl_s: float = setting(900.0, help="lifetime of a grant", minimum=0.1, maximum=86_400)
-    max_open_grants: int = setting(4096, help="grants neither committed nor released", minimum=1)
-    tenant_open_grants: int = setting(1024, help="the same for one tenant", minimum=1)
     grant_key_file: Path | None = setting(
         None, help="keys shared with workers, one per line; the first signs", must_exist=True
     )
@@ -207,9 +187,6 @@ class MaintenanceSettings:
     reconcile_interval_s: float = setting(
         600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
     )
-    unfinished_upload_s: float = setting(
-        3600.0, help="age at which an unfinished S3 upload is deleted", minimum=0, maximum=604_800
-    )
     quarantine_s: float = setting(
         3600.0,
         help="time between the three bad readings before an object is quarantined",
@@ -220,38 +197,20 @@ class MaintenanceSettings:
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """When the embedded index is built anew, in a process beside it; a Qdrant server sees to that itself."""
+    """When a second process builds the embedded index again; a Qdrant server has its own optimiser."""
 
     index_build_least_count: int = setting(
         10_000, help="entries below which searches scan and no graph is built", minimum=1
-    )
-    index_build_share: float = setting(
-        0.05,
-        help="share of entries written since the last build that starts the next",
-        minimum=0.001,
-        maximum=1,
     )
     index_build_most_count: int = setting(
         20_000,
         help="entries written since the last build that start the next, regardless of share",
         minimum=1,
     )
-    index_search_candidates: int = setting(
-        96,
-        help="candidates of a graph search (HNSW's ef): more find more and cost more",
-        minimum=1,
-    )
-    index_build_threads: int = setting(1, help="threads of a build, at lowest priority", minimum=1, maximum=64)
 
     def building(self) -> IndexBuilding:
-        """As the index takes them."""
-        return IndexBuilding(
-            least_points_count=self.index_build_least_count,
-            unindexed_share=self.index_build_share,
-            most_unindexed_count=self.index_build_most_count,
-            threads_count=self.index_build_threads,
-            search_candidates_count=self.index_search_candidates,
-        )
+        """Return the numbers of a build."""
+        return IndexBuilding(self.index_build_least_count, most_unindexed_count=self.index_build_most_count)
 
 
 @dataclass(frozen=True)
@@ -263,11 +222,15 @@ class GatewaySettings:
     grants: GrantSettings
     maintenance: MaintenanceSettings
     index: IndexSettings
-    predictor: MatchPredictorSettings
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
+    match_predictor: MatchPredictorChoice = setting(
+        MatchPredictorChoice.AUTO,
+        help="predict before a search whether a near entry is likely: auto while it gains time "
+        "and a search takes 2 ms or more, off, always at a recall of 0.95",
+    )
     follow_plan: bool = setting(
         False,
         help="take alpha, bias, eviction and admission to the cache from the plan unless a "

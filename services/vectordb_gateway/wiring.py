@@ -1,4 +1,4 @@
-"""Puts a gateway process together."""
+"""Put a gateway process together."""
 
 import asyncio
 import logging
@@ -20,35 +20,32 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex, open_vectors
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.gateway import Gateway
-from services.vectordb_gateway.healing import Healing
-from services.vectordb_gateway.indexing import Indexing
-from services.vectordb_gateway.lookup import Lookup
-from services.vectordb_gateway.maintenance import Maintenance
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.entries.pinning import Pinning
+from services.vectordb_gateway.entries.rules import PlannedCache, QualityWatch
+from services.vectordb_gateway.entries.writer import EntryWriting, WriteBounds
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.lookup.lookup import Lookup
+from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.neighbours import NeighbourSearch
-from services.vectordb_gateway.pinning import Pinning
-from services.vectordb_gateway.planned_cache import PlannedCache
-from services.vectordb_gateway.quality_watch import QualityWatch
-from services.vectordb_gateway.searches import LookupBounds
-from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
+from services.vectordb_gateway.servicer import FULL_NAME, Gateway, GatewayServicer
 from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
-from services.vectordb_gateway.stalls import StallWatch, WatchedStore
-from services.vectordb_gateway.use_notes import UseNotes
-from services.vectordb_gateway.writing import EntryWriting, WriteBounds
+from services.vectordb_gateway.upkeep.healing import Healing
+from services.vectordb_gateway.upkeep.indexing import Indexing
+from services.vectordb_gateway.upkeep.maintenance import Maintenance
+from services.vectordb_gateway.upkeep.store_calls import StallWatch, WatchedStore
+from services.vectordb_gateway.upkeep.uses import UseNotes
 
 logger = logging.getLogger(__name__)
 
-# So long another gateway over the same ledger may have taken an entry away unnoticed; its objects stay longer.
+# For this time a removal by another gateway over the same ledger may stay unnoticed; the objects stay longer.
 _ROW_AGE_S = 10.0
 _MAINTENANCE_HANGS_S = 120.0
 
 
 @dataclass(frozen=True)
 class Stores:
-    """What a gateway stands on. Opening them blocks; the ledger must be there, the others may come later."""
+    """The stores of a gateway. Opening them blocks; the ledger must be reachable, the others may come later."""
 
     ledger: CacheLedger
     index: VectorIndex
@@ -68,21 +65,17 @@ class Stores:
 @dataclass(kw_only=True)
 class GatewayProcess(ServiceProcess):
     stores: Stores
+    gateway: Gateway
     guard: EncoderGuard
     reuse: ReuseRules
     indexing: Indexing
-    lookup: Lookup
-    neighbours: NeighbourSearch
-    writing: EntryWriting
     maintenance: Maintenance
     stalls: StallWatch
-    healing: Healing
-    uses: UseNotes
     planned: PlannedCache
     follower: PlanFollower | None = None
 
     async def prepare(self) -> None:
-        """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
+        """Open the index and repair the remains of a crash. Until the index is open, lookups miss."""
         try:
             await asyncio.to_thread(self.guard.open)
         except StoreUnavailable as error:
@@ -96,7 +89,7 @@ class GatewayProcess(ServiceProcess):
         self.run_beside(self.stalls.run(), "stalls")
 
     def _refuse_profiles(self) -> None:
-        """Say which profile was made for another encoder than the cache's: it is not used."""
+        """Log the profile that was made for another encoder than the cache's: it is not used."""
         if (encoder_digest := self.guard.encoder_digest) is not None:
             try:
                 self.reuse.profiles.check_encoder(encoder_digest)
@@ -104,12 +97,11 @@ class GatewayProcess(ServiceProcess):
                 logger.warning("a selector profile is not used: %s", error.message)
 
     async def close(self) -> None:
-        self.lookup.close()
-        self.writing.close()
-        self.neighbours.close()
-        self.healing.close()
+        self.gateway.lookup.close()
+        self.gateway.writing.close()
+        self.gateway.healing.close()
         try:
-            await asyncio.to_thread(self.uses.write)
+            await asyncio.to_thread(self.gateway.uses.write)
         except PentimentoError as error:
             logger.warning("the last uses of cached items are not recorded: %s", error.message)
         self.indexing.close()
@@ -121,85 +113,61 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     clock = SteadyClock(machine_clock) if machine_clock is not None else SteadyClock(SystemClock(), boot_s)
     server = RpcServer(settings.rpc, "vectordb_gateway")
     stores = Stores.open(settings, clock)
-    guard = EncoderGuard(stores.ledger, stores.index)
-    watch = MatchWatch(stores.ledger, settings.predictor)
-    indexing = Indexing(stores.ledger, stores.index, guard, watch.follow)
+    ledger, index, objects = stores.ledger, stores.index, stores.objects
+    guard = EncoderGuard(ledger, index)
+    watch = MatchWatch(ledger, settings.match_predictor)
+    indexing = Indexing(ledger, index, guard, watch.follow)
     selection = settings.selection
     reuse = selection.reuse()
     planned = PlannedCache(settings.choice(), reuse)
-    capacity = _capacity(settings, stores, planned)
-    bounds = _bounds(settings)
-    uses = UseNotes(stores.ledger)
-    quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
+    capacity = Capacity(ledger, objects, settings.capacity, lambda: EvictionChoice(planned.in_force.eviction))
+    quality = QualityWatch(ledger, guard, planned, follows=selection.follow_quality)
     suspects = Suspects(settings.maintenance.quarantine_s)
-    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force, suspects)
-    neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
-    writing = _writing(settings, stores, guard, indexing, capacity, planned, clock)
-    healing = Healing(stores.ledger, stores.objects, suspects)
+    keys = open_grant_keys(settings.grants.grant_key_file)
+    bounds = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
     gateway = Gateway(
-        lookup=lookup,
-        neighbours=neighbours,
-        writing=writing,
-        healing=healing,
-        pinning=Pinning(stores.ledger, clock),
+        lookup=Lookup(guard, index, ledger, quality, _bounds(settings), watch, lambda: planned.in_force, suspects),
+        writing=EntryWriting(ledger, guard, indexing, capacity, planned, bounds, clock, keys),
+        healing=Healing(ledger, objects, suspects),
+        pinning=Pinning(ledger, clock),
         quality=quality,
-        uses=uses,
-        ledger=stores.ledger,
+        uses=UseNotes(ledger),
+        ledger=ledger,
         capacity=capacity,
-        index_backend=stores.index.backend,
-        object_backend=stores.objects.backend,
+        index_backend=index.backend,
+        object_backend=objects.backend,
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
-    hits_add, intervals = selection.keep_latents_of_hits, settings.maintenance
     maintenance = Maintenance(
-        stores.ledger, stores.objects, indexing, capacity, intervals, watch, uses, quality, healing, hits_add=hits_add
+        ledger,
+        objects,
+        indexing,
+        capacity,
+        settings.maintenance,
+        watch,
+        gateway.uses,
+        quality,
+        gateway.healing,
+        hits_add=selection.keep_latents_of_hits,
     )
     member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
     return GatewayProcess(
         server=server,
         registration=member.registration(),
         stores=stores,
+        gateway=gateway,
         guard=guard,
         reuse=reuse,
         indexing=indexing,
-        lookup=lookup,
-        neighbours=neighbours,
-        writing=writing,
         maintenance=maintenance,
-        stalls=StallWatch(watched_stores(lookup, stores.ledger, maintenance), partial(tell_health, server)),
-        healing=healing,
-        uses=uses,
+        stalls=StallWatch(watched_stores(gateway.lookup, ledger, maintenance), partial(tell_health, server)),
         planned=planned,
         follower=_follower(member, server, settings, planned),
     )
 
 
-def _capacity(settings: GatewaySettings, stores: Stores, planned: PlannedCache) -> Capacity:
-    return Capacity(
-        stores.ledger,
-        stores.objects,
-        settings.capacity,
-        settings.grants,
-        lambda: EvictionChoice(planned.in_force.eviction),
-    )
-
-
-def _writing(
-    settings: GatewaySettings,
-    stores: Stores,
-    guard: EncoderGuard,
-    indexing: Indexing,
-    capacity: Capacity,
-    planned: PlannedCache,
-    clock: SteadyClock,
-) -> EntryWriting:
-    keys = open_grant_keys(settings.grants.grant_key_file)
-    bounds = WriteBounds(settings.grants.grant_ttl_s, settings.selection.max_ancestor_depth)
-    return EntryWriting(stores.ledger, guard, indexing, capacity, planned, bounds, clock, keys)
-
-
 def _bounds(settings: GatewaySettings) -> LookupBounds:
-    """A row that is remembered must be forgotten well before the objects of a deleted one go."""
+    """Return the bounds; a row in memory ends well before the objects of a deleted entry go."""
     row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
     selection, timeout_s = settings.selection, settings.search_timeout_ms / 1000
     return LookupBounds(timeout_s, selection.max_ancestor_depth, selection.scratch_share, row_age_s)
@@ -208,7 +176,7 @@ def _bounds(settings: GatewaySettings) -> LookupBounds:
 def _follower(
     member: FleetMember, server: RpcServer, settings: GatewaySettings, planned: PlannedCache
 ) -> PlanFollower | None:
-    """Who hears of plans, where the operator gave leave."""
+    """Return the follower of plans, if the operator allows it."""
     if not settings.follow_plan or member.controller is None:
         return None
     return PlanFollower(member.controller, server.instance_id, planned.take)
@@ -223,7 +191,7 @@ def tell_health(server: RpcServer, serving: bool) -> None:
 
 
 def watched_stores(lookup: Lookup, ledger: CacheLedger, maintenance: Maintenance) -> dict[str, WatchedStore]:
-    """Return what may hang. A task of maintenance may go through a whole object store."""
+    """Return the stores that may hang. A task of maintenance may go through a whole object store."""
     return {
         "reads": WatchedStore(lambda: lookup.stuck_s),
         "writes": WatchedStore(lambda: ledger.writes_stuck_s),

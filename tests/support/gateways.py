@@ -15,15 +15,17 @@ import pytest
 
 from lab.fixtures.laid_ledgers import lay_tables
 from pentimento.clients.gateway import GatewayClient
-from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.domain.cache import CacheHolding, CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.clock import Clock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, CapturedLatent
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
-from services.vectordb_gateway import neighbours, store_threads, writing
+from services.vectordb_gateway.entries import writer
 from services.vectordb_gateway.integrity import check_integrity
+from services.vectordb_gateway.lookup import lookup
 from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.upkeep import store_calls
 from services.vectordb_gateway.wiring import GatewayProcess, wire
 
 DIMENSION_COUNT = 8
@@ -33,9 +35,18 @@ _random = random.Random(0)
 _numbers = count(1)
 
 
-def scope(tenant: str = "tenant", **changes: object) -> CacheScope:
+# The tenant of scopes and attempts that name none.
+default_tenant = "tenant"
+
+
+def new_tenant() -> str:
+    """Return the name of a tenant that no other test has."""
+    return f"tenant-{next(_numbers)}"
+
+
+def scope(tenant: str | None = None, **changes: object) -> CacheScope:
     fields: dict[str, object] = {
-        "tenant": tenant,
+        "tenant": default_tenant if tenant is None else tenant,
         "model_digest": "sha256:model",
         "vae_digest": "sha256:vae",
         "scheduler_digest": "sha256:scheduler",
@@ -63,8 +74,9 @@ def at_similarity(similarity: float) -> Embedding:
     return embedding(similarity, math.sqrt(1 - similarity * similarity))
 
 
-def attempt(tenant: str = "tenant", token: int = 1, request_id: str = "") -> Attempt:
-    return Attempt(request_id or f"request-{next(_numbers)}", 1, token, "frontdoor", 1, tenant)
+def attempt(tenant: str | None = None, token: int = 1, request_id: str = "") -> Attempt:
+    by = default_tenant if tenant is None else tenant
+    return Attempt(request_id or f"request-{next(_numbers)}", 1, token, "frontdoor", 1, by)
 
 
 @dataclass
@@ -121,6 +133,10 @@ class RunningGateway:
         """A lookup of one."""
         return (await self.ask(text, of or scope(), quality=quality)).starts[0]
 
+    def held(self, tenant: str | None = None) -> CacheHolding:
+        """Return what the tenant holds in live entries."""
+        return self.process.stores.ledger.holding(default_tenant if tenant is None else tenant)
+
     def maintain(self) -> None:
         """A round of the background work, comparisons included."""
         self.process.maintenance.request_reconciliation()
@@ -157,9 +173,9 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
 
 def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a second or two is no store that hangs: nothing would be granted meanwhile."""
-    patch.setattr(writing, "_RESERVES_WITHIN_S", 6.0)
-    patch.setattr(store_threads, "_STUCK_S", 6.0)
-    patch.setattr(neighbours, "_TIMEOUT_S", 10.0)
+    patch.setattr(writer, "_RESERVES_WITHIN_S", 6.0)
+    patch.setattr(store_calls, "_STUCK_S", 6.0)
+    patch.setattr(lookup, "_NEIGHBOURS_WITHIN_S", 10.0)
 
 
 @asynccontextmanager

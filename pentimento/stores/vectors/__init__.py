@@ -5,7 +5,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.vectors.index import (
-    AwaitedSearches,
     Space,
     VectorIndex,
     VectorMatch,
@@ -15,7 +14,6 @@ from pentimento.stores.vectors.index import (
 from pentimento.stores.vectors.index_building import IndexBuilding
 
 __all__ = [
-    "AwaitedSearches",
     "IndexBuilding",
     "Space",
     "VectorIndex",
@@ -30,13 +28,13 @@ def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex
     """Return the index at `edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
 
     Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`, `quantised=false`, and on a cluster
-    `shard_groups` (groups of tenants, a shard key each) and `replicas`. `building` says when the embedded index
-    is built anew; a server has its own optimiser.
+    `shard_groups` (groups of tenants, a shard key each) and `replicas`. `building` says when the embedded index is
+    built again; a server has its own optimiser.
     """
     try:
         return _open_vectors(url, building)
     except ValueError as error:
-        # What parses urls and ports raises nothing else.
+        # The parsers of urls and ports raise nothing else.
         raise InvalidArgument.of("index_url", f"must be one that can be opened, got {url!r}: {error}") from None
 
 

@@ -15,14 +15,13 @@ from time import monotonic
 from typing import Any
 
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
-from pentimento.stores.vectors.frames import Frame
 from pentimento.stores.vectors.generations import Generations
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, ids_between
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
 from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
-from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming, without_error
+from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
 from pentimento.stores.vectors.unit_vectors import check_vector
 
 logger = logging.getLogger(__name__)
@@ -61,22 +60,22 @@ class EdgeVectorIndex:
 
     @property
     def process(self) -> ShardProcess | None:
-        """The child, once there is one."""
+        """Return the child, once there is one."""
         return None if self._serving is None else self._serving.process
 
     @property
     def starts_count(self) -> int:
-        """How often the child was started."""
+        """Return how often the child was started."""
         return 0 if self._serving is None else self._serving.process.start_count
 
     @property
     def counts(self) -> IndexCounts:
-        """How many points there are, and how many were written since the last build."""
+        """Return how many points there are, and how many were written since the last build."""
         return IndexCounts(0, 0) if self._serving is None else self._serving.counts
 
     @property
     def schedule(self) -> RebuildSchedule | None:
-        """What builds the index anew, once there is one."""
+        """Return the schedule of builds, once there is one."""
         return self._schedule
 
     def prepare(self, dimension_count: int) -> None:
@@ -93,30 +92,15 @@ class EdgeVectorIndex:
                 serving.count()
                 self._schedule = self._scheduled(serving, self._generations)
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
-        """Return the nearest points, best first. Raises StoreUnavailable after `timeout_s`."""
-        if self._serving is None:
-            return []
-        check_vector("vector", query.vector, self._dimension_count)
-        reply = self._serving.search(self._search_header(query, timeout_s), query.vector, timeout_s)
-        return _matches(reply)
-
-    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
-        """Return what `search` does, without a thread that waits; None where even beginning would have to wait. The
-        caller keeps the time."""
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """Return the nearest points, best first. The child skips a search that it reads after `timeout_s`; the caller
+        bounds the wait."""
         serving = self._serving
         if serving is None:
             return []
         check_vector("vector", query.vector, self._dimension_count)
-        process = serving.process
-        try:
-            asked = process.ask(self._search_header(query, timeout_s), query.vector)
-            return None if asked is None else _matches(without_error(await asked))
-        except StoreUnavailable:
-            if process is serving.process:
-                raise
-        # It was replaced meanwhile.
-        return None
+        reply = await serving.search(self._search_header(query, timeout_s), query.vector)
+        return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
@@ -144,11 +128,11 @@ class EdgeVectorIndex:
             if first is None or (until is not None and first > until):
                 return
         if self._closed:
-            # Ids that are not told any more must not look like points that are not there.
+            # Missing ids must not look like missing points.
             raise StoreUnavailable("vector index", "it is closed")
 
     def close(self) -> None:
-        """End the child, which flushes first, and a build that is under way."""
+        """End the child, which flushes first, and any build."""
         with self._lock:
             self._closed = True
             serving, self._serving = self._serving, None
@@ -168,7 +152,7 @@ class EdgeVectorIndex:
             "conditions": query.conditions(),
             "limit": query.limit_count,
             "candidates": self._building.search_candidates_count,
-            # Both processes read the same monotonic clock: a search that nobody waits for is skipped.
+            # Both processes read the same monotonic clock: an abandoned search is skipped.
             "deadline": monotonic() + timeout_s,
         }
 
@@ -198,10 +182,6 @@ class EdgeVectorIndex:
         self._serving.write(header, body, entry_ids, added_count)
         if self._schedule is not None:
             self._schedule.look()
-
-
-def _matches(reply: Frame) -> list[VectorMatch]:
-    return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
 
 
 def _described(point: VectorPoint) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The wire between an index and its child process: a JSON header beside raw bytes (float32 vectors). Never pickle."""
+"""The protocol between an index and its child process: a JSON header and raw bytes (float32 vectors). Never pickle."""
 
 import json
-import select
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -26,23 +25,16 @@ class BrokenWire(Exception):
 
 def send_frame(wire: socket.socket, frame: Frame) -> None:
     """Send a frame. Raises BrokenWire, also when the socket's timeout passes: half a frame may be out by then."""
-    header = _encode(frame.header).encode()
     try:
-        wire.sendall(_SIZES.pack(len(header), len(frame.body)) + header + frame.body)
+        wire.sendall(packed(frame))
     except OSError as error:
         raise BrokenWire(str(error)) from error
 
 
-def takes_at_once(wire: socket.socket) -> bool:
-    """Return whether a small frame can be sent without waiting: a socket that can be written to has most of its buffer
-    free."""
-    poll = select.poll()
-    try:
-        poll.register(wire, select.POLLOUT)
-        return bool(poll.poll(0))
-    except (OSError, ValueError):
-        # Closed meanwhile.
-        return False
+def packed(frame: Frame) -> bytes:
+    """Return the bytes of a frame."""
+    header = _encode(frame.header).encode()
+    return _SIZES.pack(len(header), len(frame.body)) + header + frame.body
 
 
 def receive_frame(wire: socket.socket) -> Frame:
@@ -52,7 +44,7 @@ def receive_frame(wire: socket.socket) -> Frame:
 
 
 class FrameBuffer:
-    """Frames out of bytes that come in parts, for whoever cannot wait for the rest of one."""
+    """Collects frames from bytes that arrive in parts, without waiting."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -92,7 +84,7 @@ def _receive(wire: socket.socket, size: int, first: bool = False) -> bytes:
         try:
             part = wire.recv(size - len(data))
         except TimeoutError:
-            # A frame under way is waited for: its sender is alive or its death ends the connection.
+            # The rest of a frame is waited for: its sender is alive or its death ends the connection.
             if first and not data:
                 raise
             continue

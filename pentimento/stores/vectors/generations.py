@@ -1,8 +1,8 @@
-"""Directories of the embedded index: which of them serves, and what a crash left beside it.
+"""Keep the directories of the embedded index: the serving one, and the remains of crashes.
 
     <directory>/v1-d512             the first one
     <directory>/v1-d512.g000002     one that was built later
-    <directory>/v1-d512.current     which of them serves, how many points it had: JSON, replaced in one rename
+    <directory>/v1-d512.current     the serving one, and its number of points: JSON, replaced in one rename
     <directory>/v1-d512.lock        held by the process that the index belongs to
 
 A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _STORE = "vector index"
 _FORMAT = "v1"
 _LOCK_POLL_S = 0.05
-# Of the file beside a directory that its shard's process locks.
+# The suffix of the file that a directory's shard process locks.
 LOCK_SUFFIX = ".shard-lock"
 # Before the time at which a directory was put aside, in the end of its name.
 UNREADABLE = ".unreadable-"
@@ -74,7 +74,7 @@ class Generations:
             self._lock = None
 
     def current(self) -> Generation:
-        """Return the one that serves; the first one where nothing says otherwise."""
+        """Return the generation that serves; the first one without a pointer."""
         try:
             found = json.loads(self._pointer.read_text())
             name, built_count = str(found["directory"]), int(found["built_count"])
@@ -89,13 +89,13 @@ class Generations:
         return Generation(self._directory / name, built_count)
 
     def following(self) -> Path:
-        """Return the path of the next one; nothing is there."""
+        """Return the unused path of the next one."""
         built = [path for path in self._directory.glob(f"{self._name}.g*") if path.is_dir()]
         numbers = [int(path.name.split(".")[1].removeprefix("g")) for path in built]
         return self._directory / f"{self._name}.g{max(numbers, default=1) + 1:06d}"
 
     def publish(self, generation: Generation) -> None:
-        """Make a generation the one that serves, durably, in one rename. Raises OSError: nothing has changed then."""
+        """Make a generation serve, durably, in one rename. Raises OSError: nothing has changed then."""
         words = json.dumps({"directory": generation.path.name, "built_count": generation.built_count})
         fresh = self._pointer.with_suffix(".current-new")
         with fresh.open("w") as file:
@@ -130,7 +130,8 @@ class Generations:
         return ours and path.is_dir() and path.name not in kept
 
     def _last_put_aside(self) -> str:
-        """For whoever looks into it. Each is as large as the index; a disk or memory that fails makes one a start."""
+        """Return the newest unreadable directory, kept for an inspection. Each is as large as the index; a disk or
+        memory that fails makes one per start."""
         names = [path.name for path in self._directory.glob(f"{self._name}*{UNREADABLE}*") if path.is_dir()]
         return max(names, key=lambda name: name.rpartition("-")[2].zfill(20), default="")
 

@@ -1,4 +1,4 @@
-"""The interface of vector indexes, and what all of them agree on: whose vectors a search sees, and what a vector is."""
+"""The interface of vector indexes, their points and queries: every search is filtered by tenant."""
 
 import uuid
 from array import array
@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from pentimento.domain.errors import InvalidArgument
 
 
 class Space(Enum):
-    """The two named vectors of a point: of the prompt, and of the picture that it gave."""
+    """The two named vectors of a point: of the prompt, and of its image."""
 
     TEXT = "text"
     IMAGE = "image"
@@ -21,8 +21,8 @@ class Space(Enum):
 @dataclass(frozen=True)
 class VectorPoint:
     """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds.
-    `compatibility_keys` are those of the objects that it holds: it is found under each of them. An entry that loses a
-    key is upserted again."""
+    `compatibility_keys` are the keys of its objects: a search for any of the keys finds it. An entry that loses a key
+    is upserted again."""
 
     entry_id: str
     tenant: str
@@ -56,8 +56,8 @@ class VectorQuery:
             raise InvalidArgument.of("limit_count", f"must be between 1 and 100, got {self.limit_count}")
 
     def conditions(self) -> dict[str, list[str]]:
-        """Return the payload fields with the values they may have; a point must meet all of them. The one place that
-        says so."""
+        """Return the payload fields with their allowed values; a point must meet every field. The only place that
+        defines them."""
         return {"tenant": list(self.tenants), "compatibility_key": list(self.compatibility_keys)}
 
 
@@ -70,25 +70,28 @@ class VectorMatch:
 
 
 class VectorIndex(Protocol):
-    """Points by id, searched by cosine. Thread-safe. All methods raise StoreUnavailable when the backend is away.
+    """Points by id, searched by cosine. All methods raise StoreUnavailable when the backend is away.
 
-    `prepare`, `upsert` and `delete` change state, durably once they return.
+    `search` belongs to one event loop. The other methods block and are thread-safe; `prepare`, `upsert` and `delete`
+    change state, durably once they return.
     """
 
     @property
     def backend(self) -> str:
-        """The kind of index: `qdrant-edge` or `qdrant`."""
+        """Return the kind of index: `qdrant-edge` or `qdrant`."""
 
     @property
     def starts_count(self) -> int:
-        """How often what holds the points was started, as far as the index knows: after another start some of them may
-        not be there."""
+        """Return how often the holder of the points was started, if the index knows: after another start some points
+        may be lost."""
 
     def prepare(self, dimension_count: int) -> None:
         """Make or open the index for vectors of that size. Raises SchemaMismatch when it holds vectors of another."""
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
-        """Return the nearest points, best first; none before `prepare`. Raises StoreUnavailable after `timeout_s`."""
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """Return the nearest points, best first; none before `prepare`. The caller bounds the wait: `timeout_s` tells
+        the backend when it may give up."""
+        ...
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
@@ -101,15 +104,6 @@ class VectorIndex(Protocol):
 
     def close(self) -> None:
         """Let go of the backend."""
-
-
-@runtime_checkable
-class AwaitedSearches(Protocol):
-    """What an index may offer besides: searches that an event loop awaits, so that no thread waits for them."""
-
-    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
-        """Return what `VectorIndex.search` does, without ever blocking; None where even beginning would. The caller
-        keeps the time. Raises StoreUnavailable."""
 
 
 def ids_between(entry_ids: Sequence[str], after: str, until: str | None) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""When the embedded index is built anew, and how: pure decisions, and the numbers that they are made by.
+"""Decide when the embedded index is built again, and how: pure decisions and their numbers.
 
-What was written after the last build is compared vector by vector; the rest is found through a graph (HNSW; Malkov and
+Entries written after the last build are compared vector by vector; the rest is found through a graph (HNSW; Malkov and
 Yashunin, 2018). A build costs minutes of one core at 100,000 entries, so it waits until the part without a graph costs
 more than it should.
 """
@@ -19,9 +19,9 @@ class IndexBuilding:
     """The numbers of a build. Below `least_points_count` every search is exact and nothing is built.
 
     `unindexed_share` of the points, and never more than `most_unindexed_count`, may be without a graph. `edges_count`
-    (HNSW's m) is also that of the edges kept within a tenant, `candidates_count` its ef_construct,
-    `search_candidates_count` its ef. With `yields` who builds runs when nobody else wants the processor. A failed build
-    is tried again after `first_retry_s`, doubled up to `max_retry_s`.
+    (HNSW's m) also counts the edges kept within a tenant, `candidates_count` its ef_construct,
+    `search_candidates_count` its ef. With `yields` the builder runs only on an idle processor. A failed build is tried
+    again after `first_retry_s`, doubled up to `max_retry_s`.
     """
 
     least_points_count: int = 10_000
@@ -51,7 +51,7 @@ class IndexBuilding:
         return {name: value for name, value in asdict(self).items() if name in wanted}
 
 
-# For who opens an index beside the process that serves from it: that one builds.
+# For a process that opens an index while another one serves and builds it.
 NO_BUILD = IndexBuilding(least_points_count=2**62)
 
 

@@ -1,8 +1,8 @@
 """The child process that holds a qdrant-edge shard: `python -m pentimento.stores.vectors.index_shard`.
 
-It is a process of its own because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
-frames (`frames`) over inherited sockets, handles them one after the other, and dies with its parent. With `--shape`
-it makes a shard whose graph can be built (`optimise`), and serves nobody; with `--yields` it has the lowest priority.
+It is a separate process because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
+frames (`frames`) over inherited sockets, handles one after the other, and dies with its parent. With `--shape` it makes
+a shard for a graph (`optimise`), and does not serve; with `--yields` it has the lowest priority.
 """
 
 import argparse
@@ -35,7 +35,7 @@ logger = logging.getLogger("index_shard")
 
 _PR_SET_PDEATHSIG = 1
 _SCROLL_COUNT = 1000
-# Where a filter leaves at most this many kilobytes of vectors (1,000 of 512 dimensions) all of them are compared.
+# If a filter leaves at most this many kilobytes of vectors (1,000 of 512 dimensions), all are compared.
 _EXACT_BELOW_KB = 2_000
 _NO_LIMIT_KB = 1_000_000_000
 _LOWEST_PRIORITY = 19
@@ -67,8 +67,7 @@ class IndexShard:
         }
 
     def answer(self, frame: Frame) -> Frame:
-        """Return the reply to a frame; whatever goes wrong with one frame is said in it and leaves the shard
-        serving."""
+        """Return the reply to a frame; a failure is reported in the reply and leaves the shard serving."""
         call = {"id": frame.header["id"]}
         try:
             made = self._operations[frame.header["op"]](frame)
@@ -166,7 +165,7 @@ def _search_parameters(candidates_count: int) -> "edge.SearchParams":
 
 
 def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.Point":
-    """Vectors follow one another in the body in the order of the points and of their `spaces`."""
+    """Return a point; vectors follow one another in the body in the order of the points and of their `spaces`."""
     named: Any = {space: next(vectors) for space in described["spaces"]}
     return edge.Point(uuid.UUID(described["id"]), named, with_digests(described["payload"]))
 
@@ -188,7 +187,7 @@ def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | N
 
 
 def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
-    """Made under another name and then renamed, so that a crash leaves no half-made shard."""
+    """Make a shard under another name and rename it, so that a crash leaves no half-made shard."""
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     shard = edge.EdgeShard.create(str(unfinished), _configuration(dimension_count, shape))
@@ -199,8 +198,8 @@ def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] |
 
 
 def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeConfig":
-    """Return that of a shard that is only written and compared; with a shape, of one that becomes one part with a
-    graph and int8 vectors beside it, whatever its size."""
+    """Return the configuration of a shard that is only written and compared; with a shape, of a shard that becomes one
+    part with a graph and int8 vectors, at any size."""
     parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
     vectors = {"text": parameters, "image": parameters}
     if shape is None:
@@ -220,8 +219,8 @@ def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.
 
 
 def _yield_to_everybody() -> None:
-    """Run when nobody else wants the processor. A process of low priority alone may keep its slice for milliseconds
-    while a search that has just been woken waits."""
+    """Run only on an idle processor. A process of low priority alone may keep its slice for milliseconds while a search
+    that has just been woken waits."""
     os.nice(_LOWEST_PRIORITY)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -267,8 +266,8 @@ def _owner(path: Path) -> Iterator[None]:
 
 
 def _serve(wire: socket.socket, searches: socket.socket, shard: IndexShard) -> None:
-    """A search that came goes before what was to be written, which may be many batches; after so many of them one of
-    those has its turn, or callers that always ask would keep it waiting until its sender gives the process up."""
+    """Serve searches before writes, which may be many batches. After a number of searches a waiting write comes first:
+    callers that always search would keep it waiting until its sender kills the process."""
     ready, passed_over = select.poll(), 0
     for each in (wire, searches):
         ready.register(each, select.POLLIN)

@@ -1,10 +1,9 @@
-"""What the points of the embedded index are filtered by: a walk of the graph compares each one that it comes by.
+"""Filter the points of the embedded index: a walk of the graph compares each point on its way.
 
-A tenant is compared as the text that it is. Compatibility keys are texts of 64 characters, each somewhere else in
-memory: to compare them took a quarter of a search's time at 100,000 entries. So a point has 128 bits of a digest of
-each of its keys beside them, and a shard that was made with an index of the digests is filtered by those. One that was
-made before is filtered by the keys until its next build. The keys themselves stay, for copies, and the ledger compares
-them again.
+A tenant is compared as text. Compatibility keys are texts of 64 characters, each somewhere else in memory: comparing
+them took a quarter of a search's time at 100,000 entries. So a point also has 128 bits of a digest of each of its keys,
+and a shard with an index of the digests is filtered by them. An older shard is filtered by the keys until its next
+build. The keys themselves stay, for copies, and the ledger compares them again.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ def index_fields(shard: "edge.EdgeShard") -> None:
 
 
 def has_digests(shard: "edge.EdgeShard") -> bool:
-    """Return whether every point of the shard has the digests of its keys beside them."""
+    """Return whether every point of the shard has the digests of its keys."""
     return _KEY_DIGEST in shard.info().payload_schema
 
 
@@ -52,5 +51,5 @@ def _condition(field: str, values: Sequence[str], by_digests: bool) -> "edge.Fie
 
 @lru_cache(maxsize=1024)
 def _digest(key: str) -> str:
-    """As a UUID: of those an index keeps the bits, not the text."""
+    """Return the digest as a UUID: an index keeps its bits, not the text."""
     return str(uuid.UUID(bytes=hashlib.sha256(key.encode()).digest()[:16]))

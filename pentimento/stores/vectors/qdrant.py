@@ -3,6 +3,7 @@
 The collection is set up here (`qdrant_layout`); what a crash left half set up, the next `prepare` completes.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
@@ -26,14 +27,23 @@ DEFAULT_LAYOUT = QdrantLayout()
 
 
 class QdrantVectorIndex:
-    """One collection of points with two named vectors; a search waits whole seconds at least on the wire."""
+    """One collection of points with two named vectors. Searches have a client of the event loop that makes them."""
 
     backend = "qdrant"
     # The server does not say.
     starts_count = 0
 
-    def __init__(self, client: QdrantClient, collection: str, layout: QdrantLayout = DEFAULT_LAYOUT) -> None:
+    def __init__(
+        self,
+        client: QdrantClient,
+        open_searching: Callable[[], AsyncQdrantClient],
+        collection: str,
+        layout: QdrantLayout = DEFAULT_LAYOUT,
+    ) -> None:
+        """`open_searching` makes a client of the same server for searches; the first search connects it."""
         self._client = client
+        self._open_searching = open_searching
+        self._searching: tuple[asyncio.AbstractEventLoop, AsyncQdrantClient] | None = None
         self._collection = collection
         self._layout = layout
         self._dimension_count = 0
@@ -47,16 +57,17 @@ class QdrantVectorIndex:
             api_key = Path(options["api_key_file"]).read_text().strip() if "api_key_file" in options else None
         except OSError as error:
             raise InvalidArgument.of("index_url", f"api_key_file cannot be read: {error.strerror}") from None
-        client = QdrantClient(
-            host=host,
-            grpc_port=port,
-            prefer_grpc=True,
-            https=switch("index_url", options, "tls", default=False),
-            api_key=api_key,
-            timeout=_TIMEOUT_S,
-            check_compatibility=False,
-        )
-        return cls(client, options.get("collection", "pentimento"), QdrantLayout.from_options(options))
+        server: dict[str, Any] = {
+            "host": host,
+            "grpc_port": port,
+            "prefer_grpc": True,
+            "https": switch("index_url", options, "tls", default=False),
+            "api_key": api_key,
+            "timeout": _TIMEOUT_S,
+            "check_compatibility": False,
+        }
+        layout, collection = QdrantLayout.from_options(options), options.get("collection", "pentimento")
+        return cls(QdrantClient(**server), partial(AsyncQdrantClient, **server), collection, layout)
 
     def prepare(self, dimension_count: int) -> None:
         """Make or open the collection. Raises SchemaMismatch when it holds vectors of another size."""
@@ -78,13 +89,14 @@ class QdrantVectorIndex:
             self._complete(collection)
         self._dimension_count = dimension_count
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
-        """Return the nearest points, best first. Raises StoreUnavailable after `timeout_s`."""
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """Return the nearest points, best first. The server counts `timeout_s` in whole seconds; the caller bounds the
+        wait."""
         if not self._dimension_count:
             return []
         check_vector("vector", query.vector, self._dimension_count)
         with _typed_errors():
-            answer = self._client.query_points(
+            answer = await self._searching_client().query_points(
                 self._collection,
                 query=floats(query.vector),
                 using=query.space.value,
@@ -132,8 +144,17 @@ class QdrantVectorIndex:
                 return
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self._client.close()
+        # Its channel closes with it: `close` would need the event loop, which may have ended.
+        self._searching = None
+
+    def _searching_client(self) -> AsyncQdrantClient:
+        """Return the running event loop's client; gRPC binds a channel to its loop."""
+        loop = asyncio.get_running_loop()
+        if self._searching is None or self._searching[0] is not loop:
+            self._searching = loop, self._open_searching()
+        return self._searching[1]
 
     def _create(self, dimension_count: int) -> None:
         layout = self._layout
@@ -147,7 +168,7 @@ class QdrantVectorIndex:
         )
 
     def _complete(self, collection: models.CollectionInfo) -> None:
-        """Make the payload indexes and shards that are not there: all of them in a new collection."""
+        """Make the missing payload indexes and shards: all in a new collection."""
         for name, wanted in self._layout.payload_indexes().items():
             if name not in collection.payload_schema:
                 self._client.create_payload_index(self._collection, name, wanted)
@@ -199,7 +220,7 @@ def _may_be_made_by_another(is_made: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        # A server says so in other words from version to version.
+        # The words of a server's answer change from version to version.
         if not is_made():
             raise
 

@@ -1,8 +1,8 @@
-"""How the collection on a Qdrant server is laid out: graph, quantisation, payload indexes, and which shard is whose.
+"""Lay out the collection on a Qdrant server: graph, quantisation, payload indexes, and the shard of each tenant.
 
-Every search is filtered by tenant, so the server is told so (`is_tenant` puts a tenant's points beside one another, and
-the graph keeps edges within a tenant). Vectors are also kept as int8 in memory: the graph is walked by those, and twice
-the wanted number is compared again by the float32 ones.
+Every search is filtered by tenant, so the payload index is made for it (`is_tenant` puts a tenant's points next to one
+another, and the graph keeps edges within a tenant). Vectors are also kept as int8 in memory: the graph is walked by
+int8, and twice the wanted number is compared again by float32.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class QdrantLayout:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> "QdrantLayout":
-        """Return what the query of a `qdrant:` url says. Raises InvalidArgument for what is no number or switch."""
+        """Return the layout in the query of a `qdrant:` url. Raises InvalidArgument for a wrong number or switch."""
         try:
             groups_count, replicas_count = int(options.get("shard_groups", "0")), int(options.get("replicas", "1"))
         except ValueError:

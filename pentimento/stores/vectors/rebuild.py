@@ -1,7 +1,7 @@
-"""One build of the embedded index beside the one that serves: copy, graph, catch-up, swap.
+"""Build the embedded index again while the present one serves: copy, graph, catch-up, swap.
 
 Until the pointer names the new directory (`Generations.publish`) the old index serves, and the next start finds it;
-from there on the new one. Whatever fails before costs the build, and its directory is deleted.
+from there on the new one. A failure before costs the build, and its directory is deleted.
 """
 
 import logging
@@ -87,7 +87,7 @@ class Rebuild:
         return int(reply.header["points"])
 
     def _swap(self, built_count: int) -> tuple[ShardProcess, Path]:
-        """Load what was built in a process of usual priority, catch up, and make it the one that serves."""
+        """Load the build in a process of usual priority, catch up, and make it serve."""
         self._on_phase("load")
         successor = self._start(self._timing, restarts=True)
         self._on_phase("catch_up")

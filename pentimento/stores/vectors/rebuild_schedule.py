@@ -1,4 +1,4 @@
-"""When the embedded index is built anew: a thread that waits until a build is due, runs it, and tries again later."""
+"""Schedule builds of the embedded index: a thread waits until a build is due, runs it, and tries again later."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class RebuildSchedule:
-    """One build at a time, whenever `build_is_due` says so. A failed one is logged and tried again, ever later."""
+    """One build at a time, whenever `build_is_due`. A failed one is logged and tried again, ever later."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RebuildSchedule:
             self._due.set()
 
     def close(self) -> None:
-        """Stop, and end a build that is under way."""
+        """Stop, and end any build."""
         self._closing.set()
         self._due.set()
         with self._lock:
@@ -59,7 +59,7 @@ class RebuildSchedule:
             if self._closing.is_set():
                 return
             self._closing.wait(retry_delay_s(self._failures_in_a_row, self._building))
-            # What was due while the last build ran is in it.
+            # The build also holds the changes that were due while it ran.
             if not self._closing.is_set() and build_is_due(self._serving.counts, self._building):
                 self._build()
                 self.look()
@@ -67,7 +67,7 @@ class RebuildSchedule:
     def _build(self) -> None:
         rebuild = self._new_rebuild()
         with self._lock:
-            # Whoever closes has looked for what runs already, and waits for the thread.
+            # `close` has stopped the running build already, and waits for the thread.
             if self._closing.is_set():
                 return
             self._running = rebuild

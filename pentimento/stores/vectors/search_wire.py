@@ -1,6 +1,6 @@
-"""An event loop's own connection to an index's child: it sends searches and reads their replies itself.
+"""An event loop's own connection to an index's child: the loop sends searches and reads their replies itself.
 
-No thread stands between, and what others write to the child over its other connection comes after the searches.
+No thread takes part, and searches come before the writes that others send to the child over its other connection.
 """
 
 import asyncio
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.vectors.frames import BrokenWire, Frame, FrameBuffer, send_frame, takes_at_once
+from pentimento.stores.vectors.frames import BrokenWire, Frame, FrameBuffer, packed
 
 _STORE = "vector index"
 _READ_BYTES = 1 << 16
 
 
 class SearchWire:
-    """One child's connection for searches. It belongs to the event loop that uses it first; `end` is for any thread.
+    """One child's connection for searches. It belongs to the event loop that uses it first, until that loop is closed;
+    `end` is for any thread.
 
-    `on_reply` is called with the number of each call that was answered.
+    `on_reply` receives the number of each answered call.
     """
 
     def __init__(self, ours: socket.socket, on_reply: Callable[[int], None]) -> None:
@@ -27,34 +28,32 @@ class SearchWire:
         self._socket = ours
         self._on_reply = on_reply
         self._frames = FrameBuffer()
+        # Bytes that a full socket did not take yet, and whether the loop sends them once it does.
+        self._unsent = bytearray()
+        self._sends_later = False
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._ended = False
 
-    def ask(self, frame: Frame) -> "asyncio.Future[Frame] | None":
-        """Send a frame and return what its reply will be in; None where that would have to wait, or where another event
-        loop has the connection. The future may be cancelled. Raises StoreUnavailable."""
+    def ask(self, frame: Frame) -> "asyncio.Future[Frame]":
+        """Send a frame, never blocking, and return the future of its reply, which may be cancelled. Raises
+        StoreUnavailable once the child is away, and in a second event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._ended:
                 raise StoreUnavailable(_STORE, "its process went away")
-            if self._loop is None:
-                self._loop = loop
-                loop.add_reader(self._socket, self._read)
-        if self._loop is not loop or not takes_at_once(self._socket):
-            return None
+            if self._loop is not loop:
+                self._join(loop)
         answered: asyncio.Future[Frame] = loop.create_future()
-        try:
-            send_frame(self._socket, frame)
-        except BrokenWire as error:
-            self._close()
-            raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
         self._waiting[frame.header["id"]] = answered
+        self._unsent += packed(frame)
+        if not self._sends_later:
+            self._send(loop)
         return answered
 
     def end(self) -> None:
-        """Close the connection; whoever waits hears that the child went away."""
+        """Close the connection; every waiting search raises StoreUnavailable."""
         with self._lock:
             self._ended = True
             loop = self._loop
@@ -64,6 +63,27 @@ class SearchWire:
                 loop.call_soon_threadsafe(self._close)
                 return
         self._socket.close()
+
+    def _join(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            raise StoreUnavailable(_STORE, "another event loop searches it")
+        self._loop, self._waiting, self._sends_later = loop, {}, False
+        loop.add_reader(self._socket, self._read)
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            sent_count = self._socket.send(self._unsent)
+        except BlockingIOError:
+            sent_count = 0
+        except OSError:
+            self._close()
+            return
+        del self._unsent[:sent_count]
+        if self._unsent and not self._sends_later:
+            loop.add_writer(self._socket, self._send, loop)
+        elif self._sends_later and not self._unsent:
+            loop.remove_writer(self._socket)
+        self._sends_later = bool(self._unsent)
 
     def _read(self) -> None:
         try:
@@ -83,11 +103,12 @@ class SearchWire:
                 answered.set_result(reply)
 
     def _close(self) -> None:
-        """In the event loop's thread."""
+        """Close the connection, in the event loop's thread; every waiting search raises StoreUnavailable."""
         with self._lock:
             self._ended = True
         if self._loop is not None and self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
         self._socket.close()
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():

@@ -1,4 +1,4 @@
-"""The shard that serves, who writes to it, and what was written since a copy of it began."""
+"""The shard that serves, its writers, and the changes since a copy of it began."""
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +19,7 @@ BATCH_COUNT = 64
 
 
 class ServingShard:
-    """A shard's process, which another one may replace while searches go on. Thread-safe; writes take turns."""
+    """A shard's process, which another one may replace during searches. Thread-safe; writes take turns."""
 
     def __init__(self, process: ShardProcess, generation: Generation) -> None:
         self.process = process
@@ -41,31 +41,31 @@ class ServingShard:
 
     @property
     def counts(self) -> IndexCounts:
-        """How many points there are, at most, and how many were written since the last build."""
+        """Return how many points there are, at most, and how many were written since the last build."""
         return IndexCounts(self._points_count, self._changed_count)
 
-    def search(self, header: dict[str, Any], vector: bytes, timeout_s: float) -> Frame:
-        """Return the reply to a search. Raises StoreUnavailable."""
+    async def search(self, header: dict[str, Any], vector: bytes) -> Frame:
+        """Return the reply to a search; the caller bounds the wait. Raises StoreUnavailable."""
         process = self.process
         try:
-            return process.call(header, vector, timeout_s=timeout_s)
+            return await process.search(header, vector)
         except StoreUnavailable:
             if process is self.process:
                 raise
-        # It was replaced between the two lines above.
-        return self.process.call(header, vector, timeout_s=timeout_s)
+        # It was replaced meanwhile.
+        return await self.process.search(header, vector)
 
     def read(self, header: dict[str, Any]) -> Frame:
         """Return the reply to a call that changes nothing. Raises StoreUnavailable."""
         return self.process.call(header, timeout_s=UPDATE_TIMEOUT_S)
 
     def write(self, header: dict[str, Any], body: bytes, entry_ids: Collection[str], added_count: int) -> None:
-        """Make a change, of these entries. Raises StoreUnavailable: whether it was made is not known then."""
+        """Make a change of the entries. Raises StoreUnavailable: whether it was made is not known then."""
         with self._writing:
             try:
                 self.process.call(header, body, timeout_s=UPDATE_TIMEOUT_S)
             finally:
-                # After the change, so that whoever copies these entries now copies what it made of them.
+                # After the change, so that a copy of the entries from now on has it.
                 if self._noted is not None:
                     self._noted.update(entry_ids)
                 self._changed_count += len(entry_ids)
@@ -90,7 +90,7 @@ class ServingShard:
 
     @contextmanager
     def writes_held(self) -> Iterator[list[str]]:
-        """Hold writes back, and give the entries that are still noted. Searches go on."""
+        """Hold writes back, and give the entries that are still noted. Searches continue."""
         with self._writing:
             yield self._take()
 

@@ -18,7 +18,7 @@ _TARGET_TIMEOUT_S = 120.0
 
 
 def copy_all(source: ServingShard, target: ShardProcess) -> None:
-    """Copy every point that is there from beginning to end; of others it may copy some. Raises StoreUnavailable."""
+    """Copy every point that stays from beginning to end; of others it may copy some. Raises StoreUnavailable."""
     header: dict[str, Any] = {"op": "export", "limit": BATCH_COUNT}
     while True:
         began = time.monotonic()

@@ -1,6 +1,5 @@
 """Keeps the index's child process alive and talks to it."""
 
-import asyncio
 import itertools
 import logging
 import os
@@ -29,7 +28,7 @@ _READY_POLL_S = 0.2
 
 @dataclass(frozen=True)
 class ShardTiming:
-    """Times of a child, in seconds. A child that has not answered anything for `hang_s` is killed and started anew."""
+    """Times of a child, in seconds. A child that has not answered anything for `hang_s` is killed and started again."""
 
     first_restart_s: float = 0.1
     max_restart_s: float = 5.0
@@ -46,7 +45,7 @@ class ShardProcess:
 
     Without `restarts` its first death is the last.
 
-    A thread of its own starts the child and reads its replies. It must outlive the child, because the kernel kills the
+    A separate thread starts the child and reads its replies. It must outlive the child, because the kernel kills the
     child when the thread that started it ends.
     """
 
@@ -61,7 +60,7 @@ class ShardProcess:
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._waiting: dict[int, Future[Frame]] = {}
-        # When each call was sent; unlike those above, also calls whose callers gave up.
+        # The time of each sent call; abandoned calls included, unlike above.
         self._outstanding: dict[int, float] = {}
         self._wire: socket.socket | None = None
         self._searches: SearchWire | None = None
@@ -101,20 +100,18 @@ class ShardProcess:
                 self._waiting.pop(call_id, None)
         return without_error(reply)
 
-    def ask(self, header: dict[str, Any], body: bytes = b"") -> "asyncio.Future[Frame] | None":
-        """Send a frame from the event loop, which reads the reply itself, before what is sent by `call`. Returns what
-        the reply will be in, or None where sending would have to wait. The future may be cancelled. Raises
-        StoreUnavailable."""
+    async def search(self, header: dict[str, Any], body: bytes = b"") -> Frame:
+        """Send a frame from the event loop, ahead of all `call` frames, and return its reply. No thread takes part; the
+        caller bounds the wait, and may cancel it. Raises StoreUnavailable."""
         with self._lock:
             call_id, searches = self._new_call(), self._searches
         try:
-            asked = searches.ask(Frame(header | {"id": call_id}, body)) if searches is not None else None
+            if searches is None:
+                raise StoreUnavailable(_STORE, "its process is not running")
+            return without_error(await searches.ask(Frame(header | {"id": call_id}, body)))
         except StoreUnavailable:
             self._note_answer(call_id)
             raise
-        if asked is None:
-            self._note_answer(call_id)
-        return asked
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until every call was answered, `timeout_s` at most."""
@@ -141,7 +138,7 @@ class ShardProcess:
         return call_id, future
 
     def _new_call(self) -> int:
-        """Under the lock."""
+        """Register a call, under the lock, and return its number."""
         if not self._ready.is_set():
             raise StoreUnavailable(_STORE, "its process is not running")
         if len(self._outstanding) >= self.MAX_OUTSTANDING_COUNT:
@@ -198,7 +195,7 @@ class ShardProcess:
             self._reap(child)
 
     def _started_child(self) -> "tuple[subprocess.Popen[bytes], socket.socket, socket.socket]":
-        """A child, and our ends of its connections: for calls, and for searches from the event loop."""
+        """Return a child, and our ends of its connections: for calls, and for searches from the event loop."""
         with ExitStack() as started:
             ours, theirs = map(started.enter_context, socket.socketpair())
             our_searches, their_searches = map(started.enter_context, socket.socketpair())

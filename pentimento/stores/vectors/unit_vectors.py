@@ -1,5 +1,5 @@
-"""What a vector is to every index. Apart from the interface: the embedded index's process, which compares what was
-checked, does without numpy."""
+"""Check vectors for every index. Apart from the interface: the embedded index's process, which compares checked
+vectors, does without numpy."""
 
 import math
 

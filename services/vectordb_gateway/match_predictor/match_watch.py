@@ -1,4 +1,5 @@
-"""The predictor at work beside lookups: asked before a search, told after it, kept up to date in the background."""
+"""Run the predictor with lookups: it rules before a search, learns after it, and is kept up to date in the
+background."""
 
 import logging
 import math
@@ -15,30 +16,34 @@ from pentimento.policies.match_prediction import GateSettings, LookupPrices, Mat
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
-from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
+from services.vectordb_gateway.settings import MatchPredictorChoice
 
 logger = logging.getLogger(__name__)
 
 _BATCH_COUNT = 256
 # A search that is faster cannot pay for the memory of scikit-learn, let alone for a forgone hit.
 _LEAST_SEARCH_S = 0.002
-# The newest searches, of which the quickest twentieth tells how fast they are: what a busy processor adds to others, it
-# adds to predictions as well.
+# The newest searches; their quickest twentieth tells the speed of searches: a busy processor slows the others, and
+# predictions as much.
 _TIMED_COUNT = 64
 _QUICK_COUNT = 3
 # Weight of a new measurement in the running means of what searches and predictions take.
 _FRESHNESS = 0.05
 _RECALL = 0.95
-# Share of the time of searches that predictions may take while the gate is off, unless it is to go on whatever it
-# gains: they help nobody then.
+# Seconds of an image from noise: the price of a missed hit.
+_IMAGE_S = 10.0
+# Share of the time of searches that predictions may take while the gate is off, unless the predictor always runs: they
+# save nothing then.
 _STUDY_SHARE = 0.1
-# Lookups from which it learns before it rules on any.
+# A score takes about 1 ms for as many.
+_LOOP_ENTRY_COUNT = 100_000
+# Lookups that it learns from before it rules on any.
 _NEEDED_COUNT = 256
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was predicted of one lookup before its search. `score` is None where nothing was asked yet."""
+    """The prediction of one lookup before its search. `score` is None if the scorer did not run yet."""
 
     ruling: Ruling
     score: float | None
@@ -49,41 +54,45 @@ class Forecast:
 class MatchWatch:
     """Rules on lookups, learns from them, follows the ledger. Thread-safe.
 
-    While the gate is off the scorer is asked after the answer, so that it costs a lookup nothing, and of so few that it
-    takes a tenth of the processor that searches take.
+    While the gate is off the scorer runs after the answer, so that it costs a lookup nothing, and for few enough
+    lookups to take a tenth of the processor time of searches.
     """
 
-    def __init__(self, ledger: CacheLedger, settings: MatchPredictorSettings, random: Random | None = None) -> None:
+    def __init__(
+        self,
+        ledger: CacheLedger,
+        choice: MatchPredictorChoice = MatchPredictorChoice.AUTO,
+        random: Random | None = None,
+        image_s: float = _IMAGE_S,
+    ) -> None:
+        """`image_s` are the seconds of an image from noise, the price of a missed hit."""
         self._ledger = ledger
-        self._settings = settings
+        self._image_s = image_s
         self._random = random or Random()
-        self._always = settings.match_predictor is MatchPredictorChoice.ALWAYS
+        self._enabled = choice is not MatchPredictorChoice.OFF
+        self._always = choice is MatchPredictorChoice.ALWAYS
         self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if self._always else None))
         self._study_share = math.inf if self._always else _STUDY_SHARE
         self._predictor: MatchPredictor | None = None
         self._search_s = self._prediction_s = 0.0
         self._timed: deque[float] = deque(maxlen=_TIMED_COUNT)
         self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
-        # Whether the ledger may have entries that whoever follows has not read.
+        # Whether the ledger may have entries that the following thread has not read.
         self._behind = threading.Event()
 
     @property
-    def enabled(self) -> bool:
-        """Whether there is a predictor at all."""
-        return self._settings.match_predictor is not MatchPredictorChoice.OFF
-
-    @property
     def prices(self) -> LookupPrices:
-        """Return what a search, a picture and a prediction take, in seconds, as measured so far."""
-        return LookupPrices(self._search_s, self._settings.match_predictor_generation_s, self._prediction_s)
+        """Return the seconds of a search, an image and a prediction, as measured so far."""
+        return LookupPrices(self._search_s, self._image_s, self._prediction_s)
 
     @property
-    def rules(self) -> bool:
-        """Whether lookups are scored before their searches."""
-        return self._predictor is not None and self._gate.on
+    def scores_slowly(self) -> bool:
+        """Return whether a forecast would hold an event loop: a score compares the codes of all entries."""
+        predictor = self._predictor
+        return predictor is not None and self._gate.on and predictor.entry_count > _LOOP_ENTRY_COUNT
 
     def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
-        """Return whether a search for the vector among the entries of these pools is worth its time."""
+        """Return whether a search for the vector in these pools is worth its time."""
         predictor = self._predictor
         if predictor is None or not self._gate.on:
             return Forecast(Ruling.SEARCH, None, pools, vector)
@@ -123,8 +132,8 @@ class MatchWatch:
             self._gate.note_searched(Ruling.SEARCH, score, saved_share, self.prices)
 
     def follow(self) -> None:
-        """Changes state: learn of entries that the ledger has got since. Blocks; raises StoreUnavailable. Where another
-        thread is at it, that one learns of these too: a million entries take half a minute, and no commit waits."""
+        """Changes state: learn the new entries of the ledger. Blocks; raises StoreUnavailable. If another thread does
+        so already, it learns these entries too: a million entries take half a minute, and no commit waits."""
         predictor = self._predictor
         if predictor is None:
             return
@@ -140,9 +149,9 @@ class MatchWatch:
     def maintain(self) -> None:
         """Changes state: one background round. Blocks.
 
-        Raises StoreUnavailable, and whatever a training raises; searches go on as before.
+        Raises StoreUnavailable, and any error of a training; searches continue as before.
         """
-        if not self.enabled or not self._is_worth_it():
+        if not self._enabled or not self._is_worth_it():
             return
         self._open()
         self.follow()
@@ -166,7 +175,7 @@ class MatchWatch:
     def _retrain_if_stale(self) -> None:
         predictor = self._predictor
         if predictor is not None and predictor.is_stale(self._ledger.totals().entry_count):
-            # Commits go on meanwhile, and have their entries learnt of.
+            # Commits continue meanwhile, and their entries are learnt.
             known_until = predictor.last_sequence
             predictor.retrain(np.array(self._ledger.live_sequences(), np.int64), known_until)
             metrics.PREDICTOR_TRAININGS.inc()

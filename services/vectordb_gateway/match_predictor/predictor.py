@@ -1,4 +1,4 @@
-"""The match predictor of one cache: what it knows of the entries, brought up to date, trained anew and swapped."""
+"""The match predictor of one cache: its knowledge of the entries, updated, trained again and swapped."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVecto
 from services.vectordb_gateway.match_predictor.sign_codes import Codes, CodeSet, Sequences, SignCoder
 from services.vectordb_gateway.match_predictor.support import Support, fit_support
 
-# NIRVANA, section 5.2: trained anew when more than 5 % of the entries have changed.
+# NIRVANA, section 5.2: trained again when more than 5 % of the entries have changed.
 RETRAINING_SHARE = 0.05
 # With fewer a search costs next to nothing, and there is little to train on.
 _NEEDED_COUNT = 256
@@ -19,8 +19,8 @@ _NEEDED_COUNT = 256
 
 @dataclass(frozen=True, eq=False)
 class PoolModel:
-    """What is known of the entries of one pool: their codes, their support once there are enough, and the number of
-    entries that it was trained on. Of one pool alone, so that no tenant's answer tells of another's entries."""
+    """The knowledge of one pool: the codes of its entries, their support once there are enough, and the number of
+    entries at the last training. A model per pool keeps a tenant's answers independent of other tenants' entries."""
 
     entries: CodeSet
     support: Support | None
@@ -47,7 +47,7 @@ class MatchPredictor:
 
     @property
     def entry_count(self) -> int:
-        """Return the number of entries that it knows, some of them gone by now."""
+        """Return the number of known entries, some gone by now."""
         return sum(len(model.entries) for model in list(self._pools.values()))
 
     @property
@@ -62,7 +62,7 @@ class MatchPredictor:
         return self._coder.size_bytes + sum(each.size_bytes for each in supports if each is not None)
 
     def score_in(self, pools: Sequence[str], vector: bytes) -> float:
-        """Return the score of a unit vector for entries of these pools; infinity where one of them is not known yet."""
+        """Return the score of a unit vector for entries of the pools; infinity if a pool is not known yet."""
         code = self._coder.encode(np.frombuffer(vector, np.float32)[None])[0]
         return max(self._score(self._pools.get(pool), code) for pool in pools)
 
@@ -82,15 +82,15 @@ class MatchPredictor:
         return known - trained + max(0, known - live_count) > RETRAINING_SHARE * trained
 
     def retrain(self, live: Sequences, known_until: int | None = None) -> None:
-        """Changes state: forget entries whose numbers are not among the live ones, and train on the rest. Blocks.
+        """Changes state: forget the entries that are not live, and train on the rest. Blocks.
 
-        Raises whatever training raises, and goes on as before. `known_until` is `last_sequence` as it was before `live`
-        was read: what came since stays. None: nothing did.
+        Raises the error of a failed training, and keeps the former support. `known_until` is `last_sequence` before
+        `live` was read: later entries stay. None: no later entries.
         """
         with self._changing:
             until = self._last_sequence if known_until is None else known_until
             left = {pool: model.entries.kept(live, until).codes for pool, model in self._pools.items()}
-        # Apart from the lock: whoever commits has its entry learnt of meanwhile.
+        # Without the lock: entries of commits are learnt meanwhile.
         trained = {pool: fit_support(codes) for pool, codes in left.items() if len(codes) >= _NEEDED_COUNT}
         with self._changing:
             kept = {pool: model.entries.kept(live, until) for pool, model in self._pools.items()}

@@ -17,12 +17,12 @@ Codes = npt.NDArray[np.uint64]
 Sequences = npt.NDArray[np.int64]
 
 _ROUNDS = 2
-# Rows at once for which making the rotation as a matrix pays.
+# From as many rows on, the rotation pays as a matrix.
 _MATRIX_ROWS = 256
 
 
 class SignCoder:
-    """Codes vectors of one size. Two coders of the same size and seed code alike."""
+    """Codes vectors of one size. Two coders of the same size and seed give the same codes."""
 
     def __init__(self, dimension_count: int, seed: int = 0) -> None:
         self._dimension_count = dimension_count
@@ -57,10 +57,10 @@ class SignCoder:
 
 
 class CodeSet:
-    """The codes of entries, each with the entry's number, searched for the nearest by scanning all of them.
+    """The codes of entries, each with the entry's number, searched for the nearest by scanning all codes.
 
     Kept by the word, so that a scan reads memory in order. Grows by a thirty-second. One thread at a time may add;
-    searches may go on meanwhile.
+    searches may run meanwhile.
     """
 
     def __init__(self, codes: Codes, numbers: Sequences) -> None:
@@ -87,7 +87,7 @@ class CodeSet:
         return self._numbers[: self._count].copy()
 
     def kept(self, numbers: Sequences, until: int) -> "CodeSet":
-        """Return a set of those entries alone whose numbers are given, or above `until`."""
+        """Return the set of the entries with these numbers, and of all above `until`."""
         own = self._numbers[: self._count]
         keep = np.isin(own, numbers) | (own > until)
         return CodeSet(self.codes[keep], self.numbers[keep])
@@ -102,7 +102,7 @@ class CodeSet:
         self._count = count  # last: a search that runs now sees whole codes alone
 
     def nearest(self, code: Codes) -> int:
-        """Return the number of signs by which the nearest code differs; SIGN_COUNT when there is none."""
+        """Return the number of signs that differ from the nearest code; SIGN_COUNT if there is none."""
         count, words = self._count, self._words
         if count == 0:
             return SIGN_COUNT

@@ -23,7 +23,7 @@ NU = 0.001
 _LANDMARK_COUNT = 64
 # Kernels exp(width * (cosine - 1)), which is RBF on unit vectors.
 _WIDE, _NARROW = 5.0, 2.0
-# The wide part looks at so many entries, drawn evenly: more change nothing that could be measured.
+# The wide part trains on a sample of this size, drawn evenly: a larger one changed no measurement.
 TRAINING_COUNT = 2048
 _SMALLEST_EIGENVALUE = 1e-6
 
@@ -85,7 +85,7 @@ def _kernel(distances: npt.NDArray[np.uint16], width: float) -> Numbers:
 
 
 def _inverse_root(kernel: Numbers) -> Numbers:
-    """The symmetric root of the inverse, as Nystroem normalises with."""
+    """Return the symmetric root of the inverse, the normalisation of Nystroem."""
     values, vectors = np.linalg.eigh(kernel)
     roots = np.sqrt(np.maximum(values, _SMALLEST_EIGENVALUE))
     return np.asarray((vectors / roots) @ vectors.T, np.float32)

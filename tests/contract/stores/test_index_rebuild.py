@@ -1,6 +1,7 @@
 """The embedded index is built anew beside the one that serves: nothing is lost, searches go on, and whatever fails
 leaves the old one serving."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from pentimento.stores.vectors.generations import empty_index
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.rebuild import OnPhase
 from pentimento.stores.vectors.shard_process import ShardTiming
+from tests.support.searches import search_now
 from tests.support.waiting import wait_until
 
 DIMENSION_COUNT = 32
@@ -101,7 +103,7 @@ def test_what_a_built_index_finds_is_what_comparing_all_finds(tmp_path: Path, te
     index.upsert(points_at(vectors, tenant_count=tenant_count))
     wait_until(lambda: built(index) > 0 and index.counts.changed_count < 1000)
 
-    found = [[match.entry_id for match in index.search(query(one), TIMEOUT_S)] for one in queries]
+    found = [[match.entry_id for match in search_now(index, query(one))] for one in queries]
     index.close()
 
     mine = np.arange(0, len(vectors), tenant_count)
@@ -128,7 +130,7 @@ def test_similarities_are_cosines_after_a_build_too(tmp_path: Path) -> None:
     index.upsert(points_at(vectors))
     wait_until(lambda: built(index) > 0)
 
-    (found,) = index.search(query(vectors[7], limit=1), TIMEOUT_S)
+    (found,) = search_now(index, query(vectors[7], limit=1))
     index.close()
 
     assert found.entry_id == id_of(7)
@@ -156,9 +158,9 @@ def test_what_is_written_during_a_build_is_in_the_new_index(tmp_path: Path, phas
     assert failed(index) == 0
     expected = {id_of(number) for number in (*range(1200), *range(5000, 5005))} - {id_of(100), id_of(101)}
     assert set(index.entry_ids()) == expected
-    assert index.search(query(others[0], limit=1), TIMEOUT_S)[0].entry_id == id_of(5000)
-    assert index.search(query(others[7], limit=1), TIMEOUT_S)[0].similarity == pytest.approx(1.0, abs=1e-5)
-    assert index.search(query(vectors[2], limit=1), TIMEOUT_S)[0].similarity < 0.99
+    assert search_now(index, query(others[0], limit=1))[0].entry_id == id_of(5000)
+    assert search_now(index, query(others[7], limit=1))[0].similarity == pytest.approx(1.0, abs=1e-5)
+    assert search_now(index, query(vectors[2], limit=1))[0].similarity < 0.99
     index.close()
 
 
@@ -170,7 +172,7 @@ def test_images_and_every_key_of_an_entry_come_along(tmp_path: Path) -> None:
     wait_until(lambda: built(index) > 0)
 
     by_image = VectorQuery(Space.IMAGE, vectors[1].tobytes(), ("t7",), ("k2",), 5)
-    (found,) = index.search(by_image, TIMEOUT_S)
+    (found,) = search_now(index, by_image)
     index.close()
 
     assert found.entry_id == with_image.entry_id
@@ -185,24 +187,25 @@ def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
     failures: list[Exception] = []
     over = threading.Event()
 
-    def search() -> None:
+    async def search() -> None:
         while not over.is_set():
             try:
-                assert index.search(query(vectors[0], limit=1), TIMEOUT_S)[0].entry_id == id_of(0)
+                assert (await index.search(query(vectors[0], limit=1), TIMEOUT_S))[0].entry_id == id_of(0)
             except Exception as error:
                 failures.append(error)
                 return
 
-    searching = [threading.Thread(target=search) for _ in range(2)]
-    for thread in searching:
-        thread.start()
+    async def search_twice_at_once() -> None:
+        await asyncio.gather(search(), search())
+
+    searching = threading.Thread(target=lambda: asyncio.run(search_twice_at_once()))
+    searching.start()
     index.upsert(points_at(vectors[900:1000], first=900))
     wait_until(lambda: built(index) > 0)
     index.upsert(points_at(vectors[1000:], first=1000))
     wait_until(lambda: built(index) > 1)
     over.set()
-    for thread in searching:
-        thread.join()
+    searching.join()
     index.close()
 
     assert failures == []
@@ -263,7 +266,7 @@ def test_without_room_nothing_is_built_and_the_old_index_serves(
     index.upsert(points_at(vectors))
     wait_until(lambda: failed(index) > 1)
 
-    assert index.search(query(vectors[5], limit=1), TIMEOUT_S)[0].entry_id == id_of(5)
+    assert search_now(index, query(vectors[5], limit=1))[0].entry_id == id_of(5)
     assert directories(tmp_path) == {f"v1-d{DIMENSION_COUNT}"}
     index.close()
 
@@ -307,7 +310,7 @@ def test_a_kill_in_any_phase_loses_nothing_and_leaves_nothing(tmp_path: Path, ph
     assert set(index.entry_ids()) == {id_of(number) for number in range(1200)}
     assert len(directories(tmp_path)) == 1
     vectors = clustered(1200)
-    assert index.search(query(vectors[3], limit=1), TIMEOUT_S)[0].entry_id == id_of(3)
+    assert search_now(index, query(vectors[3], limit=1))[0].entry_id == id_of(3)
     index.close()
 
 

@@ -25,6 +25,7 @@ from pentimento.stores.vectors.frames import Frame, send_frame
 from pentimento.stores.vectors.index_shard import IndexShard, _serve
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 from tests.support.processes import runs
+from tests.support.searches import search_now
 from tests.support.waiting import wait_until
 
 ONE = struct.pack("<2f", 1, 0)
@@ -80,13 +81,13 @@ def test_a_child_that_cannot_be_started_is_tried_again(index: EdgeVectorIndex, m
     wait_until(lambda: bool(refused))
     assert index.process is not None
     index.process.wait_ready(TIMEOUT_S)
-    assert len(index.search(QUERY, TIMEOUT_S)) == 1
+    assert len(search_now(index, QUERY)) == 1
 
 
-def test_searches_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
+def test_calls_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
     with ThreadPoolExecutor(1) as threads:
         child_of(index).suspend()
-        waiting = threads.submit(index.search, QUERY, TIMEOUT_S)
+        waiting = threads.submit(lambda: list(index.entry_ids()))
         # Before it is asked for anything, the next child might be there.
         wait_until(lambda: index.process is not None and bool(index.process._outstanding))
         child_of(index).kill()
@@ -95,44 +96,40 @@ def test_searches_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -
             waiting.result(TIMEOUT_S)
 
 
-def test_a_search_is_abandoned_when_its_time_is_over(index: EdgeVectorIndex) -> None:
-    child = child_of(index)
+def test_call_without_an_answer_is_abandoned(index: EdgeVectorIndex) -> None:
+    child, process = child_of(index), index.process
+    assert process is not None
     child.suspend()
 
     with pytest.raises(StoreUnavailable, match="no answer within 20 ms"):
-        index.search(QUERY, 0.02)
+        process.call({"op": "count"}, timeout_s=0.02)
 
     child.resume()
-    assert index.search(QUERY, TIMEOUT_S) == []
+    assert process.call({"op": "count"}, timeout_s=TIMEOUT_S).header["points"] == 0
 
 
-async def test_a_search_that_is_awaited_finds_what_one_that_waits_finds(index: EdgeVectorIndex) -> None:
-    kept = point()
-    index.upsert([kept])
-
-    found = await index.search_soon(QUERY, TIMEOUT_S)
-
-    assert found == index.search(QUERY, TIMEOUT_S)
-    assert [match.entry_id for match in found] == [kept.entry_id]
+async def test_search_that_begins_too_late_is_skipped(index: EdgeVectorIndex) -> None:
+    with pytest.raises(StoreUnavailable, match="the caller gave up already"):
+        await index.search(QUERY, -1.0)
 
 
-async def test_an_awaited_search_may_be_cancelled_and_its_late_answer_is_nobodys(index: EdgeVectorIndex) -> None:
+async def test_cancelled_search_leaves_later_searches_alone(index: EdgeVectorIndex) -> None:
     child = child_of(index)
     child.suspend()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await index.search_soon(QUERY, TIMEOUT_S)
+            await index.search(QUERY, TIMEOUT_S)
     child.resume()
 
-    assert await index.search_soon(QUERY, TIMEOUT_S) == []
+    assert await index.search(QUERY, TIMEOUT_S) == []
     assert index.process is not None
     assert index.process.start_count == 1
 
 
-async def test_an_awaited_search_ends_when_the_child_dies(index: EdgeVectorIndex) -> None:
+async def test_search_ends_when_the_child_dies(index: EdgeVectorIndex) -> None:
     child = child_of(index)
     child.suspend()
-    waiting = asyncio.create_task(index.search_soon(QUERY, TIMEOUT_S))
+    waiting = asyncio.create_task(index.search(QUERY, TIMEOUT_S))
     await asyncio.sleep(0)
     child.kill()
 
@@ -140,20 +137,22 @@ async def test_an_awaited_search_ends_when_the_child_dies(index: EdgeVectorIndex
         await waiting
 
 
-async def test_an_awaited_search_never_waits_for_a_full_socket(tmp_path: Path) -> None:
-    index = EdgeVectorIndex(tmp_path / "index", replace(TIMING, send_s=TIMEOUT_S))
+async def test_searches_beyond_a_full_socket_leave_the_loop_free_and_are_answered(tmp_path: Path) -> None:
+    index = EdgeVectorIndex(tmp_path / "index", TIMING)
     index.prepare(8192)  # 32 KiB a search: a few fill the socket's buffer
     query = VectorQuery(Space.TEXT, struct.pack("<8192f", 1, *[0] * 8191), ("t",), ("k",))
-    child_of(index).suspend()
-    waiting = [asyncio.create_task(index.search_soon(query, TIMEOUT_S)) for _ in range(32)]
+    child = child_of(index)
+    child.suspend()
+    waiting = [asyncio.create_task(index.search(query, TIMEOUT_S)) for _ in range(32)]
     done, pending = await asyncio.wait(waiting, timeout=0)
-    while not done:
-        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(pending)) == (0, 32)
+    assert index.process is not None and index.process._searches is not None
+    assert index.process._searches._unsent
 
-    assert {each.result() for each in done} == {None}
-    assert pending
-    child_of(index).kill()
-    await asyncio.gather(*pending, return_exceptions=True)
+    child.resume()
+
+    assert await asyncio.gather(*pending) == [[]] * 32
+    assert not index.process._searches._unsent
     index.close()
 
 
@@ -185,17 +184,16 @@ def test_searches_go_before_writes_but_never_keep_one_waiting_for_good(tmp_path:
         each.close()
 
 
-def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:
+async def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:
     child = child_of(index)
     child.suspend()
-    failures = []
-    for _ in range(80):
-        with pytest.raises(StoreUnavailable) as failure:
-            index.search(QUERY, 0.001)
-        failures.append(failure.value.message)
+    waiting = [asyncio.create_task(index.search(QUERY, TIMEOUT_S)) for _ in range(64)]
+    await asyncio.sleep(0)
 
-    assert "calls are waiting already" in failures[-1]
+    with pytest.raises(StoreUnavailable, match="64 calls are waiting already"):
+        await index.search(QUERY, TIMEOUT_S)
     child.kill()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def test_a_child_that_hangs_is_killed_and_replaced(index: EdgeVectorIndex) -> None:
@@ -204,10 +202,10 @@ def test_a_child_that_hangs_is_killed_and_replaced(index: EdgeVectorIndex) -> No
     child = child_of(index)
     child.suspend()
 
-    with pytest.raises(StoreUnavailable):
-        index.search(QUERY, 0.02)
-    # From here on alone, so that a child that is only busy is never taken for one that hangs.
     assert index.process is not None
+    with pytest.raises(StoreUnavailable):
+        index.process.call({"op": "count"}, timeout_s=0.02)
+    # From here on alone, so that a child that is only busy is never taken for one that hangs.
     index.process._timing = replace(TIMING, hang_s=0.1)
     child.wait(TIMEOUT_S)
     index.process._timing = TIMING

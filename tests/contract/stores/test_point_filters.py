@@ -12,10 +12,10 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.frames import Frame
 from pentimento.stores.vectors.index_shard import IndexShard
 from pentimento.stores.vectors.point_filters import filter_of, has_digests
+from tests.support.searches import search_now
 
 ONE = struct.pack("<2f", 1, 0)
 OLD, NEW, OTHER = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
-TIMEOUT_S = 120.0
 UPSERT = Frame(
     {
         "op": "upsert",
@@ -40,7 +40,7 @@ def old_shard(directory: Path) -> None:
 
 def found(index: EdgeVectorIndex, tenant: str, key: str) -> set[str]:
     query = VectorQuery(Space.TEXT, ONE, (tenant,), (key,), 10)
-    return {match.entry_id for match in index.search(query, TIMEOUT_S)}
+    return {match.entry_id for match in search_now(index, query)}
 
 
 def test_a_new_shard_has_the_digests_of_every_key_beside_them(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_point_is_found_that_has_any_of_the_tenants_and_any_of_the_keys(
     whose_and_what = ((OLD, "t", "k"), (NEW, "t", "l"), (OTHER, "u", "l"))
     index.upsert([VectorPoint(entry, tenant, (key,), 1.0, ONE) for entry, tenant, key in whose_and_what])
 
-    matches = index.search(VectorQuery(Space.TEXT, ONE, tenants, keys, 10), TIMEOUT_S)
+    matches = search_now(index, VectorQuery(Space.TEXT, ONE, tenants, keys, 10))
     index.close()
 
     assert {match.entry_id for match in matches} == expected

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client import grpc as wire
 
 from lab.fixtures.qdrant_double import QdrantDouble, running_qdrant_double
@@ -15,6 +15,7 @@ from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vect
 from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
 from tests.contract.stores.test_index_rebuild import clustered, id_of
+from tests.support.searches import search_now
 
 VECTORS = clustered(40)
 
@@ -105,7 +106,7 @@ def test_what_another_gateway_made_just_before_is_taken_for_made(double: tuple[s
     layout = QdrantLayout(groups_count=2)
     client = OvertakenClient(host=host, grpc_port=int(port), prefer_grpc=True, check_compatibility=False)
 
-    index = QdrantVectorIndex(client, "c", layout)
+    index = QdrantVectorIndex(client, AsyncQdrantClient, "c", layout)
     index.prepare(32)
     index.upsert([point(0, "t0")])
     index.close()
@@ -126,7 +127,7 @@ def test_a_tenants_points_lie_in_one_shard_and_are_searched_there(double: tuple[
         assert shard.info().points_count == 5 * len(of_group)
     for number in range(8):
         query = VectorQuery(Space.TEXT, VECTORS[number].tobytes(), (tenants[number],), ("k",), 1)
-        assert index.search(query, 20.0)[0].entry_id == id_of(number)
+        assert search_now(index, query)[0].entry_id == id_of(number)
     index.close()
 
 
@@ -137,7 +138,7 @@ def test_two_pools_of_different_groups_are_searched_together(double: tuple[str, 
     index.upsert([point(number, f"t{number}") for number in range(8)])
     everybody = tuple(f"t{number}" for number in range(8))
 
-    found = index.search(VectorQuery(Space.TEXT, VECTORS[0].tobytes(), everybody, ("k",), 8), 20.0)
+    found = search_now(index, VectorQuery(Space.TEXT, VECTORS[0].tobytes(), everybody, ("k",), 8))
 
     assert {match.entry_id for match in found} == {id_of(number) for number in range(8)}
     assert [match.similarity for match in found] == sorted((match.similarity for match in found), reverse=True)

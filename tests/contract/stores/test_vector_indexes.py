@@ -11,6 +11,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,11 +20,13 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
+from tests.support.searches import search_now
+
+if TYPE_CHECKING:
+    from qdrant_client import AsyncQdrantClient, QdrantClient
 
 QDRANT_URL = os.environ.get("QDRANT_URL", "")
 DIMENSION_COUNT = 8
-# A search of these tests is abandoned only by a hang.
-TIMEOUT_S = 120.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:Local mode:UserWarning")
 
@@ -39,7 +42,18 @@ def make_index(backend: str, directory: Path, double_url: str) -> VectorIndex:
 
     from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 
-    return QdrantVectorIndex(QdrantClient(":memory:"), "test")
+    client = QdrantClient(":memory:")
+    return QdrantVectorIndex(client, lambda: cast("AsyncQdrantClient", AwaitedClient(client)), "test")
+
+
+class AwaitedClient:
+    """The search of an AsyncQdrantClient over the points of a local client: each local client has its own points."""
+
+    def __init__(self, client: "QdrantClient") -> None:
+        self._client = client
+
+    async def query_points(self, *given: Any, **named: Any) -> Any:
+        return self._client.query_points(*given, **named)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +96,7 @@ def query(vector: bytes, *tenants: str, space: Space = Space.TEXT, key: str = "k
 
 
 def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> None:
-    assert unprepared.search(query(unit(1)), TIMEOUT_S) == []
+    assert search_now(unprepared, query(unit(1))) == []
     assert list(unprepared.entry_ids()) == []
 
 
@@ -90,7 +104,7 @@ def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
     near, far = point(unit(1, 0.1)), point(unit(0, 1))
     index.upsert([far, near])
 
-    first, second = index.search(query(unit(1), limit=5), TIMEOUT_S)
+    first, second = search_now(index, query(unit(1), limit=5))
 
     assert (first.entry_id, second.entry_id) == (near.entry_id, far.entry_id)
     assert first.similarity == pytest.approx(1 / math.sqrt(1.01), abs=1e-5)
@@ -100,21 +114,21 @@ def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
 def test_tenants_never_see_each_other(index: VectorIndex) -> None:
     index.upsert([point(unit(1), tenant="other")])
 
-    assert index.search(query(unit(1), "t"), TIMEOUT_S) == []
-    assert index.search(query(unit(1), "t", "other"), TIMEOUT_S) != []
+    assert search_now(index, query(unit(1), "t")) == []
+    assert search_now(index, query(unit(1), "t", "other")) != []
 
 
 def test_incompatible_entries_are_not_found(index: VectorIndex) -> None:
     index.upsert([point(unit(1), key="other")])
 
-    assert index.search(query(unit(1)), TIMEOUT_S) == []
+    assert search_now(index, query(unit(1))) == []
 
 
 def test_spaces_are_apart(index: VectorIndex) -> None:
     with_image = point(unit(1), image=unit(0, 1))
     index.upsert([with_image, point(unit(0, 1))])
 
-    (found,) = index.search(query(unit(0, 1), space=Space.IMAGE, limit=5), TIMEOUT_S)
+    (found,) = search_now(index, query(unit(0, 1), space=Space.IMAGE, limit=5))
 
     assert found.entry_id == with_image.entry_id
     assert found.similarity == pytest.approx(1, abs=1e-5)
@@ -125,7 +139,7 @@ def test_upsert_replaces(index: VectorIndex) -> None:
     index.upsert([first])
     index.upsert([VectorPoint(first.entry_id, "t", ("k",), 1000.0, unit(0, 1))])
 
-    (found,) = index.search(query(unit(1), limit=5), TIMEOUT_S)
+    (found,) = search_now(index, query(unit(1), limit=5))
 
     assert found.similarity == pytest.approx(0, abs=1e-5)
     assert list(index.entry_ids()) == [first.entry_id]
@@ -168,7 +182,7 @@ def test_another_dimension_is_refused(index: VectorIndex) -> None:
     with pytest.raises(InvalidArgument):
         index.upsert([point(struct.pack("<2f", 1, 0))])
     with pytest.raises(InvalidArgument):
-        index.search(query(struct.pack("<2f", 1, 0)), TIMEOUT_S)
+        search_now(index, query(struct.pack("<2f", 1, 0)))
     with pytest.raises(SchemaMismatch):
         index.prepare(DIMENSION_COUNT + 1)
 
@@ -182,7 +196,7 @@ def test_vectors_without_a_direction_are_neither_stored_nor_searched(index: Vect
     with pytest.raises(InvalidArgument):
         index.upsert([point(unit(1), image=bad)])
     with pytest.raises(InvalidArgument):
-        index.search(query(bad), TIMEOUT_S)
+        search_now(index, query(bad))
     assert list(index.entry_ids()) == []
 
 
@@ -195,7 +209,7 @@ def test_searches_agree_with_brute_force(index: VectorIndex, seed: int, limit: i
     index.upsert(points)
     wanted = unit(*directions(chance))
 
-    found = index.search(query(wanted, "a", key=key, limit=limit), TIMEOUT_S)
+    found = search_now(index, query(wanted, "a", key=key, limit=limit))
 
     mine = sorted((cosine(each.text, wanted) for each in points if each.tenant == "a"), reverse=True)
     assert [match.similarity for match in found] == pytest.approx(mine[:limit], abs=1e-5)

@@ -20,25 +20,23 @@ from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import BAD_READINGS, Suspects
 from pentimento.stores.vectors import VectorIndex
-from services.vectordb_gateway import writing
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.healing import Healing
-from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.entries import writer
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.entries.pinning import Pinning
+from services.vectordb_gateway.entries.rules import PlannedCache
+from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun, WriteBounds
 from services.vectordb_gateway.integrity import check_integrity
-from services.vectordb_gateway.maintenance import Maintenance
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.pinning import Pinning
-from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.settings import (
     CapacitySettings,
     EvictionChoice,
-    GrantSettings,
     MaintenanceSettings,
-    MatchPredictorSettings,
 )
-from services.vectordb_gateway.use_notes import UseNotes
-from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
+from services.vectordb_gateway.upkeep.healing import Healing
+from services.vectordb_gateway.upkeep.indexing import Indexing
+from services.vectordb_gateway.upkeep.maintenance import Maintenance
+from services.vectordb_gateway.upkeep.uses import UseNotes
 from tests.support.gateways import ENCODER, attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
@@ -123,7 +121,7 @@ class Cache:
         guard = EncoderGuard(ledger, index)
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
-        capacity = Capacity(ledger, objects, settings, GrantSettings())
+        capacity = Capacity(ledger, objects, settings)
         rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules(images=(Threshold(0.3, 0.4),))))
         self.uses = UseNotes(ledger)
         self.writing = EntryWriting(
@@ -135,7 +133,7 @@ class Cache:
             self.indexing,
             capacity,
             MaintenanceSettings(),
-            MatchWatch(ledger, MatchPredictorSettings()),
+            MatchWatch(ledger),
             self.uses,
         )
 
@@ -200,7 +198,7 @@ class Cache:
 
 @pytest.fixture
 def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]]]:
-    from qdrant_client import QdrantClient  # takes seconds, also of those that only collect this
+    from qdrant_client import AsyncQdrantClient, QdrantClient  # takes seconds, also of those that only collect this
 
     from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 
@@ -209,7 +207,7 @@ def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, V
 
     def open_(number: int) -> tuple[CacheLedger, VectorIndex, ObjectStore]:
         if number not in indexes:
-            indexes[number] = QdrantVectorIndex(QdrantClient(":memory:"), "test")
+            indexes[number] = QdrantVectorIndex(QdrantClient(":memory:"), AsyncQdrantClient, "test")
         ledger = open_cache_ledger(f"sqlite:///{tmp_path}/{number}.sqlite")
         opened.append(ledger)
         return ledger, indexes[number], open_objects(f"file://{tmp_path}/{number}")
@@ -228,7 +226,7 @@ def test_every_crash_point_is_recovered_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A machine that is busy for a second is no ledger that hangs.
-    monkeypatch.setattr(writing, "_RESERVES_WITHIN_S", 60.0)
+    monkeypatch.setattr(writer, "_RESERVES_WITHIN_S", 60.0)
     settings = LIVES[life]
     for number in count(1):
         point = CrashPoint(number)

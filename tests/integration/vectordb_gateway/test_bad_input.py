@@ -3,20 +3,17 @@
 import logging
 import math
 import struct
-from collections.abc import AsyncIterator
 from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
 import pytest
-import pytest_asyncio
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries, FromLatent
-from tests.support.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
-from tests.support.patient_connections import be_patient
+from tests.support.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, scope
 
 Value = TypeVar("Value")
 
@@ -64,120 +61,102 @@ BAD_EMBEDDINGS: list[tuple[str, Embedding]] = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def empty_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    """One for all that is refused before it changes anything."""
-    with pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        async with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
-            yield running
-
-
-async def still_serves(gateway: RunningGateway) -> None:
-    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
-    assert (await gateway.client.statistics()).entry_count == 1
+async def still_serves(shared: RunningGateway) -> None:
+    assert isinstance((await shared.lookup(embedding(1))).start, FromLatent)
+    assert shared.held().entry_count == 1
 
 
 async def test_that_another_encoder_embeds_prompts_is_told_once_and_the_entries_stay(
-    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+    shared: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where the embedder was given another model."""
-    await gateway.store(embedding(1))
+    await shared.store(embedding(1))
 
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with pytest.raises(InvalidArgument, match="encoder_digest"):
-                await gateway.lookup(embedding(1, encoder="sha256:swapped"))
+                await shared.lookup(embedding(1, encoder="sha256:swapped"))
 
     assert [record.args for record in caplog.records if "sha256:swapped" in record.getMessage()] == [
         (ENCODER, "sha256:swapped")
     ]
-    await still_serves(gateway)
+    await still_serves(shared)
 
 
-async def test_incomplete_scopes_are_refused(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_incomplete_scopes_are_refused(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
     for name, value in BAD_SCOPES:
         bad = replace(scope(), **{name: value})  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match=name):
-            await gateway.lookup(embedding(1), bad)
+            await shared.lookup(embedding(1), bad)
         with pytest.raises(InvalidArgument, match=name):
-            await gateway.client.reserve(bad, attempt(bad.tenant))
-    await still_serves(gateway)
+            await shared.client.reserve(bad, attempt(bad.tenant))
+    await still_serves(shared)
 
 
-async def test_embeddings_that_are_none_are_neither_searched_nor_stored(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_embeddings_that_are_none_are_neither_searched_nor_stored(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by)
+    grant = await shared.client.reserve(scope(), by)
     assert grant is not None
-    captured = gateway.upload(grant)
+    captured = shared.upload(grant)
 
     for name, bad in BAD_EMBEDDINGS:
         with pytest.raises(InvalidArgument, match=name):
-            await gateway.lookup(bad)
+            await shared.lookup(bad)
         with pytest.raises(InvalidArgument, match=name):
-            await gateway.client.commit(scope(), by, captured, bad)
-    await still_serves(gateway)
+            await shared.client.commit(scope(), by, captured, bad)
+    await still_serves(shared)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("quality", [-0.1, 1.1, math.nan, math.inf])
-async def test_qualities_outside_of_0_to_1_are_refused(empty_gateway: RunningGateway, quality: float) -> None:
+async def test_qualities_outside_of_0_to_1_are_refused(shared: RunningGateway, quality: float) -> None:
     with pytest.raises(InvalidArgument, match="quality"):
-        await empty_gateway.lookup(embedding(1), quality=quality)
+        await shared.lookup(embedding(1), quality=quality)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("step", [50, 2**31])
-async def test_starts_outside_of_the_schedule_are_refused(empty_gateway: RunningGateway, step: int) -> None:
+async def test_starts_outside_of_the_schedule_are_refused(shared: RunningGateway, step: int) -> None:
     with pytest.raises(InvalidArgument, match=f"start_step: must be between 0 and 49, got {step}"):
-        await empty_gateway.client.reserve(scope(), attempt(), step)
+        await shared.client.reserve(scope(), attempt(), step)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_bytes_of_a_tenant_beyond_any_bound_are_refused(empty_gateway: RunningGateway) -> None:
+async def test_bytes_of_a_tenant_beyond_any_bound_are_refused(shared: RunningGateway) -> None:
     with pytest.raises(InvalidArgument, match="tenant_cache_bytes: must be at most 1152921504606846976"):
-        await empty_gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60 + 1)
+        await shared.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60 + 1)
 
-    assert await empty_gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60) is not None
+    assert await shared.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60) is not None
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("count", [0, 17])
-async def test_none_and_too_many_candidates_are_refused(empty_gateway: RunningGateway, count: int) -> None:
+async def test_none_and_too_many_candidates_are_refused(shared: RunningGateway, count: int) -> None:
     with pytest.raises(InvalidArgument, match=f"candidates: must be 1 to 16, got {count}"):
-        await empty_gateway.ask(embedding(1), *[scope()] * count)
+        await shared.ask(embedding(1), *[scope()] * count)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("other", [scope("another"), scope(shared_pool=True)], ids=["tenant", "pool"])
-async def test_candidates_of_two_tenants_or_pools_are_refused(empty_gateway: RunningGateway, other: CacheScope) -> None:
+async def test_candidates_of_two_tenants_or_pools_are_refused(shared: RunningGateway, other: CacheScope) -> None:
     with pytest.raises(InvalidArgument, match=r"candidates\.scope"):
-        await empty_gateway.ask(embedding(1), scope(), other)
+        await shared.ask(embedding(1), scope(), other)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_every_candidate_must_be_complete(empty_gateway: RunningGateway) -> None:
+async def test_every_candidate_must_be_complete(shared: RunningGateway) -> None:
     with pytest.raises(InvalidArgument, match="model_digest"):
-        await empty_gateway.ask(embedding(1), scope(), scope(model_digest=""))
+        await shared.ask(embedding(1), scope(), scope(model_digest=""))
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("name", "value"), [("request_id", ""), ("tenant", "other"), ("fencing_token", 2**63)])
-async def test_attempts_that_cannot_own_a_grant_are_refused(
-    empty_gateway: RunningGateway, name: str, value: object
-) -> None:
+async def test_attempts_that_cannot_own_a_grant_are_refused(shared: RunningGateway, name: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=name):
-        await empty_gateway.client.reserve(scope(), unchecked(attempt(), **{name: value}))
+        await shared.client.reserve(scope(), unchecked(attempt(), **{name: value}))
 
 
-async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGateway) -> None:
+async def test_captures_that_could_not_be_resumed_are_refused(shared: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by)
+    grant = await shared.client.reserve(scope(), by)
     assert grant is not None
-    captured = gateway.upload(grant)
+    captured = shared.upload(grant)
     latent = captured.latents[0]
     for bad in (
         replace(latent, sigma=math.nan),
@@ -190,14 +169,13 @@ async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGa
         replace(latent, object=replace(latent.object, key="../../etc/passwd")),
     ):
         with pytest.raises(InvalidArgument):
-            await gateway.client.commit(scope(), by, CapturedEntries(grant.grant_id, (bad,)), embedding(1))
+            await shared.client.commit(scope(), by, CapturedEntries(grant.grant_id, (bad,)), embedding(1))
 
-    assert await gateway.client.commit(scope(), by, captured, embedding(1))
+    assert await shared.client.commit(scope(), by, captured, embedding(1))
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_empty_ids_are_refused(empty_gateway: RunningGateway) -> None:
+async def test_empty_ids_are_refused(shared: RunningGateway) -> None:
     with pytest.raises(InvalidArgument, match="grant_id"):
-        await empty_gateway.client.release("")
+        await shared.client.release("")
     with pytest.raises(InvalidArgument, match="entry_id"):
-        await empty_gateway.client.report_bad_object("", "key", "")
+        await shared.client.report_bad_object("", "key", "")

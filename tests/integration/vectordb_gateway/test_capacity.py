@@ -10,8 +10,9 @@ from pentimento.domain.generation import FromImage, FromLatent, FromNoise
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
+from services.vectordb_gateway.entries import capacity
+from services.vectordb_gateway.entries.capacity import TenantLimits
 from services.vectordb_gateway.settings import CapacitySettings
-from services.vectordb_gateway.tenant_limits import TenantLimits
 from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
@@ -98,16 +99,6 @@ async def test_a_store_without_room_makes_the_cache_read_only_until_there_is_som
         assert (await gateway.client.statistics()).read_only
 
     async with running_gateway(tmp_path) as gateway:
-        assert await gateway.client.reserve(scope(), attempt()) is not None
-
-
-async def test_open_grants_are_limited(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-open-grants", "2") as gateway:
-        grants = [await gateway.client.reserve(scope(), attempt()) for _ in range(3)]
-        assert [grant is not None for grant in grants] == [True, True, False]
-
-        assert grants[0] is not None
-        await gateway.client.release(grants[0].grant_id)
         assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
@@ -206,8 +197,10 @@ def test_a_store_smaller_than_what_may_live_in_it_is_refused() -> None:
         CapacitySettings(max_size_bytes=600, max_store_bytes=599)
 
 
-async def test_one_tenants_grants_leave_some_for_others(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--tenant-open-grants", "2", "--max-open-grants", "3") as gateway:
+async def test_open_grants_are_limited_per_tenant_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "MAX_TENANT_GRANTS", 2)
+    monkeypatch.setattr(capacity, "MAX_OPEN_GRANTS", 3)
+    async with running_gateway(tmp_path) as gateway:
         grants = [await gateway.client.reserve(scope("a"), attempt("a")) for _ in range(3)]
         of_another = [await gateway.client.reserve(scope("b"), attempt("b")) for _ in range(2)]
 
@@ -306,7 +299,7 @@ async def test_an_entry_that_lost_its_latents_hides_none_of_others(tmp_path: Pat
         gateway.maintain()
 
         start = (await gateway.lookup(embedding(1))).start
-        points = gateway.process.stores.index.search(by_prompt(gateway), 10.0)
+        points = await gateway.process.stores.index.search(by_prompt(gateway), 10.0)
 
         assert (await gateway.client.statistics()).object_count == 7
         assert isinstance(start, FromLatent) and (start.donor.entry_id, start.resume_step) == (whole, 25)

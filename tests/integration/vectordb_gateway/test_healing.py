@@ -54,7 +54,7 @@ async def test_suspect_object_is_read_again_by_maintenance(tmp_path: Path) -> No
         await gateway.client.report_bad_object(entry_id, start.latent.key, "missing")
         spoil(gateway, start.latent.key, gateway.uploaded[start.latent.key])
 
-        await until(lambda: not maintained(gateway).healing.suspects.holders)
+        await until(lambda: not maintained(gateway).gateway.healing.suspects.holders)
 
         assert await found(gateway) == start
 

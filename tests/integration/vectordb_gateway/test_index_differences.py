@@ -14,7 +14,7 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint, open_vectors
-from services.vectordb_gateway import index_differences
+from services.vectordb_gateway.upkeep import indexing
 from tests.contract.stores.cache_records import VECTOR, add
 from tests.support.gateways import embedding, running_gateway
 
@@ -24,7 +24,7 @@ UNKNOWN = [f"{digit}0000000-0000-4000-8000-000000000000" for digit in "04f"]
 @pytest.fixture
 def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CacheLedger, VectorIndex]]:
     """Empty ones, which are compared by ranges of four."""
-    monkeypatch.setattr(index_differences, "_PAGE_COUNT", 4)
+    monkeypatch.setattr(indexing, "_PAGE_COUNT", 4)
     ledger, index = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite"), open_vectors(f"edge://{tmp_path}/index")
     index.prepare(2)
     yield ledger, index
@@ -46,7 +46,7 @@ def indexed(ledger: CacheLedger, index: VectorIndex, entries_count: int) -> list
 
 def found(ledger: CacheLedger, index: VectorIndex) -> tuple[list[str], list[str]]:
     """All that is missing and all that is unknown."""
-    differences = list(index_differences.index_differences(ledger, index))
+    differences = list(indexing.index_differences(ledger, index))
     missing = [entry_id for each in differences for entry_id in each.missing]
     return missing, [entry_id for each in differences for entry_id in each.unknown]
 
@@ -90,7 +90,7 @@ def test_an_index_that_is_closed_meanwhile_is_not_taken_for_an_empty_one(
 ) -> None:
     ledger, index = stores
     entry_ids = indexed(ledger, index, 9)
-    differences = index_differences.index_differences(ledger, index)
+    differences = indexing.index_differences(ledger, index)
 
     assert list(next(differences).missing) == []
     index.close()

@@ -10,7 +10,7 @@ import pytest
 
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors import VectorIndex, VectorPoint
-from services.vectordb_gateway import indexing
+from services.vectordb_gateway.upkeep import indexing
 from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 

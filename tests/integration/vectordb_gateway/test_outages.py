@@ -15,8 +15,8 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.store_threads import StoreThreads
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 from tests.support.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
 from tests.support.waiting import until
 

@@ -1,17 +1,15 @@
-"""What is stored is found, by those who may, as far as the thresholds go."""
+"""Lookups over stored entries: tenants, scopes, thresholds and kinds of starts."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from sqlalchemy import text
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
-from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm
-from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm, Start
+from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, new_tenant, running_gateway, scope
 
 # Another value for every field of a scope that changes the picture.
 OTHERS: dict[str, object] = {
@@ -32,10 +30,10 @@ OTHERS: dict[str, object] = {
 OF_IMAGES = {"width_px", "height_px", "conditioning_digest"}
 
 
-async def test_a_stored_latent_is_found_and_readable(gateway: RunningGateway) -> None:
-    entry_id = await gateway.store(embedding(1), ancestor_depth=3)
+async def test_a_stored_latent_is_found_and_readable(shared: RunningGateway) -> None:
+    entry_id = await shared.store(embedding(1), ancestor_depth=3)
 
-    answer = await gateway.lookup(embedding(1))
+    answer = await shared.lookup(embedding(1))
 
     assert isinstance(answer.start, FromLatent)
     assert (answer.start.resume_step, answer.start.donor_steps, answer.start.sigma) == (25, 50, 0.5)
@@ -43,30 +41,23 @@ async def test_a_stored_latent_is_found_and_readable(gateway: RunningGateway) ->
     assert answer.start.donor.digest == answer.start.latent.digest
     assert answer.start.donor.ancestor_depth == 3
     assert answer.text_similarity == pytest.approx(1, abs=1e-5)
-    data = gateway.process.stores.objects.get(answer.start.latent)
-    assert data == gateway.uploaded[answer.start.latent.key]
+    data = shared.process.stores.objects.get(answer.start.latent)
+    assert data == shared.uploaded[answer.start.latent.key]
 
 
-@pytest_asyncio.fixture
-async def imaging(tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway that reuses images too: from 0.3 on at four tenths of the steps."""
-    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4") as running:
-        yield running
+async def test_the_nearer_the_entry_the_more_steps_are_saved(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
-
-async def test_the_nearer_the_entry_the_more_steps_are_saved(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
-
-    answers = [await gateway.lookup(at_similarity(similarity)) for similarity in (0.66, 0.76, 0.86, 0.91, 0.96)]
+    answers = [await shared.lookup(at_similarity(similarity)) for similarity in (0.66, 0.76, 0.86, 0.91, 0.96)]
 
     steps = [answer.start.resume_step for answer in answers if isinstance(answer.start, FromLatent)]
     assert steps == [5, 10, 15, 20, 25]
 
 
-async def test_an_entry_that_is_too_far_is_a_miss_that_says_how_far(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_an_entry_that_is_too_far_is_a_miss_that_says_how_far(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
-    answer = await gateway.ask(at_similarity(0.4), scope())
+    answer = await shared.ask(at_similarity(0.4), scope())
 
     assert not answer.search_skipped
     (answer,) = answer.starts
@@ -75,10 +66,10 @@ async def test_an_entry_that_is_too_far_is_a_miss_that_says_how_far(gateway: Run
     assert answer.text_similarity == pytest.approx(0.4, abs=1e-5)
 
 
-async def test_a_hole_is_served_by_the_next_lower_latent(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1), steps=(5, 15))
+async def test_a_hole_is_served_by_the_next_lower_latent(shared: RunningGateway) -> None:
+    await shared.store(embedding(1), steps=(5, 15))
 
-    answer = await gateway.lookup(at_similarity(0.92))
+    answer = await shared.lookup(at_similarity(0.92))
 
     assert isinstance(answer.start, FromLatent)
     assert answer.start.resume_step == 15
@@ -90,48 +81,53 @@ async def test_an_empty_cache_is_not_searched(gateway: RunningGateway) -> None:
     assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: the cache is empty"),), search_skipped=True)
 
 
-async def test_more_quality_than_was_profiled_for_is_painted_from_scratch(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_more_quality_than_was_profiled_for_is_painted_from_scratch(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
-    assert isinstance((await gateway.lookup(embedding(1), quality=0.95)).start, FromNoise)
-    assert isinstance((await gateway.lookup(embedding(1), quality=0.9)).start, FromLatent)
+    assert isinstance((await shared.lookup(embedding(1), quality=0.95)).start, FromNoise)
+    assert isinstance((await shared.lookup(embedding(1), quality=0.9)).start, FromLatent)
 
 
 def test_every_field_of_a_scope_is_tried() -> None:
     assert set(OTHERS) == {each.name for each in fields(CacheScope)} - {"tenant", "shared_pool", "adapters_from_step"}
 
 
-async def test_whatever_changes_the_picture_forbids_the_reuse(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_whatever_changes_the_picture_forbids_the_reuse(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
     for name, value in OTHERS.items():
-        answer = await gateway.lookup(embedding(1), replace(scope(), **{name: value}))  # type: ignore[arg-type]
+        answer = await shared.lookup(embedding(1), replace(scope(), **{name: value}))  # type: ignore[arg-type]
         assert answer.start == FromNoise(), name
 
 
-async def test_nobody_finds_another_tenants_entries(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1), scope("one"))
+# The entry's scope, and the kind of start that each scope finds.
+@pytest.mark.parametrize(
+    ("shared_pool", "owner", "other", "other_sharing"),
+    [
+        pytest.param(False, FromLatent, FromNoise, FromNoise, id="an entry of a tenant"),
+        pytest.param(True, FromNoise, FromNoise, FromLatent, id="an entry of the shared pool"),
+    ],
+)
+async def test_lookup_finds_entries_of_its_own_pools_only(
+    shared: RunningGateway, shared_pool: bool, owner: type[Start], other: type[Start], other_sharing: type[Start]
+) -> None:
+    mine = scope(model_digest=f"sha256:{new_tenant()}")
+    others = replace(mine, tenant=new_tenant())
+    await shared.store(embedding(1), replace(mine, shared_pool=shared_pool))
 
-    assert isinstance((await gateway.lookup(embedding(1), scope("other"))).start, FromNoise)
-    assert isinstance((await gateway.lookup(embedding(1), scope("other", shared_pool=True))).start, FromNoise)
-    assert isinstance((await gateway.lookup(embedding(1), scope("one"))).start, FromLatent)
+    asked = (mine, others, replace(others, shared_pool=True))
+    found = [type((await shared.lookup(embedding(1), each)).start) for each in asked]
+
+    assert found == [owner, other, other_sharing]
 
 
-async def test_the_shared_pool_is_for_those_who_opted_in(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1), scope("one", shared_pool=True))
+async def test_images_are_neither_kept_nor_used_until_thresholds_are_configured(shared: RunningGateway) -> None:
+    await shared.store(embedding(0, 1), image=embedding(1))
 
-    assert isinstance((await gateway.lookup(embedding(1), scope("other", shared_pool=True))).start, FromLatent)
-    assert isinstance((await gateway.lookup(embedding(1), scope("other"))).start, FromNoise)
-    assert isinstance((await gateway.lookup(embedding(1), scope("one"))).start, FromNoise)
-
-
-async def test_images_are_neither_kept_nor_used_until_thresholds_are_configured(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(0, 1), image=embedding(1))
-
-    answer = await gateway.lookup(embedding(1))
+    answer = await shared.lookup(embedding(1))
 
     assert answer.start == FromNoise()
-    assert (await gateway.client.statistics()).object_count == 5
+    assert shared.held().size_bytes == 500
 
 
 async def test_images_are_reused_by_text_to_image_similarity(tmp_path: Path) -> None:
@@ -157,16 +153,16 @@ async def test_an_image_serves_whatever_model_asks_but_never_across_size_or_cond
 
 
 async def test_nobody_finds_another_tenants_images(imaging: RunningGateway) -> None:
-    await imaging.store(embedding(0, 1), scope("one"), image=embedding(1))
+    await imaging.store(embedding(0, 1), image=embedding(1))
 
-    assert isinstance((await imaging.lookup(embedding(1), scope("two"))).start, FromNoise)
-    assert isinstance((await imaging.lookup(embedding(1), scope("one"))).start, FromImage)
+    assert isinstance((await imaging.lookup(embedding(1), scope(new_tenant()))).start, FromNoise)
+    assert isinstance((await imaging.lookup(embedding(1))).start, FromImage)
 
 
 async def test_each_candidate_gets_the_best_start_of_its_own(imaging: RunningGateway) -> None:
-    await imaging.store(embedding(1), scope("several"), image=embedding(0, 1))
-    await imaging.store(embedding(0, 0, 1), scope("several"), image=embedding(1))
-    own, light = scope("several"), scope("several", model_digest="sha256:light", num_inference_steps=10)
+    await imaging.store(embedding(1), image=embedding(0, 1))
+    await imaging.store(embedding(0, 0, 1), image=embedding(1))
+    own, light = scope(), scope(model_digest="sha256:light", num_inference_steps=10)
 
     answer = await imaging.ask(embedding(1), own, light)
 
@@ -178,19 +174,19 @@ async def test_each_candidate_gets_the_best_start_of_its_own(imaging: RunningGat
 
 
 async def test_a_candidate_is_offered_only_the_kinds_that_it_takes(imaging: RunningGateway) -> None:
-    await imaging.store(embedding(1), scope("kinds"), image=embedding(1))
-    kinds = [LookupCandidate(scope("kinds"), latents, images) for latents, images in ((True, False), (False, True))]
+    await imaging.store(embedding(1), image=embedding(1))
+    kinds = [LookupCandidate(scope(), latents, images) for latents, images in ((True, False), (False, True))]
 
-    answer = await imaging.client.lookup([*kinds, LookupCandidate(scope("kinds"), False, False)], embedding(1))
+    answer = await imaging.client.lookup([*kinds, LookupCandidate(scope(), False, False)], embedding(1))
 
     assert [type(found.start) for found in answer.starts] == [FromLatent, FromImage, FromNoise]
 
 
-async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=12))
+async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(shared: RunningGateway) -> None:
+    await shared.store(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=12))
 
     async def step(**changes: object) -> int:
-        start = (await gateway.lookup(embedding(1), scope(**changes))).start  # type: ignore[arg-type]
+        start = (await shared.lookup(embedding(1), scope(**changes))).start  # type: ignore[arg-type]
         return start.resume_step if isinstance(start, FromLatent) else 0
 
     assert await step() == 10
@@ -200,10 +196,10 @@ async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(ga
     assert await step(adapters_digest="sha256:lora", adapters_from_step=12) == 25
 
 
-async def test_latents_without_adapters_serve_a_request_until_its_own_take_effect(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1))
+async def test_latents_without_adapters_serve_a_request_until_its_own_take_effect(shared: RunningGateway) -> None:
+    await shared.store(embedding(1))
 
-    start = (await gateway.lookup(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=15))).start
+    start = (await shared.lookup(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=15))).start
 
     assert isinstance(start, FromLatent) and start.resume_step == 15
 
@@ -240,11 +236,11 @@ async def test_everything_is_still_there_after_a_restart(tmp_path: Path) -> None
         assert gateway.problems() == []
 
 
-async def test_of_the_near_entries_the_one_that_saves_most_serves(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(1), steps=(5,))
-    farther = await gateway.store(at_similarity(0.99))
+async def test_of_the_near_entries_the_one_that_saves_most_serves(shared: RunningGateway) -> None:
+    await shared.store(embedding(1), steps=(5,))
+    farther = await shared.store(at_similarity(0.99))
 
-    answer = await gateway.lookup(embedding(1))
+    answer = await shared.lookup(embedding(1))
 
     assert isinstance(answer.start, FromLatent)
     assert (answer.start.resume_step, answer.start.donor.entry_id) == (25, farther)
@@ -277,11 +273,11 @@ async def test_eviction_counts_the_uses_that_were_really_made(gateway: RunningGa
     assert isinstance(found, FromLatent)
 
     await gateway.client.report_start(found.latent.key, from_image=False, taken=False)
-    await asyncio.to_thread(gateway.process.uses.write)
+    await asyncio.to_thread(gateway.process.gateway.uses.write)
     unused = _use_counts(gateway)
     for _ in range(2):
         await gateway.client.report_start(found.latent.key, from_image=False, taken=True)
-    await asyncio.to_thread(gateway.process.uses.write)
+    await asyncio.to_thread(gateway.process.gateway.uses.write)
 
     assert set(unused.values()) == {0}
     assert _use_counts(gateway) == unused | {found.latent.key: 2}

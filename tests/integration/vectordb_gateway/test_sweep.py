@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.objects import ObjectStore, s3
-from services.vectordb_gateway import maintenance
+from services.vectordb_gateway.upkeep import maintenance
 from tests.support.gateways import attempt, embedding, running_gateway, scope
 from tests.support.s3_server import running_s3_server
 
@@ -88,9 +88,11 @@ async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_af
         assert list(gateway.process.stores.objects.keys()) == []
 
 
-async def test_what_writers_that_died_had_begun_is_swept(tmp_path: Path, objects_url: str) -> None:
-    flags = ("--objects-url", objects_url, "--unfinished-upload-s", "60")
-    async with running_gateway(tmp_path, *flags) as gateway:
+async def test_uploads_of_dead_writers_are_swept(
+    tmp_path: Path, objects_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "UNFINISHED_UPLOAD_S", 60.0)
+    async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
         await gateway.store(embedding(1))
         begin_upload(gateway.process.stores.objects, tmp_path)
         begun = gateway.problems()

@@ -13,8 +13,8 @@ from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
 from tests.support.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 
 
-async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope(), attempt())
+async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(shared: RunningGateway) -> None:
+    grant = await shared.client.reserve(scope(), attempt())
 
     assert grant is not None
     assert [slot.resume_step for slot in grant.latents] == [5, 10, 15, 20, 25]
@@ -23,8 +23,8 @@ async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(gat
     assert grant.expires_in_ms == 900_000
 
 
-async def test_hits_leave_later_latents_only_where_they_were_asked_for(gateway: RunningGateway, tmp_path: Path) -> None:
-    of_hit = await gateway.client.reserve(scope(), attempt(), 10)
+async def test_hits_leave_later_latents_only_where_they_were_asked_for(shared: RunningGateway, tmp_path: Path) -> None:
+    of_hit = await shared.client.reserve(scope(), attempt(), 10)
     async with running_gateway(tmp_path / "another", "--keep-latents-of-hits", "yes") as keeping:
         kept = await keeping.client.reserve(scope(), attempt(), 10)
 
@@ -44,13 +44,13 @@ async def test_images_of_hits_are_kept_unless_they_were_not_wanted(
     assert (of_hit is not None and bool(of_hit.image_key)) is kept
 
 
-async def test_what_was_uploaded_but_not_committed_is_not_found(gateway: RunningGateway) -> None:
-    await gateway.store(embedding(0, 1))
-    grant = await gateway.client.reserve(scope(), attempt())
+async def test_what_was_uploaded_but_not_committed_is_not_found(shared: RunningGateway) -> None:
+    await shared.store(embedding(0, 1))
+    grant = await shared.client.reserve(scope(), attempt())
     assert grant is not None
-    gateway.upload(grant)
+    shared.upload(grant)
 
-    assert (await gateway.lookup(embedding(1))).start == FromNoise()
+    assert (await shared.lookup(embedding(1))).start == FromNoise()
 
 
 async def test_what_was_released_is_not_found_and_its_objects_go(gateway: RunningGateway) -> None:
@@ -69,40 +69,40 @@ async def test_what_was_released_is_not_found_and_its_objects_go(gateway: Runnin
     assert gateway.problems() == []
 
 
-async def test_another_attempt_cannot_commit_a_grant(gateway: RunningGateway) -> None:
+async def test_another_attempt_cannot_commit_a_grant(shared: RunningGateway) -> None:
     first = attempt(token=1, request_id="r")
-    grant = await gateway.client.reserve(scope(), first)
+    grant = await shared.client.reserve(scope(), first)
     assert grant is not None
-    captured = gateway.upload(grant)
+    captured = shared.upload(grant)
 
     with pytest.raises(FailedPrecondition):
-        await gateway.client.commit(scope(), replace(first, fencing_token=2), captured, embedding(1))
+        await shared.client.commit(scope(), replace(first, fencing_token=2), captured, embedding(1))
     with pytest.raises(FailedPrecondition):
-        await gateway.client.commit(scope(width_px=128), first, captured, embedding(1))
+        await shared.client.commit(scope(width_px=128), first, captured, embedding(1))
 
-    assert (await gateway.client.statistics()).entry_count == 0
+    assert shared.held().entry_count == 0
 
 
-async def test_a_tenant_cannot_commit_another_tenants_grant(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope("one"), attempt("one", request_id="r"))
+async def test_a_tenant_cannot_commit_another_tenants_grant(shared: RunningGateway) -> None:
+    grant = await shared.client.reserve(scope(), attempt(request_id="r"))
     assert grant is not None
-    captured = gateway.upload(grant)
+    captured = shared.upload(grant)
 
     with pytest.raises(FailedPrecondition):
-        await gateway.client.commit(scope("two"), attempt("two", request_id="r"), captured, embedding(1))
+        await shared.client.commit(scope("two"), attempt("two", request_id="r"), captured, embedding(1))
 
 
-async def test_a_repeated_commit_answers_with_the_same_entry(gateway: RunningGateway) -> None:
+async def test_a_repeated_commit_answers_with_the_same_entry(shared: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by)
+    grant = await shared.client.reserve(scope(), by)
     assert grant is not None
-    captured = gateway.upload(grant)
+    captured = shared.upload(grant)
 
-    calls = [gateway.client.commit(scope(), by, captured, embedding(1)) for _ in range(5)]
+    calls = [shared.client.commit(scope(), by, captured, embedding(1)) for _ in range(5)]
     entry_ids = set(await asyncio.gather(*calls))
 
     assert len(entry_ids) == 1
-    assert (await gateway.client.statistics()).entry_count == 1
+    assert shared.held().entry_count == 1
 
 
 async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
@@ -118,16 +118,16 @@ async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
     assert gateway.problems() == []
 
 
-async def test_objects_of_other_grants_cannot_be_committed(gateway: RunningGateway) -> None:
+async def test_objects_of_other_grants_cannot_be_committed(shared: RunningGateway) -> None:
     by = attempt()
-    mine = await gateway.client.reserve(scope(), by)
-    other = await gateway.client.reserve(scope("other"), attempt("other"))
+    mine = await shared.client.reserve(scope(), by)
+    other = await shared.client.reserve(scope("other"), attempt("other"))
     assert mine is not None
     assert other is not None
-    stolen = CapturedEntries(mine.grant_id, gateway.upload(other).latents)
+    stolen = CapturedEntries(mine.grant_id, shared.upload(other).latents)
 
     with pytest.raises(InvalidArgument):
-        await gateway.client.commit(scope(), by, stolen, embedding(1))
+        await shared.client.commit(scope(), by, stolen, embedding(1))
 
 
 async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> None:

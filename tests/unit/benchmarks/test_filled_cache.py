@@ -14,6 +14,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.vectors import Space, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
+from tests.support.searches import search_now
 
 COUNT = 70
 
@@ -70,7 +71,7 @@ def assert_filled(cache: FilledCache) -> None:
     assert sorted(index.entry_ids()) == sorted(entry_id(number) for number in range(COUNT))
     for number, vector in every_vector(cache):
         query = VectorQuery(Space.TEXT, vector.tobytes(), (SCOPE.tenant,), (KEY,))
-        assert [match.entry_id for match in index.search(query, 60.0)] == [entry_id(number)]
+        assert [match.entry_id for match in search_now(index, query)] == [entry_id(number)]
     index.close()
 
 

@@ -30,7 +30,7 @@ def test_names_are_of_imports_and_started_processes(script: ModuleType) -> None:
     ("benchmark", "inside", "outside"),
     [
         # It calls the gateway's parts in its own process.
-        ("isolation", "services/vectordb_gateway/lookup.py", "services"),
+        ("isolation", "services/vectordb_gateway/lookup/lookup.py", "services"),
         # It starts whole suites.
         ("kill_one", "services", "lab/studies/prompt_reuse.py"),
         # It starts single services by their names.

@@ -1,4 +1,4 @@
-"""An event loop's own connection to a child, whose other end the test holds."""
+"""SearchWire: an event loop's own connection to a child, whose other end the test holds."""
 
 import asyncio
 import socket
@@ -19,8 +19,8 @@ class Child:
         self.answered: list[int] = []
         self.wire = SearchWire(ours, self.answered.append)
 
-    def ask(self, number: int) -> "asyncio.Future[Frame] | None":
-        return self.wire.ask(Frame({"id": number}, b"vector"))
+    def ask(self, number: int, body: bytes = b"vector") -> "asyncio.Future[Frame]":
+        return self.wire.ask(Frame({"id": number}, body))
 
 
 @pytest.fixture
@@ -33,7 +33,6 @@ def child() -> Iterator[Child]:
 
 async def test_replies_find_who_asked_whatever_their_order(child: Child) -> None:
     first, second = child.ask(1), child.ask(2)
-    assert first is not None and second is not None
     assert [receive_frame(child.theirs).header["id"] for _ in range(2)] == [1, 2]
 
     for number in (2, 1):
@@ -46,7 +45,6 @@ async def test_replies_find_who_asked_whatever_their_order(child: Child) -> None
 
 async def test_a_reply_that_comes_after_a_cancel_is_noted_and_nobodys(child: Child) -> None:
     cancelled, other = child.ask(1), child.ask(2)
-    assert cancelled is not None and other is not None
     cancelled.cancel()
 
     for number in (1, 2):
@@ -58,7 +56,6 @@ async def test_a_reply_that_comes_after_a_cancel_is_noted_and_nobodys(child: Chi
 
 async def test_whoever_waits_hears_that_the_child_went_away(child: Child) -> None:
     asked = child.ask(1)
-    assert asked is not None
 
     child.theirs.close()
 
@@ -70,7 +67,6 @@ async def test_whoever_waits_hears_that_the_child_went_away(child: Child) -> Non
 
 async def test_whoever_waits_hears_that_it_was_ended_by_another_thread(child: Child) -> None:
     asked = child.ask(1)
-    assert asked is not None
 
     await asyncio.to_thread(child.wire.end)
 
@@ -80,7 +76,6 @@ async def test_whoever_waits_hears_that_it_was_ended_by_another_thread(child: Ch
 
 async def test_bytes_that_are_no_frames_end_it(child: Child) -> None:
     asked = child.ask(1)
-    assert asked is not None
 
     child.theirs.sendall(b"\xff" * 64)
 
@@ -88,14 +83,30 @@ async def test_bytes_that_are_no_frames_end_it(child: Child) -> None:
         await asked
 
 
-def test_another_event_loop_is_not_served(child: Child) -> None:
-    async def ask() -> bool:
-        return child.ask(1) is None
+async def test_frame_beyond_a_full_socket_is_sent_whole_once_there_is_room(child: Child) -> None:
+    large = b"x" * 4_000_000
+    asked = [child.ask(1, large), child.ask(2)]
+
+    received = await asyncio.to_thread(lambda: [receive_frame(child.theirs) for _ in asked])
+    for number in (1, 2):
+        send_frame(child.theirs, Frame({"id": number}))
+
+    assert [frame.body for frame in received] == [large, b"vector"]
+    assert [reply.header["id"] for reply in await asyncio.gather(*asked)] == [1, 2]
+
+
+def test_second_event_loop_is_served_once_the_first_is_closed(child: Child) -> None:
+    async def ask() -> int:
+        asked = child.ask(1)
+        send_frame(child.theirs, receive_frame(child.theirs))
+        return int((await asked).header["id"])
 
     with asyncio.Runner() as runner:
-        assert runner.run(ask()) is False
-        with asyncio.Runner() as other:
-            assert other.run(ask()) is True
+        assert runner.run(ask()) == 1
+        with asyncio.Runner() as other, pytest.raises(StoreUnavailable, match="another event loop"):
+            other.run(ask())
+    with asyncio.Runner() as later:
+        assert later.run(ask()) == 1
 
 
 def test_frames_come_out_of_parts_of_any_size() -> None:

@@ -1,7 +1,7 @@
-"""A gateway's lookups over a real ledger, and an index that finds what it is told."""
+"""Lookups over a real ledger, and an index whose matches the test gives."""
 
+import asyncio
 import struct
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +29,10 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.objects.store import refer_to
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.lookup.lookup import Lookup
+from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.searches import LookupBounds
-from services.vectordb_gateway.settings import MatchPredictorSettings
 from tests.support.gateways import scope
 
 ENCODER = "sha256:encoder"
@@ -44,23 +43,21 @@ NOBODY = str(uuid.uuid4())
 
 
 class SaidIndex:
-    """Answers with `said`, whoever asks for what; `error` is raised instead, `gate` waited for before."""
+    """Answers every search with `said` of its space, after `gate` is open; `error` is raised instead."""
 
     backend = "said"
     starts_count = 0
 
     def __init__(self) -> None:
         self.said: dict[Space, list[VectorMatch]] = {}
-        self.asked = threading.Semaphore(0)
         self.queries: list[tuple[VectorQuery, float]] = []
         self.error: PentimentoError | None = None
-        self.gate = threading.Event()
+        self.gate = asyncio.Event()
         self.gate.set()
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         self.queries.append((query, timeout_s))
-        self.asked.release()
-        self.gate.wait()
+        await self.gate.wait()
         if self.error is not None:
             raise self.error
         return self.said.get(query.space, [])[: query.limit_count]
@@ -77,33 +74,20 @@ class SaidIndex:
     def close(self) -> None: ...
 
 
-class AwaitedIndex(SaidIndex):
-    """One whose searches can be awaited; `busy` ones cannot begin at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.awaited_count = 0
-        self.busy = False
-
-    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
-        self.awaited_count += 1
-        return None if self.busy else self.search(query, timeout_s)
-
-
 def candidates(*of: CacheScope) -> list[LookupCandidate]:
     return [LookupCandidate(each) for each in of]
 
 
 @dataclass
 class Gateway:
-    """A lookup over the ledger, and what the index says in each space. `reopens`: every lookup is of a new process."""
+    """A lookup over the ledger, and the index's matches in each space. `reopens`: every lookup is of a new process."""
 
     ledger: CacheLedger
     index: SaidIndex = field(default_factory=SaidIndex)
 
     def __post_init__(self) -> None:
         self.guard = EncoderGuard(self.ledger, self.index)
-        self.watch = MatchWatch(self.ledger, MatchPredictorSettings())
+        self.watch = MatchWatch(self.ledger)
         self.rules = SelectionRules()
         self.profiles = SelectorProfiles()
         self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0

@@ -9,13 +9,21 @@ import pytest
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger.cache_records import CacheTotals
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GrantSettings
+from services.vectordb_gateway.entries import capacity
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 
 SETTINGS = CapacitySettings(
     max_entries=10, max_size_bytes=1000, max_store_bytes=2000, min_free_bytes=500, eviction=EvictionChoice.NONE
 )
-GRANTS = GrantSettings(max_open_grants=4, tenant_open_grants=2)
+
+
+@pytest.fixture(autouse=True)
+def few_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "MAX_OPEN_GRANTS", 4)
+    monkeypatch.setattr(capacity, "MAX_TENANT_GRANTS", 2)
+
+
 EMPTY = CacheTotals(entry_count=0, object_count=0, size_bytes=0, open_grant_count=0)
 
 
@@ -69,7 +77,7 @@ def capacity_of(
         usage=lambda prefix: SimpleNamespace(object_count=1, size_bytes=stored_bytes),
     )
     ledger = FilledLedger(totals, open_grants, pinned_bytes)
-    capacity = Capacity(ledger, objects, SETTINGS, GRANTS)  # type: ignore[arg-type]
+    capacity = Capacity(ledger, objects, SETTINGS)  # type: ignore[arg-type]
     capacity.measure_store()
     capacity.enforce()
     return capacity

@@ -1,4 +1,4 @@
-"""Where a request starts: a real ledger and real rules, and an index that says what the test wants it to."""
+"""Lookup: a real ledger and real rules, and an index whose matches the test gives."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -25,21 +26,19 @@ from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
-from services.vectordb_gateway import store_threads
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.validation import SHARED_POOL
+from services.vectordb_gateway.entries.checks import SHARED_POOL
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.logged import said_by
+from tests.support.waiting import until
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,
     IMAGES,
     NOBODY,
     VECTOR,
-    AwaitedIndex,
     Gateway,
-    SaidIndex,
     candidates,
 )
 
@@ -106,12 +105,10 @@ async def test_lookup_of_an_entry_s_own_seed_resumes_it_as_stored(gateway: Gatew
 
 
 @pytest.mark.parametrize(("space", "kind"), [(Space.TEXT, FromLatent), (Space.IMAGE, FromImage)])
-@pytest.mark.parametrize("awaited", [False, True])
 async def test_repeated_lookup_starts_from_the_same_entry_until_it_is_gone(
-    gateway: Gateway, space: Space, kind: type[Start], awaited: bool
+    gateway: Gateway, space: Space, kind: type[Start]
 ) -> None:
     gateway.rules, gateway.reopens = replace(VARIED, images=IMAGES), False
-    gateway.index = AwaitedIndex() if awaited else gateway.index
     first, nearer = gateway.store(image=True), gateway.store(image=True)
     gateway.say(first, similarity=0.7, space=space)
     before = await gateway.lookup(repeat_key="one")
@@ -138,55 +135,45 @@ async def test_lookup_among_entries_of_one_prompt_takes_the_oldest(gateway: Gate
     assert answer.start.donor.entry_id == older
 
 
-@pytest.mark.parametrize("busy", [False, True])
-async def test_an_index_that_can_be_awaited_is_and_asked_by_a_thread_where_it_would_wait(
-    gateway: Gateway, busy: bool
-) -> None:
-    gateway.index = index = AwaitedIndex()
-    index.busy = busy
+async def test_lookup_makes_one_search_per_space_and_keys_at_once(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     gateway.say(gateway.store(pool="another"), gateway.store(), similarity=0.7)
     others = scope(adapters_digest="sha256:lora")
+    gateway.index.gate.clear()
 
-    answer = await gateway.ask(scope(), scope(), others)
+    asking = asyncio.create_task(gateway.ask(scope(), scope(), others))
+    await until(lambda: len(gateway.index.queries) == 3)
+    gateway.index.gate.set()
+    answer = await asking
 
-    # One search a space and set of keys, under the filters of its scope, whoever makes it.
-    asked = {(query.space, query.tenants, query.compatibility_keys) for query, _ in index.queries}
+    asked = {(query.space, query.tenants, query.compatibility_keys) for query, _ in gateway.index.queries}
     keys = {(Space.TEXT, latent_keys(scope())), (Space.TEXT, latent_keys(others)), (Space.IMAGE, (image_key(scope()),))}
     assert asked == {(space, ("tenant",), of) for space, of in keys}
-    assert len(index.queries) == 3
-    assert index.awaited_count == 3
+    assert len(gateway.index.queries) == 3
     assert isinstance(answer.starts[0].start, FromLatent)
     assert answer.starts[0].text_similarity == 0.7
 
 
-async def test_an_entry_of_another_pool_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
-    gateway.say(gateway.store(pool="another"), gateway.store(pool=SHARED_POOL))
+@pytest.mark.parametrize(
+    ("stored", "asked", "start"),
+    [
+        pytest.param([{"pool": "another"}, {"pool": SHARED_POOL}], scope(), FromNoise, id="entries of other pools"),
+        pytest.param([{"of": scope(width_px=128)}], scope(), FromNoise, id="an entry of another scope"),
+        pytest.param([{"pool": SHARED_POOL}], scope(shared_pool=True), FromLatent, id="the shared pool, asked for"),
+    ],
+)
+async def test_lookup_checks_pool_and_scope_of_each_match(
+    gateway: Gateway, stored: list[dict[str, Any]], asked: CacheScope, start: type[Start]
+) -> None:
+    gateway.say(*(gateway.store(**entry) for entry in stored))
 
-    assert (await gateway.lookup()).start == FromNoise()
-
-
-async def test_an_incompatible_entry_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
-    gateway.say(gateway.store(of=scope(width_px=128)))
-
-    assert (await gateway.lookup()).start == FromNoise()
-
-
-async def test_the_shared_pool_serves_who_shares(gateway: Gateway) -> None:
-    gateway.say(gateway.store(pool=SHARED_POOL))
-
-    assert isinstance((await gateway.lookup(scope(shared_pool=True))).start, FromLatent)
+    assert isinstance((await gateway.lookup(asked)).start, start)
 
 
-async def test_what_was_evicted_a_moment_ago_is_passed_over_for_the_next(gateway: Gateway) -> None:
-    gateway.say(NOBODY, NOBODY, NOBODY, gateway.store())
-
-    assert isinstance((await gateway.lookup()).start, FromLatent)
-
-
-async def test_of_the_entries_that_may_serve_the_nearest_does(gateway: Gateway) -> None:
+@pytest.mark.parametrize("evicted_count", [0, 3])
+async def test_lookup_takes_the_nearest_live_entry(gateway: Gateway, evicted_count: int) -> None:
     nearest, next_one = gateway.store(), gateway.store()
-    gateway.say(nearest, next_one)
+    gateway.say(*[NOBODY] * evicted_count, nearest, next_one)
 
     answer = await gateway.lookup()
 
@@ -226,7 +213,7 @@ async def test_candidates_whose_entries_are_the_same_share_a_search(gateway: Gat
 
     asked = [(query.space, query.compatibility_keys) for query, _ in gateway.index.queries]
     image = (Space.IMAGE, (image_key(own),))
-    assert asked == [(Space.TEXT, latent_keys(own)), image, (Space.TEXT, latent_keys(light))]
+    assert asked == [(Space.TEXT, latent_keys(own)), (Space.TEXT, latent_keys(light)), image]
 
 
 async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_apart(gateway: Gateway) -> None:
@@ -238,12 +225,9 @@ async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_ap
     assert [type(found.start) for found in starts] == [FromNoise, FromLatent]
 
 
-@pytest.mark.parametrize("kind", [SaidIndex, AwaitedIndex])
-async def test_where_none_of_the_nearest_may_serve_those_behind_them_are_found(
-    gateway: Gateway, kind: type[SaidIndex]
-) -> None:
+async def test_where_none_of_the_nearest_may_serve_those_behind_them_are_found(gateway: Gateway) -> None:
     """Four plain entries are nearer, with latents of step 5, where the LoRA has been in force since step 3."""
-    gateway.index, adapted = kind(), scope(adapters_digest="sha256:lora", adapters_from_step=3)
+    adapted = scope(adapters_digest="sha256:lora", adapters_from_step=3)
     plain, own = [gateway.store() for _ in range(4)], gateway.store(of=adapted)
     gateway.say(*plain, own)
 
@@ -253,19 +237,20 @@ async def test_where_none_of_the_nearest_may_serve_those_behind_them_are_found(
     assert [query.limit_count for query, _ in gateway.index.queries][-1] == 16
 
 
-async def test_those_behind_are_looked_for_twice_at_most(gateway: Gateway) -> None:
-    gateway.say(*[NOBODY] * 100)
+@pytest.mark.parametrize(
+    ("gone_count", "limits", "start"),
+    [
+        pytest.param(3, [4], FromLatent, id="one of the nearest may serve"),
+        pytest.param(100, [4, 16, 64], FromNoise, id="none may serve: wider twice at most"),
+    ],
+)
+async def test_lookup_searches_wider_only_while_no_match_may_serve(
+    gateway: Gateway, gone_count: int, limits: list[int], start: type[Start]
+) -> None:
+    gateway.say(*[NOBODY] * gone_count, gateway.store(), NOBODY)
 
-    assert (await gateway.lookup()).start == FromNoise()
-    assert [query.limit_count for query, _ in gateway.index.queries] == [4, 16, 64]
-
-
-async def test_a_lookup_searches_once_where_one_of_the_nearest_may_serve(gateway: Gateway) -> None:
-    gateway.say(NOBODY, NOBODY, NOBODY, gateway.store(), NOBODY)
-
-    await gateway.lookup()
-
-    assert [query.limit_count for query, _ in gateway.index.queries] == [4]
+    assert isinstance((await gateway.lookup()).start, start)
+    assert [query.limit_count for query, _ in gateway.index.queries] == limits
 
 
 async def test_images_alone_are_searched_where_latents_are_switched_off(gateway: Gateway) -> None:
@@ -328,7 +313,6 @@ async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -
 
 
 async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time is over once it has begun, however late its thread wakes up."""
     loop, late_s = asyncio.get_running_loop(), [0.0]
     now_s = loop.time
     monkeypatch.setattr(loop, "time", lambda: now_s() + late_s[0])
@@ -337,7 +321,7 @@ async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway, monke
     gateway.index.gate.clear()
 
     asking = asyncio.create_task(gateway.ask(scope()))
-    assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=120.0)
+    await until(lambda: bool(gateway.index.queries))
     late_s[0] = 600.0
     answer = await asyncio.wait_for(asking, 60.0)
 
@@ -354,14 +338,14 @@ async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, cap
         return await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
     answers = [await ask(Unavailable("AWAY", "the index is away")) for _ in range(2)]
-    lines_of_the_first = len(said_by("services.vectordb_gateway.lookup", caplog))
+    lines_of_the_first = len(said_by("services.vectordb_gateway.lookup.lookup", caplog))
     await ask(None)
     await ask(Unavailable("AWAY", "the index is away"))
 
     assert [(answer.starts[0].reason, answer.search_skipped) for answer in answers] == [
         ("miss: the index is away", True)
     ] * 2
-    assert (lines_of_the_first, len(said_by("services.vectordb_gateway.lookup", caplog))) == (1, 2)
+    assert (lines_of_the_first, len(said_by("services.vectordb_gateway.lookup.lookup", caplog))) == (1, 2)
 
 
 async def test_what_the_index_refuses_is_the_caller_s_mistake(gateway: Gateway) -> None:
@@ -419,29 +403,17 @@ async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
     assert 0.0 < seconds_now - seconds <= time.perf_counter() - began
 
 
-async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:
-    lookup = gateway.open()
-    lookup.close()
-
-    with pytest.raises(RuntimeError):
-        await lookup.lookup(candidates(scope()), EMBEDDING, None)
-
-
-async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody is given up before all are there, nor is one that has searched for a while stuck."""
-    monkeypatch.setattr(store_threads, "_STUCK_S", 600.0)
+async def test_lookups_that_wait_for_the_index_hold_no_other_lookup(gateway: Gateway) -> None:
     gateway.timeout_s = 600.0
-    lookup = gateway.open()
+    gateway.say(gateway.store())
     gateway.index.gate.clear()
-    asking = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(10)]
-    for _ in range(8):
-        assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=120.0)
+    lookup = gateway.open()
+    waiting = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(40)]
+    await until(lambda: len(gateway.index.queries) == 40)
 
-    lookup.close()
+    gateway.rules = SelectionRules(latents=(), images=())
+    answer = await gateway.ask(scope())
     gateway.index.gate.set()
-    ended = await asyncio.gather(*asking, return_exceptions=True)
 
-    assert len(gateway.index.queries) == 8
-    assert sum(isinstance(answer, LookupAnswer) for answer in ended) == 8
+    assert answer.starts[0].reason == "miss: reuse is switched off"
+    assert all(isinstance(each.starts[0].start, FromLatent) for each in await asyncio.gather(*waiting))

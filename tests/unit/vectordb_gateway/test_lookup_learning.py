@@ -1,6 +1,7 @@
-"""What a lookup tells the match predictor: whether it was searched for, and the share of the steps that it saved."""
+"""Lookup and the match predictor: forecasts, and the share of the steps that a search saved."""
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,9 @@ from pentimento.policies.selector_profiles import SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorQuery
-from services.vectordb_gateway import lookup
+from services.vectordb_gateway.lookup import lookup
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
-from services.vectordb_gateway.settings import MatchPredictorSettings
-from services.vectordb_gateway.store_threads import StoreThreads
+from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.selector_profiles import LATENT_PROFILE
@@ -26,7 +26,6 @@ from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,
     VECTOR,
-    AwaitedIndex,
     Gateway,
     SaidIndex,
     candidates,
@@ -37,14 +36,21 @@ class ToldWatch(MatchWatch):
     """Keeps what it is told; `wants` more of each lookup or does not."""
 
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway.ledger, MatchPredictorSettings())
+        super().__init__(gateway.ledger)
         self.wants, self.ruling = False, Ruling.SEARCH
         self.forecasts: list[Forecast] = []
         self.shares: list[float] = []
         self.seconds: list[float] = []
         self.studied: list[float] = []
+        self.slow = False
+        self.scored_by: list[str] = []
+
+    @property
+    def scores_slowly(self) -> bool:
+        return self.slow
 
     def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
+        self.scored_by.append(threading.current_thread().name)
         self.forecasts.append(replace(super().forecast(pools, vector), ruling=self.ruling))
         return self.forecasts[-1]
 
@@ -59,12 +65,11 @@ class ToldWatch(MatchWatch):
         self.studied.append(saved_share)
 
 
-@pytest.fixture(params=[SaidIndex, AwaitedIndex])
-def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """By a thread that waits for the index, and by awaiting it."""
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
     bind(ledger, EncoderBinding(ENCODER, 2))
-    made = Gateway(ledger, request.param())
+    made = Gateway(ledger)
     made.watch = ToldWatch(made)
     made.guard.open()
     yield made
@@ -152,25 +157,28 @@ class SlowIndex(SaidIndex):
 
     now_s = 1000.0
 
-    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+    async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         self.now_s += 0.25
-        return super().search(query, timeout_s)
+        return await super().search(query, timeout_s)
 
 
-class SlowAwaitedIndex(AwaitedIndex, SlowIndex):
-    """The same, awaited."""
-
-
-@pytest.mark.parametrize("kind", [SlowIndex, SlowAwaitedIndex])
-async def test_the_predictor_is_told_what_the_search_took(
-    gateway: Gateway, kind: type[SlowIndex], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway.index = index = kind()
+async def test_predictor_learns_the_seconds_of_a_search(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.index = index = SlowIndex()
     monkeypatch.setattr(lookup, "time", SimpleNamespace(perf_counter=lambda: index.now_s))
 
     await gateway.lookup()
 
     assert told(gateway).seconds == [0.25]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_slow_forecast_is_made_by_a_thread(gateway: Gateway, slow: bool) -> None:
+    told(gateway).slow = slow
+
+    await gateway.lookup()
+
+    (name,) = told(gateway).scored_by
+    assert name.startswith("search") is slow
 
 
 @pytest.mark.parametrize(("share", "draw", "searched"), [(0.0, 0.0, True), (0.25, 0.24, False), (0.25, 0.25, True)])
@@ -191,7 +199,7 @@ async def test_rows_that_are_in_memory_are_read_without_a_thread(
 ) -> None:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
     bind(ledger, EncoderBinding(ENCODER, 2))
-    gateway = Gateway(ledger, AwaitedIndex())
+    gateway = Gateway(ledger)
     gateway.row_age_s = 3600.0
     gateway.guard.open()
     gateway.say(gateway.store())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from services.vectordb_gateway import deletion
-from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.settings import MaintenanceSettings
+from services.vectordb_gateway.upkeep import maintenance
+from services.vectordb_gateway.upkeep.maintenance import Maintenance
 
 
 def done(value: Any = None) -> "Future[Any]":
@@ -179,7 +179,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doomed.refused = set(doomed.stored)
-    monkeypatch.setattr(deletion, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
 
     maintenance_of(doomed, CountedIndexing()).run_round()
 

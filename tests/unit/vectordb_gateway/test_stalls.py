@@ -8,9 +8,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.stores.errors import StoreUnavailable
-from services.vectordb_gateway import store_threads
-from services.vectordb_gateway.stalls import StallWatch, WatchedStore
-from services.vectordb_gateway.store_threads import StoreThreads
+from services.vectordb_gateway.upkeep import store_calls
+from services.vectordb_gateway.upkeep.store_calls import StallWatch, StoreThreads, WatchedStore
 from tests.support.logged import said_by
 
 
@@ -41,9 +40,9 @@ async def test_beside_a_call_that_hangs_nothing_more_is_taken(
     hanging = asyncio.create_task(threads.run(hang))
     await asyncio.to_thread(began.wait)
     # A moment ago it began: others are taken as long as that is no hang.
-    monkeypatch.setattr(store_threads, "_STUCK_S", 600.0)
+    monkeypatch.setattr(store_calls, "_STUCK_S", 600.0)
     assert await threads.run(abs, -1) == 1
-    monkeypatch.setattr(store_threads, "_STUCK_S", 0.0)
+    monkeypatch.setattr(store_calls, "_STUCK_S", 0.0)
 
     with pytest.raises(StoreUnavailable, match="has not returned"):
         await threads.run(abs, -1)
@@ -94,9 +93,9 @@ def test_health_follows_what_lookups_need_and_is_told_once(caplog: pytest.LogCap
         watch.look()
 
     assert waits.told == [False, True]
-    assert [
-        record.message for record in said_by("services.vectordb_gateway.stalls", caplog) if record.levelname == "ERROR"
-    ] == ["reads hangs; its calls are abandoned until it answers"]
+    records = said_by("services.vectordb_gateway.upkeep.store_calls", caplog)
+    errors = [record.message for record in records if record.levelname == "ERROR"]
+    assert errors == ["reads hangs; its calls are abandoned until it answers"]
 
 
 def test_maintenance_that_hangs_is_shown_and_ends_no_service() -> None:

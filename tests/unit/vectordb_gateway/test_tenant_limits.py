@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from pentimento.stores.errors import StoreUnavailable
-from services.vectordb_gateway.tenant_limits import TenantLimits
+from services.vectordb_gateway.entries.capacity import TenantLimits
 
 
 class SlowLedger:

@@ -9,10 +9,10 @@ from pentimento.policies.eviction_rules import AgedBenefit
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_records import CacheTotals
-from services.vectordb_gateway import use_notes
-from services.vectordb_gateway.capacity import rule_of
+from services.vectordb_gateway.entries.capacity import rule_of
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
-from services.vectordb_gateway.use_notes import UseNotes
+from services.vectordb_gateway.upkeep import uses
+from services.vectordb_gateway.upkeep.uses import UseNotes
 
 
 class Ledger:
@@ -71,8 +71,8 @@ def test_a_use_has_a_key() -> None:
 
 
 def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use_notes, "_MAX_NOTED_COUNT", 5)
-    monkeypatch.setattr(use_notes, "_BATCH_COUNT", 2)
+    monkeypatch.setattr(uses, "_MAX_NOTED_COUNT", 5)
+    monkeypatch.setattr(uses, "_BATCH_COUNT", 2)
     ledger = Ledger()
     notes = UseNotes(ledger)  # type: ignore[arg-type]
 

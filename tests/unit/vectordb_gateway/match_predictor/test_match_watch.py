@@ -6,7 +6,6 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -29,13 +28,12 @@ from services.vectordb_gateway.match_predictor import predictor as predictor_mod
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.match_predictor.sign_codes import Codes
 from services.vectordb_gateway.match_predictor.support import Support
-from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
+from services.vectordb_gateway.settings import MatchPredictorChoice
 from tests.contract.stores.cache_records import bind
 
 pytest.importorskip("sklearn")
 
 SIZE = 96
-AUTO = MatchPredictorSettings(match_predictor_generation_s=1.0)
 FAR_S, LOCAL_S = 0.1, 0.0005
 ENCODER = EncoderBinding("sha256:encoder", SIZE)
 
@@ -115,9 +113,11 @@ def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_sh
     return forecast.ruling
 
 
-def learnt(ledger: CacheLedger, settings: MatchPredictorSettings = AUTO, search_s: float = FAR_S) -> MatchWatch:
+def learnt(
+    ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorChoice.AUTO, search_s: float = FAR_S
+) -> MatchWatch:
     """A watch after its first 64 lookups, a training, 600 lookups half of which are hits, and a review."""
-    watch = MatchWatch(ledger, settings, Random(0))
+    watch = MatchWatch(ledger, choice, Random(0), image_s=1.0)
     rulings(watch, STRANGE[:64], search_s)
     watch.maintain()
     for number in range(300):
@@ -150,7 +150,7 @@ def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> Non
 
 def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-    watch = MatchWatch(ledger, AUTO)
+    watch = MatchWatch(ledger, image_s=1.0)
 
     rulings(watch, STRANGE[:63], FAR_S)
 
@@ -161,7 +161,7 @@ def test_searches_that_wait_for_a_busy_processor_are_not_taken_for_slow_ones(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-    watch = MatchWatch(ledger, AUTO)
+    watch = MatchWatch(ledger, image_s=1.0)
 
     rulings(watch, STRANGE[:60], FAR_S)
     rulings(watch, STRANGE[60:64], LOCAL_S)
@@ -182,13 +182,13 @@ def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
 
 
 def test_off_is_off(ledger: CacheLedger) -> None:
-    watch = learnt(ledger, replace(AUTO, match_predictor=MatchPredictorChoice.OFF))
+    watch = learnt(ledger, MatchPredictorChoice.OFF)
 
     assert rulings(watch, STRANGE[300:]) == [Ruling.SEARCH] * 100
 
 
 def test_always_skips_however_quick_searches_are(ledger: CacheLedger) -> None:
-    watch = learnt(ledger, replace(AUTO, match_predictor=MatchPredictorChoice.ALWAYS), LOCAL_S)
+    watch = learnt(ledger, MatchPredictorChoice.ALWAYS, LOCAL_S)
 
     assert rulings(watch, STRANGE[300:], LOCAL_S).count(Ruling.SKIP) >= 75
 
@@ -311,7 +311,7 @@ def test_a_training_that_fails_leaves_lookups_as_they_were(
         raise MemoryError
 
     monkeypatch.setattr(predictor_module, "fit_support", fail)
-    watch = MatchWatch(ledger, AUTO)
+    watch = MatchWatch(ledger, image_s=1.0)
     rulings(watch, STRANGE[:64])
 
     with pytest.raises(MemoryError):

@@ -1,39 +1,91 @@
-"""Quality kept online: what hits were seen to keep, and the thresholds that follow it, here and in other gateways."""
+"""The rules of reuse in force: settings, the plan, and thresholds that follow measured quality."""
 
 import asyncio
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import Plan
 from pentimento.domain.online_quality import PaintedAgain, QualitySample, ReuseQuality, ThresholdPosition
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.followed_cache import CacheChoice, CacheInForce, cache_in_force
 from pentimento.policies.followed_rules import FollowedRow, Positions, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import achieved_quality, followed
-from pentimento.policies.reuse_rules import ModelReuse, ReuseSource
+from pentimento.policies.plan_checks import check_plan
+from pentimento.policies.reuse_rules import ModelReuse, ReuseRules, ReuseSource
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.validation import check_painted_again
+from services.vectordb_gateway.entries.checks import check_compared_hit
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
 
 logger = logging.getLogger(__name__)
 
-# Of each threshold. Older ones say little of what is asked for now.
+# Samples of each threshold. Older ones say little of the requests of now.
 KEPT_SAMPLE_COUNT = 400
+
+
+class PlannedCache:
+    """Says what models may reuse, with the bias that is in force. `own`: what the operator chose, which stands over
+    every plan. Plans are taken on the event loop; any thread may ask."""
+
+    def __init__(self, own: CacheChoice, rules: ReuseRules) -> None:
+        self._own = own
+        self._profiled = rules
+        self._now = self._ruled(cache_in_force(own, None))
+
+    @property
+    def in_force(self) -> CacheInForce:
+        """Return what the cache goes by now."""
+        return self._now[0]
+
+    @property
+    def reuses_anything(self) -> bool:
+        """Return whether any table allows anything."""
+        return self._now[1].reuses_anything
+
+    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet."""
+        return self._now[1].of(model_digest, encoder_digest)
+
+    def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
+        """Return the rules for keeping a model's images."""
+        return self._now[1].keeping(model_digest, encoder_digest)
+
+    def take(self, plan: Plan) -> None:
+        """Go by that plan from now on. One that makes no sense changes nothing, and the log says why."""
+        try:
+            check_plan(plan)
+        except InvalidArgument as error:
+            metrics.PLANS.labels("refused").inc()
+            logger.error("an invalid plan is not followed: %s", error)
+            return
+        before, now = self.in_force, cache_in_force(self._own, plan)
+        self._now = self._ruled(now)
+        metrics.PLANS.labels("followed").inc()
+        if replace(now, told="", plan=None) != replace(before, told="", plan=None):
+            chosen = {"alpha": now.alpha, "bias": now.bias, "eviction": now.eviction}
+            kept = {"admits": now.admits, "admits_light": now.admits_light}
+            logger.info("the cache follows a plan", extra={"sequence": plan.version.sequence, **chosen, **kept})
+
+    def _ruled(self, now: CacheInForce) -> tuple[CacheInForce, ReuseRules]:
+        return now, replace(self._profiled, bias=now.bias)
 
 
 @dataclass(frozen=True)
 class _InForce:
-    """Where thresholds stand, and the tables that come of it beside those that they were made of, made when they are
-    asked for."""
+    """The positions of thresholds, and the tables that follow from them next to the tables they were made from, made on
+    demand."""
 
     positions: Positions = field(default_factory=dict)
     tables: dict[tuple[str, str], tuple[ModelReuse, ModelReuse]] = field(default_factory=dict)
 
 
 class QualityWatch:
-    """Says what models may reuse, by `reuse` as it is and by what hits kept; the ledger knows the latter. With
-    `follows` False thresholds stay where they are, and only figures are kept."""
+    """Gives the reuse that models allow: the tables of `reuse`, moved by the measured quality of hits, which the ledger
+    keeps. With `follows` False thresholds stay, and only figures are kept."""
 
     def __init__(self, ledger: CacheLedger, guard: EncoderGuard, reuse: ReuseSource, *, follows: bool) -> None:
         self._ledger = ledger
@@ -41,14 +93,14 @@ class QualityWatch:
         self._reuse = reuse
         self._follows = follows
         self._now = _InForce()
-        # What the metrics show: by which positions and tables, and which thresholds of each model.
+        # The positions and tables that the metrics show, and the shown thresholds of each model.
         self._shown_by: tuple[Positions, dict[str, ModelReuse]] = ({}, {})
         self._shown: dict[str, set[tuple[bool, float]]] = {}
         self._showing = threading.Lock()
 
     @property
     def reuses_anything(self) -> bool:
-        """Whether any table allows anything."""
+        """Return whether any table allows anything."""
         return self._reuse.reuses_anything
 
     def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
@@ -76,21 +128,21 @@ class QualityWatch:
             self._shown_by = shown_by
 
     async def report(self, seen: PaintedAgain) -> bool:
-        """Count a hit that was painted again, and move its threshold where that says so. Return whether it counts: a
-        hit does once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
-        check_painted_again(seen)
+        """Count a hit that was generated again, and move its threshold if that calls for it. Return whether it counts:
+        a hit counts once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
+        check_compared_hit(seen)
         self._guard.check_encoder(seen.encoder_digest)
         row = row_of(self._rows(seen.model_digest, seen.encoder_digest), seen)
         if row is None:
             metrics.QUALITY_SAMPLES.labels("unmatched").inc()
             return False
-        judge = partial(_judge, row)
-        position = await asyncio.wrap_future(self._ledger.note_quality(row.watched, seen, judge, KEPT_SAMPLE_COUNT))
+        follow = partial(_position_after, row)
+        position = await asyncio.wrap_future(self._ledger.note_quality(row.watched, seen, follow, KEPT_SAMPLE_COUNT))
         metrics.QUALITY_SAMPLES.labels("repeated" if position is None else "counted").inc()
         if position is not None:
-            # On the event loop, so in the order in which the ledger judged.
+            # On the event loop, so in the ledger's order.
             self._take(row, position)
-            # Of all: where one stands moves others with it.
+            # All of the model's: a threshold that moves takes others with it.
             await asyncio.to_thread(self._show, row.watched.model_digest)
         return position is not None
 
@@ -105,7 +157,7 @@ class QualityWatch:
         self._now = _InForce({**self._now.positions, row.watched: position})
 
     def _show(self, model_digest: str) -> None:
-        """Have the metrics say what the model's thresholds are, and nothing of those that it has no longer."""
+        """Publish the thresholds that the model has now, and withdraw the former ones."""
         with self._showing:
             now = {(one.from_image, one.saved_share): one for one in self._qualities(model_digest)}
             for quality in now.values():
@@ -126,7 +178,7 @@ class QualityWatch:
         return tuple(quality for quality in found if quality is not None)
 
     def _quality(self, row: FollowedRow, now: ModelReuse) -> ReuseQuality | None:
-        """None where a plan has taken the row away meanwhile."""
+        """Return the figures of a threshold; None if a plan has removed its row meanwhile."""
         table = now.images if row.watched.from_image else now.latents
         share = row.threshold.saved_share
         similarity = next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)
@@ -145,5 +197,7 @@ class QualityWatch:
         )
 
 
-def _judge(row: FollowedRow, samples: Sequence[QualitySample], position: ThresholdPosition) -> ThresholdPosition:
+def _position_after(
+    row: FollowedRow, samples: Sequence[QualitySample], position: ThresholdPosition
+) -> ThresholdPosition:
     return followed(samples, position, row.threshold.min_similarity, row.table.alpha, row.table.rule)

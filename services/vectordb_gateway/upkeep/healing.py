@@ -10,8 +10,8 @@ from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.objects.suspects import Suspects
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.store_threads import StoreThreads
-from services.vectordb_gateway.validation import check_name
+from services.vectordb_gateway.entries.checks import check_name
+from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Healing:
         self._ledger = ledger
         self._objects = objects
         self.suspects = suspects
-        # Its own: what waits for an object store that hangs keeps nobody else waiting.
+        # A pool of threads for the object store alone: when it hangs, no other call waits.
         self._threads = StoreThreads(_THREAD_COUNT, "object store")
 
     def close(self) -> None:
@@ -36,8 +36,8 @@ class Healing:
         self._threads.close()
 
     async def report(self, entry_id: str, key: str, detail: str) -> None:
-        """`detail` is the reader's error, for the log. Unknown entries and keys are passed over: they may be gone.
-        Raises StoreUnavailable while the object store hangs."""
+        """Verify a report; `detail` is the reader's error, for the log. Unknown entries and keys are passed over: they
+        may be gone. Raises StoreUnavailable while the object store hangs."""
         check_name("entry_id", entry_id)
         check_name("key", key)
         finding = await self._threads.run(self._examine, entry_id, key)
@@ -68,8 +68,8 @@ class Healing:
         return finding
 
     def _give_up(self, entry_id: str, key: str) -> None:
-        """`entry_id` is "" for an object that stays for a pin alone: it is no part of its entry any more, which may
-        serve by what it has left."""
+        """Drop an entry and the pins of its object. `entry_id` is "" for an object that only a pin keeps: its entry may
+        still serve by its other objects."""
         if entry_id:
             # No grace: lookups have not found it for a while.
             self._ledger.doom([entry_id], grace_s=0).result()

@@ -1,4 +1,4 @@
-"""Objects that pictures started from, kept for as long as their tenants asked, so that a replay finds them."""
+"""Pin the objects that images started from for as long as their tenants asked, so that a replay finds them."""
 
 import asyncio
 
@@ -7,9 +7,9 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import ObjectPin
-from services.vectordb_gateway.validation import SHARED_POOL, check_name, check_object
+from services.vectordb_gateway.entries.checks import SHARED_POOL, check_name, check_object
 
-# Longer than anybody keeps anything: what is above it is a mistake.
+# No retention is longer: a longer one is a mistake.
 _LONGEST_S = 100 * 366 * 86_400.0
 
 

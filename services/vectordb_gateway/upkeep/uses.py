@@ -8,7 +8,7 @@ from collections import deque
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.validation import check_name
+from services.vectordb_gateway.entries.checks import check_name
 
 # Beyond it the newest are lost while the ledger is away.
 _MAX_NOTED_COUNT = 16_384
@@ -44,7 +44,7 @@ class UseNotes:
         self._noted.append(key)
 
     def write(self) -> None:
-        """Write what was noted, blocking. Raises StoreUnavailable; what was not written is tried again."""
+        """Write the noted uses, blocking. Raises StoreUnavailable; uses that were not written are tried again."""
         with self._writing:
             while self._given is not None or self._noted:
                 self._given = self._given or self._next_batch()

@@ -1,4 +1,4 @@
-"""What the gateway refuses, before it touches a store."""
+"""Refuse bad requests before any store is touched."""
 
 import math
 import re
@@ -20,13 +20,13 @@ _MAX_TOKEN = 2**63 - 1
 # A TiB. A worker's word for it is added up in 64 bits, with those of all other objects.
 _MAX_OBJECT_BYTES = 2**40
 _MAX_NAME_LENGTH = 256
-# Of float32 vectors of length 1.
+# The cosine of two float32 vectors of length 1, with their rounding.
 _MAX_COSINE = 1.0001
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 def check_scope(scope: CacheScope) -> None:
-    """Raises InvalidArgument unless the scope says whose and which entries, in full."""
+    """Raises InvalidArgument unless the scope names its tenant and its entries in full."""
     if scope.tenant == SHARED_POOL:
         raise InvalidArgument.of("scope.tenant", f"must not be {SHARED_POOL!r}")
     for name in ("tenant", "model_digest", "vae_digest", "scheduler_digest", "prediction_type"):
@@ -53,7 +53,7 @@ def check_candidates(candidates: Sequence[LookupCandidate]) -> None:
 
 
 def pools_of(scope: CacheScope) -> tuple[str, ...]:
-    """Return whose entries the scope may read."""
+    """Return the pools that the scope may read."""
     return (scope.tenant, SHARED_POOL) if scope.shared_pool else (scope.tenant,)
 
 
@@ -84,13 +84,13 @@ def check_tenant_bytes(most_bytes: int | None) -> None:
 
 
 def check_start_kind(kind: str) -> None:
-    """Raises InvalidArgument for a kind of start that plans do not know; empty is one that is not told."""
+    """Raises InvalidArgument for a kind of start that plans do not know; empty stands for an unknown one."""
     if kind and kind not in STARTS:
         raise InvalidArgument.of("start_kind", f"must be {', '.join(STARTS)} or empty, got {kind!r:.40}")
 
 
 def check_captured(captured: CapturedEntries, step_count: int) -> None:
-    """Raises InvalidArgument unless what was captured could be resumed from."""
+    """Raises InvalidArgument unless the captured entries could be resumed from."""
     for latent in captured.latents:
         if not 1 <= latent.resume_step < step_count:
             steps = f"between 1 and {step_count - 1}"
@@ -102,9 +102,9 @@ def check_captured(captured: CapturedEntries, step_count: int) -> None:
         check_object("entries.image", captured.image)
 
 
-def check_painted_again(seen: PaintedAgain) -> None:
-    """Check what a shadow was compared by. Raises InvalidArgument unless it is a hit and two pictures with
-    their cosines."""
+def check_compared_hit(seen: PaintedAgain) -> None:
+    """Check a comparison of a hit with its image from noise. Raises InvalidArgument unless it has a hit and the cosines
+    of both images."""
     for name in ("request_id", "model_digest", "reference_model_digest", "encoder_digest"):
         check_name(name, getattr(seen, name))
     if not 1 <= seen.step_count <= MAX_STEP_COUNT:

@@ -1,4 +1,4 @@
-"""The index follows the ledger: what is new goes in, what is doomed comes out, what differs is put right."""
+"""Keep the index equal to the ledger: add new entries, remove doomed ones, repair differences."""
 
 import asyncio
 import threading
@@ -12,9 +12,9 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.index_differences import index_differences
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
 
+_PAGE_COUNT = 4000
 T = TypeVar("T")
 
 _BATCH_COUNT = 256
@@ -23,9 +23,40 @@ _COMMIT_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
+class IndexDifferences:
+    """Ids of one range: `missing` are of live entries that the index should hold and does not; `unknown` are in the
+    index and in no row."""
+
+    missing: Sequence[str]
+    unknown: Sequence[str]
+
+
+def index_differences(ledger: CacheLedger, index: VectorIndex) -> Iterator[IndexDifferences]:
+    """Yield the differences, range by range of ids. Raises StoreUnavailable.
+
+    Rows are read only where the ids differ: those of a million entries are gigabytes.
+    """
+    after = ""
+    until: str | None = ""
+    while until is not None:
+        known = ledger.entry_ids(after, limit_count=_PAGE_COUNT)
+        until = known[-1] if len(known) == _PAGE_COUNT else None
+        present = set(index.entry_ids(after, until))
+        missing, unknown = set(known) - present, present.difference(known)
+        # Both change meanwhile. The index gets an entry after its row and before its mark.
+        if unknown:
+            unknown.difference_update(ledger.entry_ids(after, until))
+        if missing:
+            missing = ledger.indexed_ids(missing)
+        if missing:
+            missing.difference_update(index.entry_ids(after, until))
+        yield IndexDifferences(sorted(missing), sorted(unknown))
+        after = until or ""
+
+
+@dataclass(frozen=True)
 class _Batch:
-    """Entries of the ledger whose numbers are above `after`, as it was when entries had been taken out `removals`
-    times."""
+    """Entries of the ledger with numbers above `after`, read after `removals` removals."""
 
     after: int
     removals: int
@@ -33,7 +64,7 @@ class _Batch:
 
 
 class _InTurn:
-    """A lock that goes to whoever waits for it, not back to who has just held it."""
+    """A lock that goes to the thread that waits longest, not back to its last holder."""
 
     def __init__(self) -> None:
         self._gate, self._lock = threading.Lock(), threading.Lock()
@@ -47,7 +78,7 @@ class _InTurn:
 
 
 class Indexing:
-    """Blocking but for `make_findable`. Methods raise StoreUnavailable and may be repeated."""
+    """Adds and removes points. Blocking, except `make_findable`. Methods raise StoreUnavailable and may be repeated."""
 
     def __init__(
         self,
@@ -74,13 +105,13 @@ class Indexing:
         return self._index.starts_count != self._compared_start
 
     async def make_findable(self) -> None:
-        """`index_newest`, waited for a second at most: raises TimeoutError then, and the work goes on."""
+        """Run `index_newest`, and wait a second for it at most: raises TimeoutError then, and the work continues."""
         async with asyncio.timeout(_COMMIT_WAIT_S):
             await asyncio.get_running_loop().run_in_executor(self._thread, self.index_newest)
 
     def index_newest(self) -> None:
-        """Put the newest live entries into the index that are not there yet, a batch of them. What was there before
-        and got lost is left to `index_new`: whoever commits does not wait for it."""
+        """Add the newest live entries that the index lacks, one batch. Entries that it lost are left to `index_new`:
+        commits do not wait for them."""
         with self._lock:
             self._guard.prepare_index()
             if batch := self._ledger.newest_unindexed(_BATCH_COUNT):
@@ -89,9 +120,8 @@ class Indexing:
         self._on_indexed()
 
     def index_new(self) -> None:
-        """Put every live entry into the index that is not there yet, or is there under keys that it lost, in batches,
-        between which commits have theirs put there. While the index takes one, the next is read and the one before is
-        marked."""
+        """Add every live entry that the index lacks, or has under keys that the entry lost, in batches. Commits add
+        theirs between two batches. While the index takes one, the next is read and the last one is marked."""
         marked: Future[None] | None = None
         following: Future[_Batch] | None = self._reader.submit(self._read, -1)
         try:
@@ -101,7 +131,7 @@ class Indexing:
                     self._guard.open()
                     batch = following.result()
                     if batch.removals != self._removals:
-                        # Something that it holds may be gone from the ledger: nobody would take it out again.
+                        # An entry of the batch may be gone from the ledger: no later round would remove its point.
                         batch = self._read(batch.after)
                     following = None
                     if len(batch.entries) == _BATCH_COUNT:
@@ -112,7 +142,7 @@ class Indexing:
                             marked.result()
                         marked = self._ledger.mark_indexed(batch.entries)
         finally:
-            # What the index took is marked before anybody hears that it refused the rest.
+            # The points that the index took are marked before its refusal of the rest is raised.
             if marked is not None:
                 marked.result()
         self._on_indexed()
@@ -128,7 +158,7 @@ class Indexing:
             return
         starts_count = self._index.starts_count
         self._guard.prepare_again()
-        # Without the lock: a million entries take seconds, and commits go on.
+        # Without the lock: a million entries take seconds, and commits continue.
         for differences in index_differences(self._ledger, self._index):
             self._mark_missing(differences.missing)
             self._delete_unknown(differences.unknown)
@@ -167,7 +197,7 @@ class Indexing:
 
 
 def batches(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
-    """Consecutive parts of at most `count` items."""
+    """Yield consecutive parts of at most `count` items."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
 

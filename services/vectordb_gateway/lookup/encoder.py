@@ -1,4 +1,4 @@
-"""One cache, one encoder: vectors of two encoders are not comparable, however alike they look."""
+"""Keep a cache to one encoder: vectors of two encoders are not comparable, however similar they look."""
 
 import logging
 import threading
@@ -24,22 +24,22 @@ class EncoderGuard:
         self._binding: EncoderBinding | None = None
         self._prepared = False
         self._lock = threading.Lock()
-        # The encoder that was told of last: whoever has another embedder sends nothing else.
+        # The encoder of the last log line: a caller with another embedder sends no other.
         self._told_of = ""
 
     @property
     def bound(self) -> bool:
-        """Whether there can be anything to find."""
+        """Return whether there can be anything to find."""
         return self._binding is not None
 
     @property
     def encoder_digest(self) -> str | None:
-        """The encoder that the cache is bound to; None while it is not."""
+        """Return the encoder that the cache is bound to; None while it is unbound."""
         return self._binding.encoder_digest if self._binding is not None else None
 
     @property
     def prepared(self) -> bool:
-        """Whether the index is ready to be searched."""
+        """Return whether the index is ready to be searched."""
         return self._prepared
 
     def open(self) -> None:
@@ -55,8 +55,7 @@ class EncoderGuard:
                 self._prepared = True
 
     def prepare_again(self) -> None:
-        """Make the index ready whether it was or not: a server may have lost what was made there. Blocks; raises like
-        `open`."""
+        """Make the index ready again: a server may have lost its collection. Blocks; raises like `open`."""
         if self._binding is not None and self._prepared:
             # Without the lock: commits do not wait for it.
             self._index.prepare(self._binding.dimension_count)
@@ -77,7 +76,7 @@ class EncoderGuard:
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
 
     def _tell_of_another(self, binding: EncoderBinding, encoder_digest: str) -> None:
-        """One line an encoder, not one a call: callers paint without the cache, and it is to be seen here why."""
+        """Log one line per encoder, not per call: callers continue without the cache, and the log says why."""
         if encoder_digest not in (binding.encoder_digest, self._told_of):
             self._told_of = encoder_digest
             told = (binding.encoder_digest, encoder_digest)
@@ -89,8 +88,8 @@ class EncoderGuard:
             raise InvalidArgument.of("encoder_digest", "must be that of the cache's encoder")
 
     def check_entry(self, text: Embedding, image: Embedding | None) -> EncoderBinding:
-        """Return the encoder of an entry's vectors, to which its commit binds a cache that is bound to none. Raises
-        InvalidArgument as `check`, and where text and image are of two."""
+        """Return the encoder of an entry's vectors; the first commit binds an unbound cache to it. Raises
+        InvalidArgument as `check`, and if text and image are of two encoders."""
         self.check(text, "text_embedding")
         encoder = EncoderBinding(text.encoder_digest, text.dimension_count)
         if image is not None:

@@ -1,8 +1,8 @@
-"""What the ledger says of entries, kept in memory for a while: a lookup reads the same popular entries again and again.
+"""Keep the ledger's rows of entries in memory for a while: lookups read the same popular entries again and again.
 
-A live entry's row never changes until the entry, or an object of it, goes. What this process takes away is forgotten at
-once. What another gateway over the same ledger takes away may be told of for `row_age_s` more; its objects stay for the
-grace of evictions, which is longer. Rows are kept by id: whose they are and what for is checked at every use.
+A live entry's row never changes until the entry, or an object of it, goes. Removals of this process take effect at
+once. A removal by another gateway over the same ledger may stay unseen for `row_age_s`; its objects stay for the grace
+of evictions, which is longer. Rows are kept by id: pool and use are checked at every lookup.
 """
 
 import time
@@ -19,14 +19,14 @@ class EntryRows:
     """Rows of live entries by id. Thread-safe: a dictionary's single operations are."""
 
     def __init__(self, ledger: CacheLedger, row_age_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        """`row_age_s` is how long a row is kept at most; 0: not at all."""
+        """Keep a row for `row_age_s` at most; 0: keep none."""
         self._ledger = ledger
         self._row_age_s = row_age_s
         self._now = now
         self._kept: dict[str, tuple[float, int, CachedEntry]] = {}
 
     def kept(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
-        """Return those of the entries that are in memory, without ever waiting."""
+        """Return the rows that are in memory, without ever waiting."""
         since, removal_count = self._now() - self._row_age_s, self._ledger.removal_count
         found = {}
         for entry_id in entry_ids:
@@ -36,13 +36,13 @@ class EntryRows:
         return found
 
     def read(self, entry_ids: Sequence[str]) -> Mapping[str, CachedEntry]:
-        """Return those of the entries that are live, in one read of those that are not in memory. Blocks; raises
+        """Return the rows of the live entries; one read fetches the rows that are not in memory. Blocks; raises
         StoreUnavailable."""
         found = self.kept(entry_ids)
         missing = [entry_id for entry_id in entry_ids if entry_id not in found]
         if not missing:
             return found
-        # Before the read: what goes meanwhile is read again.
+        # Before the read: an entry that goes meanwhile is read again.
         read_at, removal_count = self._now(), self._ledger.removal_count
         fresh = self._ledger.live_entries(missing)
         self._keep({entry_id: (read_at, removal_count, entry) for entry_id, entry in fresh.items()})

@@ -1,8 +1,11 @@
-"""How much the cache takes: limits, eviction, and read-only when it is full."""
+"""Limits of the cache: eviction, read-only when full, and bytes of single tenants."""
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from threading import Lock
 
 from pentimento.domain.access import EvictionRule
 from pentimento.policies.cache_quota import CacheLimits, gives_way, has_room
@@ -11,15 +14,66 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GrantSettings
-from services.vectordb_gateway.tenant_limits import TenantLimits
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 
 logger = logging.getLogger(__name__)
 
-# A limit that nobody reaches.
+# A limit that is never reached.
 _NO_LIMIT_BYTES = 2**62
+# Grants neither committed nor released: in all, and of one tenant. Far more than a fleet's requests at once.
+MAX_OPEN_GRANTS, MAX_TENANT_GRANTS = 4096, 1024
 # Five latents and an image, as the papers capture them.
 _ITEMS_OF_RUN = 6
+
+
+class TenantLimits:
+    """`set` is for the loop, and waits for nothing; `read` is for threads."""
+
+    def __init__(self, ledger: CacheLedger) -> None:
+        self._ledger = ledger
+        self._lock = Lock()
+        self._known: dict[str, int | None] = {}
+        # The newest value of each tenant that the ledger has not written yet.
+        self._unwritten: dict[str, int | None] = {}
+
+    def set(self, tenant: str, most_bytes: int | None) -> None:
+        """Limit the tenant's bytes from here on, None for no own limit; changes state."""
+        with self._lock:
+            if self._known.get(tenant) == most_bytes:
+                return
+            self._known[tenant] = self._unwritten[tenant] = most_bytes
+        self._write(tenant, most_bytes)
+
+    def of(self, tenant: str) -> int | None:
+        """Return the tenant's bound, as it was last read or set."""
+        return self._known.get(tenant)
+
+    def read(self) -> Mapping[str, int]:
+        """Return the limits in force, as the ledger has them now, and write again what it could not take. Raises
+        StoreUnavailable."""
+        # Before the ledger is read: what it writes meanwhile is in one of the two.
+        with self._lock:
+            waiting = dict(self._unwritten)
+        found = self._ledger.tenant_limits()
+        with self._lock:
+            self._known = {**found, **waiting, **self._unwritten}
+            again = {tenant: most for tenant, most in self._unwritten.items() if waiting.get(tenant, -1) == most}
+            known = {tenant: most for tenant, most in self._known.items() if most is not None}
+        for tenant, most_bytes in again.items():
+            self._write(tenant, most_bytes)
+        return known
+
+    def _write(self, tenant: str, most_bytes: int | None) -> None:
+        self._ledger.limit_tenant(tenant, most_bytes).add_done_callback(partial(self._written, tenant, most_bytes))
+
+    def _written(self, tenant: str, most_bytes: int | None, writing: "Future[None]") -> None:
+        if writing.cancelled() or (error := writing.exception()) is not None:
+            # The next round tries again.
+            logger.warning("the bytes of a tenant are not in the ledger yet", extra={"why": str(error)})
+            return
+        with self._lock:
+            if self._unwritten.get(tenant, -1) == most_bytes:
+                del self._unwritten[tenant]
 
 
 class Capacity:
@@ -30,14 +84,12 @@ class Capacity:
         ledger: CacheLedger,
         objects: ObjectStore,
         settings: CapacitySettings,
-        grants: GrantSettings,
         eviction: Callable[[], EvictionChoice] | None = None,
     ) -> None:
         """`eviction` says which rule is in force now; None: always that of the settings."""
         self._ledger = ledger
         self._objects = objects
         self._settings = settings
-        self._grants = grants
         self._eviction = eviction or (lambda: settings.eviction or EvictionChoice.FIFO)
         self._followed: EvictionChoice | None = None
         self._shortage = ""
@@ -47,16 +99,16 @@ class Capacity:
         self.tenants = TenantLimits(ledger)
 
     def refusal(self, tenant: str) -> str:
-        """Why nothing is reserved for the tenant now; empty when it is."""
+        """Return why nothing is reserved for the tenant now; empty if it may reserve."""
         totals = self._ledger.totals()
-        if totals.open_grant_count >= self._grants.max_open_grants:
+        if totals.open_grant_count >= MAX_OPEN_GRANTS:
             return f"{totals.open_grant_count} grants are open already"
-        if self._ledger.open_grant_count(tenant) >= self._grants.tenant_open_grants:
-            return f"{self._grants.tenant_open_grants} grants of the tenant are open already"
+        if self._ledger.open_grant_count(tenant) >= MAX_TENANT_GRANTS:
+            return f"{MAX_TENANT_GRANTS} grants of the tenant are open already"
         return self.read_only_reason(totals) or self._over_quota(tenant)
 
     def read_only_reason(self, totals: CacheTotals) -> str:
-        """Why the cache takes nothing new; empty when it does."""
+        """Return why the cache takes nothing new; empty if it takes entries."""
         settings = self._settings
         if self._shortage or self._eviction() is not EvictionChoice.NONE:
             return self._shortage
@@ -87,8 +139,8 @@ class Capacity:
         metrics.READ_ONLY.set(bool(self.read_only_reason(totals)))
 
     def _evict(self, limits: CacheLimits) -> None:
-        """FIFO is of entries, as in MoDM. Under the other rules entries go where there are too many of them, and single
-        latents and images where bytes are short."""
+        """Evict down to the limits. FIFO evicts entries, as in MoDM. The other rules evict entries if there are too
+        many, and single latents and images if bytes are short."""
         entry_limits, by_items = limits, self._eviction() != EvictionChoice.FIFO
         when = (self._settings.object_grace_s, self._new_after)
         if by_items:
@@ -99,13 +151,14 @@ class Capacity:
             metrics.ITEM_EVICTIONS.inc(items)
 
     def _may_be_over(self, tenant_bytes: Mapping[str, int]) -> bool:
-        """Others that write wait for an eviction: there is one only where it may matter."""
+        """Return whether a limit may be exceeded: other writers wait for an eviction, so none runs without need."""
         settings, totals = self._settings, self._ledger.totals()
         is_over = totals.entry_count > settings.max_entries or totals.size_bytes > settings.max_size_bytes
         return is_over or settings.tenant_share < 1.0 or bool(tenant_bytes)
 
     def _over_quota(self, tenant: str) -> str:
-        """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
+        """Return why the tenant must wait. Eviction makes room for itself; without it a tenant that holds its share
+        waits."""
         settings, most_bytes = self._settings, self.tenants.of(tenant)
         if most_bytes == 0:
             return "the tenant may keep nothing in the cache"
@@ -143,11 +196,12 @@ class Capacity:
 
 
 def rule_of(settings: CapacitySettings, eviction: EvictionChoice, totals: CacheTotals, hits_add: bool) -> EvictionRule:
-    """The rule that ranks what the cache holds. How many items a full cache has follows from the limit on entries, or
-    from that on bytes and the size of those it has now."""
+    """Return the rule that ranks the cached items. The number of items of a full cache follows from the limit on
+    entries, or from the limit on bytes and the present mean size."""
     item_count = settings.max_entries * _ITEMS_OF_RUN
     if totals.size_bytes:
         item_count = min(item_count, settings.max_size_bytes * totals.object_count // totals.size_bytes)
     name = "fifo" if eviction is EvictionChoice.NONE else eviction.value
-    # Every start finds another mean size; a memory twice as long changes little, and every change ranks all anew.
+    # Every start finds another mean size. A memory twice as long changes little, and every change ranks all items
+    # again.
     return eviction_rule(name, 1 << max(item_count, 1).bit_length(), hits_add=hits_add)

@@ -1,26 +1,81 @@
-"""The background work, in rounds: each task is repeatable, and one that fails leaves the others running."""
+"""Run the background work in rounds: each task is repeatable, and one that fails leaves the others running."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from pentimento.domain.errors import PentimentoError
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.deletion import Deletion
-from services.vectordb_gateway.healing import Healing
-from services.vectordb_gateway.indexing import Indexing, batches
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.entries.rules import QualityWatch
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.settings import MaintenanceSettings
-from services.vectordb_gateway.use_notes import UseNotes
+from services.vectordb_gateway.upkeep.healing import Healing
+from services.vectordb_gateway.upkeep.indexing import Indexing, batches
+from services.vectordb_gateway.upkeep.uses import UseNotes
 
 logger = logging.getLogger(__name__)
 
+# The store counts as away after this number of refusals, or one that takes this long.
+_MOST_REFUSED, _REFUSAL_S = 8, 5.0
+# A store that was away for long: beyond this number all objects are tried again.
+_MOST_KEPT_BACK = 4096
 _BATCH_COUNT = 256
+# Age at which an unfinished S3 upload is deleted: no worker uploads for so long.
+UNFINISHED_UPLOAD_S = 3600.0
+
+
+class Deletion:
+    """Deletes objects. An object that the store refuses to delete is kept back until all others are gone."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._kept_back: set[str] = set()
+        self._refusal: StoreUnavailable | None = None
+
+    @property
+    def kept_back_count(self) -> int:
+        """Return how many objects wait until all others are gone."""
+        return len(self._kept_back)
+
+    def due(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys that are not kept back."""
+        return [key for key in keys if key not in self._kept_back]
+
+    def delete(self, keys: Collection[str]) -> tuple[list[str], StoreUnavailable | None]:
+        """Delete the objects; return the keys of deleted objects, and the error that ends the attempt: a store that is
+        away is not asked for each object."""
+        gone: list[str] = []
+        refused_count = 0
+        for key in keys:
+            began_s = time.monotonic()
+            try:
+                self._objects.delete(key)
+                gone.append(key)
+            except StoreUnavailable as error:
+                self._keep_back(key, error)
+                refused_count += 1
+                if refused_count == _MOST_REFUSED or time.monotonic() - began_s > _REFUSAL_S:
+                    return gone, error
+        return gone, None
+
+    def end(self) -> None:
+        """Begin again with the objects kept back, now that all others are gone. Raises StoreUnavailable if there was
+        any."""
+        refusal, self._refusal = self._refusal, None
+        self._kept_back.clear()
+        if refusal is not None:
+            raise refusal
+
+    def _keep_back(self, key: str, refusal: StoreUnavailable) -> None:
+        if len(self._kept_back) >= _MOST_KEPT_BACK:
+            self._kept_back.clear()
+        self._kept_back.add(key)
+        self._refusal = refusal
 
 
 class Maintenance:
@@ -40,7 +95,7 @@ class Maintenance:
         *,
         hits_add: bool = False,
     ) -> None:
-        """`hits_add`: whether pictures from the cache leave latents there too."""
+        """`hits_add`: whether images from the cache leave latents there too."""
         self._hits_add = hits_add
         self._ledger = ledger
         self._objects = objects
@@ -64,7 +119,7 @@ class Maintenance:
         return 0.0 if since is None else time.monotonic() - since
 
     async def run(self) -> None:
-        """A round at every interval, until cancelled."""
+        """Run a round at every interval, until cancelled."""
         while True:
             await asyncio.to_thread(self.run_round)
             await asyncio.sleep(self._settings.maintenance_interval_s)
@@ -74,9 +129,9 @@ class Maintenance:
         self._capacity.follow_rule(hits_add=self._hits_add)
 
     def run_round(self) -> None:
-        """One round, blocking. Never raises for a store that is away."""
+        """Run one round, blocking. Never raises for a store that is away."""
         self._try("expire_grants", self._expire_grants)
-        # Each for itself: nobody goes through the objects again because the index is away.
+        # Each task by itself: objects are not compared again because the index is away.
         if self._is_due(self._swept_at):
             self._try("sweep_uploads", self._sweep_uploads)
             self._try("measure_store", self._capacity.measure_store)
@@ -110,8 +165,8 @@ class Maintenance:
             metrics.GRANTS.labels("expired").inc(released)
 
     def _delete_orphans(self) -> None:
-        """Objects that no row knows: uploads that came after their grant was gone."""
-        # Listed before the ledger is asked: a key is in the ledger before anybody can upload under it.
+        """Delete objects without a row: uploads that came after their grant was gone."""
+        # Listed before the ledger is read: a key is in the ledger before any upload under it.
         found = list(self._objects.keys(f"cache/{self._ledger.cache_id}/"))
         for batch in batches(found, _BATCH_COUNT):
             known = self._ledger.known_keys(batch)
@@ -119,18 +174,18 @@ class Maintenance:
             metrics.REPAIRS.labels("orphan_object").inc(len(gone))
             if refusal is not None:
                 raise refusal
-        # One that is refused is no reason to list the store anew in every round.
+        # A refused deletion is no reason to list the store again in every round.
         self._swept_at = time.monotonic()
         self._orphans.end()
 
     def _sweep_uploads(self) -> None:
-        """What writers that died left of objects that never came to be."""
-        swept = self._objects.sweep_uploads(self._settings.unfinished_upload_s)
+        """Delete the parts of uploads with dead writers."""
+        swept = self._objects.sweep_uploads(UNFINISHED_UPLOAD_S)
         metrics.REPAIRS.labels("unfinished_upload").inc(swept)
 
     def _delete_objects(self) -> None:
         while keys := self._deletable_keys():
-            # Whoever pinned one of them meanwhile keeps it.
+            # An object that was pinned meanwhile stays.
             claimed = self._ledger.claim_deletion(keys).result()
             gone, refusal = self._doomed.delete(claimed)
             self._ledger.forget_objects(gone).result()
@@ -143,11 +198,11 @@ class Maintenance:
         return self._doomed.due(keys)[:_BATCH_COUNT]
 
     def _try(self, name: str, task: Callable[[], None]) -> bool:
-        """Whether the task went through; an outage is logged once, and counted every time."""
+        """Return whether the task succeeded; an outage is logged once, and counted every time."""
         self._task_since = time.monotonic()
         try:
             task()
-        except Exception as error:  # the next round tries again, whatever it was
+        except Exception as error:  # every error is tried again in the next round
             metrics.MAINTENANCE_FAILURES.labels(name).inc()
             if name not in self._failing:
                 logger.warning("%s failed and will be tried again: %s", name, error, exc_info=_defect(error))

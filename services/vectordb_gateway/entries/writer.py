@@ -19,12 +19,8 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.capacity import Capacity
-from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.indexing import Indexing
-from services.vectordb_gateway.planned_cache import PlannedCache
-from services.vectordb_gateway.store_threads import StoreThreads
-from services.vectordb_gateway.validation import (
+from services.vectordb_gateway.entries.capacity import Capacity
+from services.vectordb_gateway.entries.checks import (
     SHARED_POOL,
     check_attempt,
     check_captured,
@@ -34,6 +30,10 @@ from services.vectordb_gateway.validation import (
     check_start_step,
     check_tenant_bytes,
 )
+from services.vectordb_gateway.entries.rules import PlannedCache
+from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.upkeep.indexing import Indexing
+from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,10 @@ class Reservation:
 class ReservedRun:
     """A run that asks for a grant: from `start_step` on, 0 for from noise, with `ancestor_depth` ancestors in a row.
 
-    `keeps_image`: an embedder of images can make its image findable. `start_kind`: noise, latent or image, empty where
-    the caller does not say. `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`: limit
-    of all that is kept of the tenant from now on, None for no limit of its own."""
+    `keeps_image`: an embedder of images can make its image findable. `start_kind`: noise, latent or image, empty if the
+    caller does not say. `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`: limit of
+    the tenant's bytes in the cache from now on, None for no own limit.
+    """
 
     start_step: int = 0
     ancestor_depth: int = 0
@@ -64,22 +65,22 @@ class ReservedRun:
 
 @dataclass(frozen=True)
 class WriteBounds:
-    """How long a grant lives, in seconds; and the ancestors in a row of which the last is nobody's donor, so that
-    nothing is kept of its picture."""
+    """The lifetime of a grant in seconds, and the longest chain of ancestors: the last image of a chain is never
+    reused, so it is not kept."""
 
     grant_ttl_s: float
     max_ancestor_depth: int
 
 
-# A commit takes milliseconds. Who asks for a grant waits no longer than that, who commits an entry some seconds.
+# A commit takes milliseconds. A reservation waits no longer than a second, a commit some seconds.
 _RESERVES_WITHIN_S = 1.0
 _WRITES_WITHIN_S = 6.0
 _READING_THREADS = 2
 
 
 class EntryWriting:
-    """Objects are in the object store before the ledger knows an entry, and the ledger before the index. A ledger that
-    hangs is asked for nothing more: what its callers have given up would pile up before it."""
+    """Writes in order: objects before the ledger's row, the row before the index. A ledger that hangs takes no more
+    calls: abandoned ones would pile up before it."""
 
     def __init__(
         self,
@@ -103,11 +104,11 @@ class EntryWriting:
         self._threads = StoreThreads(_READING_THREADS, "ledger")
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Release the threads."""
         self._threads.close()
 
     async def reserve(self, scope: CacheScope, attempt: Attempt, run: ReservedRun) -> Reservation:
-        """Return keys for what the rules keep of a run. Raises InvalidArgument."""
+        """Return a grant with keys for the latents and the image that the rules keep. Raises InvalidArgument."""
         check_scope(scope)
         check_attempt(attempt, scope)
         check_start_step(run.start_step, scope.num_inference_steps)
@@ -131,7 +132,7 @@ class EntryWriting:
                 return _refused(refusal)
             return await self._grant(scope, attempt, keys)
         except PentimentoError as error:
-            # A ledger that is full or away costs a cache entry, not a picture.
+            # A ledger that is full or away costs a cache entry, not an image.
             logger.warning("nothing reserved: %s", error.message)
             return _refused(error.message)
 
@@ -145,10 +146,10 @@ class EntryWriting:
         ancestor_depth: int,
         repeat_key: str = "",
     ) -> str:
-        """The entry's id; the same when repeated. It is durable on return, and findable unless the index is away.
+        """Return the entry's id, the same if repeated. The entry is durable, and findable unless the index is away.
 
         Raises InvalidArgument, NotFound (the grant is gone), FailedPrecondition (it is another attempt's),
-        StoreUnavailable at once where the ledger hangs.
+        StoreUnavailable at once if the ledger hangs.
         """
         check_scope(scope)
         check_attempt(attempt, scope)
@@ -156,17 +157,34 @@ class EntryWriting:
         check_captured(captured, scope.num_inference_steps)
         encoder = self._guard.check_entry(text, image)
         self._check_writes(_WRITES_WITHIN_S)
-        entry = replace(self._entry(scope, attempt, captured, text, image, ancestor_depth), repeat_key=repeat_key)
-        # Bound by its first entry, not by a commit that is refused: nothing else could ever enter then.
-        committed = self._ledger.commit(entry, None if self._guard.bound else encoder)
-        entry_id = await asyncio.wrap_future(committed)
+        entry = EntryCommit(
+            entry_id=str(uuid.uuid4()),
+            captured=captured,
+            tenant=scope.tenant,
+            pool=_pool(scope),
+            scope_digest=scope_digest(scope),
+            compatibility_keys={
+                None: image_key(scope),
+                **{each.resume_step: latent_key(scope, each.resume_step) for each in captured.latents},
+            },
+            request_id=attempt.request_id,
+            fencing_token=attempt.fencing_token,
+            text_vector=text.values,
+            image_vector=image.values if image is not None else None,
+            ancestor_depth=ancestor_depth,
+            created_at=self._clock.wall(),
+            step_count=scope.num_inference_steps,
+            repeat_key=repeat_key,
+        )
+        # A cache is bound by its first entry. A refused commit must not bind it: no other encoder could enter then.
+        entry_id = await asyncio.wrap_future(self._ledger.commit(entry, None if self._guard.bound else encoder))
         self._guard.note_bound(encoder)
         metrics.COMMITS.inc()
         await self._make_findable()
         return entry_id
 
     async def release(self, grant_id: str) -> None:
-        """Give a grant back; one that is gone or committed stays as it is. Raises StoreUnavailable at once where the
+        """Give a grant back; a grant that is gone or committed stays unchanged. Raises StoreUnavailable at once if the
         ledger hangs: the grant expires by itself."""
         check_name("grant_id", grant_id)
         self._check_writes(_WRITES_WITHIN_S)
@@ -191,7 +209,7 @@ class EntryWriting:
         try:
             await asyncio.wrap_future(self._ledger.reserve(record))
         except asyncio.CancelledError:
-            # Nobody hears of it. Where the ledger has begun with it already, it would stay open until it runs out.
+            # No caller receives it. If the ledger has begun with it already, it would stay open until it expires.
             with suppress(StoreUnavailable):
                 self._ledger.release(record.grant_id)
             raise
@@ -201,7 +219,7 @@ class EntryWriting:
         return Reservation(self._signed(grant, scope, attempt), "granted")
 
     def _signed(self, grant: CacheGrant, scope: CacheScope, attempt: Attempt) -> CacheGrant:
-        """For this attempt, and for pictures of this scope; as it is where no key is set."""
+        """Sign the grant for this attempt and for images of this scope; unchanged without a key."""
         if self._keys is None:
             return grant
         binding = GrantBinding(
@@ -224,34 +242,6 @@ class EntryWriting:
 
     def _new_key(self, resume_step: int | None) -> GrantedKey:
         return GrantedKey(f"cache/{self._ledger.cache_id}/{secrets.token_hex(16)}", resume_step)
-
-    def _entry(
-        self,
-        scope: CacheScope,
-        attempt: Attempt,
-        captured: CapturedEntries,
-        text: Embedding,
-        image: Embedding | None,
-        ancestor_depth: int,
-    ) -> EntryCommit:
-        return EntryCommit(
-            entry_id=str(uuid.uuid4()),
-            captured=captured,
-            tenant=scope.tenant,
-            pool=_pool(scope),
-            scope_digest=scope_digest(scope),
-            compatibility_keys={
-                None: image_key(scope),
-                **{each.resume_step: latent_key(scope, each.resume_step) for each in captured.latents},
-            },
-            request_id=attempt.request_id,
-            fencing_token=attempt.fencing_token,
-            text_vector=text.values,
-            image_vector=image.values if image is not None else None,
-            ancestor_depth=ancestor_depth,
-            created_at=self._clock.wall(),
-            step_count=scope.num_inference_steps,
-        )
 
 
 def _refused(why: str) -> Reservation:

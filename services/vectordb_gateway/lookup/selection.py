@@ -1,6 +1,6 @@
-"""From what was found for a candidate to where it starts, and why."""
+"""Choose where a candidate starts among the matches of its search, and say why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
@@ -23,12 +23,12 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
-from services.vectordb_gateway.searches import Match, Matches, NearestMatches, is_own, latents_for
+from services.vectordb_gateway.lookup.search import Match, Matches, is_own, latents_for
 
 
 @dataclass(frozen=True)
 class RuledCandidate:
-    """A candidate, what its model may reuse, and the rules of that for this request."""
+    """A candidate, the reuse that its model allows, and the rules for this request."""
 
     candidate: LookupCandidate
     reuse: ModelReuse
@@ -36,53 +36,51 @@ class RuledCandidate:
 
     @property
     def wants_latent(self) -> bool:
-        """Whether a latent is worth searching for."""
+        """Return whether a latent is worth searching for."""
         return self.candidate.latents and bool(self.rules.latents)
 
     @property
     def wants_image(self) -> bool:
-        """Whether an image is."""
+        """Return whether an image is worth searching for."""
         return self.candidate.images and bool(self.rules.images)
 
     def reason(self, selection: Selection) -> str:
-        """Return why, and by which profile: provenance tells it."""
+        """Return the reason with its profile, for provenance."""
         match selection:
             case UseLatent():
-                return _told_by(selection.reason, self.reuse.latents)
+                return _with_source(selection.reason, self.reuse.latents)
             case UseImage():
-                return _told_by(selection.reason, self.reuse.images)
+                return _with_source(selection.reason, self.reuse.images)
         if self.rules.latents or self.rules.images:
             return selection.reason
         return f"miss: {self.reuse.latents.source}"
 
 
-def _told_by(reason: str, table: ReuseTable) -> str:
+def _with_source(reason: str, table: ReuseTable) -> str:
     return reason if table.source == UNPROFILED else f"{reason} ({table.source})"
 
 
 def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repeat_key: str) -> CandidateStart:
-    """Return the start that saves most of what was found; `repeat_key` is the digest of the request's prompt and seed.
-    It reads from the ledger as much as it needs for that."""
+    """Return the start that saves most; `repeat_key` is the digest of the request's prompt and seed."""
     scope = asked.candidate.scope
     texts = _texts(matches.by_text, scope, repeat_key)
     context = SelectionContext(scope.num_inference_steps, texts, _images(matches.by_image, repeat_key), quality)
     selection = select_start(context, asked.rules)
-    by_text, by_image = matches.by_text.nearest, matches.by_image.nearest
     return CandidateStart(
         _start(scope, matches, selection),
         asked.reason(selection),
-        by_text.similarity if by_text else None,
-        by_image.similarity if by_image else None,
+        matches.by_text[0].similarity if matches.by_text else None,
+        matches.by_image[0].similarity if matches.by_image else None,
     )
 
 
-def _texts(matches: NearestMatches, scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:
+def _texts(matches: Sequence[Match], scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:
     for match in matches:
         steps = tuple(latent.resume_step for latent in latents_for(scope, match.entry))
         yield NearestEntry(match.similarity, steps, is_own=is_own(match, repeat_key))
 
 
-def _images(matches: NearestMatches, repeat_key: str) -> Iterator[NearestEntry]:
+def _images(matches: Sequence[Match], repeat_key: str) -> Iterator[NearestEntry]:
     for match in matches:
         # One that started from another image is not made again from noise.
         is_repeat = is_own(match, repeat_key) and not match.entry.ancestor_depth

@@ -1,0 +1,1 @@
+"""Entries: reserve, commit, pin, and the rules that decide what to keep."""

@@ -1,0 +1,1 @@
+"""Lookups: search, the rows of entries found, and the choice of a start."""

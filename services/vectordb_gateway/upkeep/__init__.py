@@ -1,0 +1,1 @@
+"""Background work: indexing, maintenance, healing, and calls of stores that may hang."""
