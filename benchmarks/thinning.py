@@ -66,7 +66,7 @@ LOADS = (2, 5)
 DEADLINE_RUNS = 3.0
 ALPHA = 0.95
 BATCH = 16
-POLICY = ServingPolicy("resident", hold_resident, plans_batches=False)
+POLICY = ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _as_decided(scenario: Scenario) -> Scenario:
     """Predicted misses are dropped where both policy and scenario want it; the fleet's own threshold is for policies
     that plan none."""
     dataplane = scenario.dataplane
-    threshold = dataplane.confidence_threshold if scenario.policy.name == "resident" else 0.0
+    threshold = dataplane.confidence_threshold if not scenario.policy.moves_models else 0.0
     drop_late = dataplane.drop_late and scenario.policy.drops_late
     return replace(scenario, dataplane=replace(dataplane, drop_late=drop_late, confidence_threshold=threshold))
 

@@ -194,7 +194,7 @@ class Simulation:
     def _arrive(self, index: int, arrival: Arrival) -> None:
         request_id = f"r{index}"
         draw, route_draw = self._draws[index]
-        plan, scenario = self.dataplane.state.plan, self._scenario
+        plan, scenario = self.dataplane.state.index, self._scenario
         quota = self._quotas.get(arrival.tenant, NO_QUOTA)
         stages = request_stages(plan, arrival.model, route_draw, scenario.cascade, quota)
         stages = stages or request_stages(plan, scenario.default_model, route_draw, quota=quota)
@@ -275,15 +275,14 @@ class Simulation:
         self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id), request, "accept")
 
     def _resolve_route(self, effect: effects.ResolveRoute) -> None:
-        request, stage, plan = self._requests[effect.request_id], effect.cascade_stage, self.dataplane.state.plan
-        pools = plan.pools if plan is not None else ()
+        request, stage, plan = self._requests[effect.request_id], effect.cascade_stage, self.dataplane.state.index
         quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
         if effect.anew:
             request.cascade += stages_anew(plan, draw, quota) or request.cascade[-1:]
         stage_of = request.cascade[stage]
         own = stage_of.pool
         # A request deferred to a stage runs only there.
-        request.start, lanes = self._reuse.choose(request, stage_of, pools if stage == 0 else ())
+        request.start, lanes = self._reuse.choose(request, stage_of, plan.pools if stage == 0 else ())
         request.deferred = stage > 0
         request.options = lanes
         own_steps = self._fleet.steps_of(stage_of.model, request.arrival)

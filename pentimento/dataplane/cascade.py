@@ -53,7 +53,7 @@ def leaves_out_stage(state: State, request: Request, foreseen: float | None, pri
     the stage costs more than it saves (`policies.light_stages`)."""
     if not request.has_next_stage or request.start != NOISE:
         return False
-    planned = state.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
+    planned = state.index.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
     bound = skip_bound(state.settings.skip_light_below, planned)
     return leaves_out_light(foreseen, bound, _threshold(state, request), price)
 
@@ -89,7 +89,7 @@ def stand_in(state: State, request: Request) -> list[Effect]:
 def _staffed_stage(state: State, request: Request) -> int:
     """Return the number of the first later stage whose pool the plan gives workers; 0 where there is none."""
     later = range(request.cascade_stage + 1, len(request.cascade))
-    return next((stage for stage in later if request.cascade[stage] in state.staffed), 0)
+    return next((stage for stage in later if request.cascade[stage] in state.index.staffed), 0)
 
 
 def _pass_on(state: State, request: Request, stage: int) -> list[Effect]:
@@ -113,7 +113,7 @@ def reroute(state: State, request: Request) -> list[Effect]:
 
 def is_deserted(state: State, pool: str) -> bool:
     """Return whether nobody is left in the pool, by the plan's word and by what is seen."""
-    return pool in state.deserted and not state.pool(pool).workers
+    return pool in state.index.unstaffed and not state.pool(pool).workers
 
 
 def go_on(state: State, request: Request) -> list[Effect]:
@@ -122,9 +122,9 @@ def go_on(state: State, request: Request) -> list[Effect]:
     one that has a picture to fall back on: it need not be painted by the same model again."""
     if stage := _staffed_stage(state, request):
         return _pass_on(state, request, stage)
-    if not request.planned or request.fallback_token or request.asked_anew == state.entered:
+    if not request.planned or request.fallback_token or request.asked_anew == state.index.entered:
         return []
-    request.asked_anew = state.entered
+    request.asked_anew = state.index.entered
     request.cascade_stage, request.option = max(len(request.cascade), 1), 0
     state.enter(request, Phase.ROUTING)
     return [ResolveRoute(request.request_id, request.cascade_stage, anew=True)]
@@ -152,7 +152,7 @@ def _threshold(state: State, request: Request) -> float | None:
     if request.cascade_name in state.thresholds:
         stage = request.cascade[request.cascade_stage]
         return state.thresholds[request.cascade_name].get((stage, request.start))
-    if state.plan is not None and state.plan.routes_requests:
+    if state.index.routes_requests:
         return None
     return state.settings.confidence_threshold if request.start != IMAGE else None
 

@@ -71,7 +71,7 @@ def is_eligible(state: State, worker: Worker) -> bool:
     operator named it."""
     if not worker.connected or not worker.confirmed or worker.draining:
         return False
-    return worker.pinned or worker.worker_id in state.assigned
+    return worker.pinned or worker.worker_id in state.index.assigned
 
 
 def refresh(state: State, worker: Worker) -> None:

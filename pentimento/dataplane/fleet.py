@@ -13,10 +13,9 @@ from pentimento.dataplane.requests import LaneKey, Phase
 from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS
 from pentimento.policies.plan_checks import check_plan
-from pentimento.policies.serving.entry import NOISE, takes
+from pentimento.policies.serving.entry import PlanIndex
 
 # More than any worker can mean.
 _MAX_CREDITS = 4096
@@ -62,24 +61,15 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     except InvalidArgument:
         state.counters.refused_plans += 1
         return []
-    state.plan = event.plan
-    state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
-    state.staffed = frozenset(pool.pool for pool in event.plan.pools if pool.worker_ids)
-    state.deserted = frozenset(pool.pool for pool in event.plan.pools) - state.staffed
-    state.entered = state.staffed & {pool.pool for pool in event.plan.pools if takes(pool, NOISE)}
-    state.dirty |= {key: None for key in state.lanes if key[0] in state.deserted}
-    state.registered = {one.model: one.digest for one in event.plan.registered}
-    thinned = {pool.pool for pool in event.plan.pools if pool.thins}
-    for name in thinned | state.pools.keys():
-        state.pool(name).thins = name in thinned
+    index = state.index = PlanIndex(event.plan)
+    state.dirty |= {key: None for key in state.lanes if key[0] in index.unstaffed}
+    for name in index.thinned | state.pools.keys():
+        state.pool(name).thins = name in index.thinned
     # Another stage still stands in for requests that were accepted so, whatever later ones do. Scores no longer count
     # where no threshold is planned: the next stage may have no workers left.
     used = {request.cascade_name for request in state.requests.values()}
     before = {name: scored for name, scored in state.thresholds.items() if name in used and not scored}
-    state.thresholds = before | _thresholds(event.plan)
-    state.skip_bounds = {
-        cascade.cascade: {stage.pool: stage.skip_below for stage in cascade.stages} for cascade in event.plan.cascades
-    }
+    state.thresholds = {**before, **index.thresholds}
     _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
@@ -100,22 +90,9 @@ def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> l
     return []
 
 
-def _thresholds(plan: Plan) -> dict[str, dict[tuple[str, str], float]]:
-    """By cascade: the confidence that pictures of a pool must exceed, by (pool, start)."""
-    return {
-        cascade.cascade: {
-            (stage.pool, threshold.start): threshold.confidence
-            for stage in cascade.stages
-            for threshold in stage.thresholds
-        }
-        for cascade in plan.cascades
-    }
-
-
 def _set_speeds(state: State) -> None:
     """Pools take the profile of their own name, or of the model that the plan gives them."""
-    plan_pools = state.plan.pools if state.plan is not None else ()
-    models = {pool.pool: pool.model for pool in plan_pools}
+    models = state.index.models
     for name in [*models, *state.profiles]:
         pool = state.pool(name)
         profile = state.profiles.get(name) or state.profiles.get(models.get(name, ""))
@@ -132,13 +109,6 @@ def forget_worker(state: State, now: float, worker_id: str) -> None:
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.connected and now >= worker.forget_at:
         del state.workers[worker_id]
-
-
-def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
-    """Return the plan's pools of the model that name the worker; the model's own where the plan names none."""
-    pools = plan.pools if plan is not None else ()
-    named = tuple(pool.pool for pool in pools if pool.model == model and worker_id in pool.worker_ids)
-    return named or (model,)
 
 
 def _given_up(state: State, worker: Worker, event: WorkerReported) -> frozenset[AttemptKey]:
@@ -174,8 +144,8 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
 def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
     """Into the pools and lanes of what it holds, out of those of what it held."""
     # Who holds another digest than is registered under the name would paint another model's pictures.
-    is_known = state.registered.get(model, model_digest) == model_digest
-    pools = pools_of(state.plan, worker.worker_id, model) if is_known else ()
+    is_known = state.index.registered.get(model, model_digest) == model_digest
+    pools = state.index.pools_of(worker.worker_id, model) if is_known else ()
     if (pools, model_digest) != (worker.pools, worker.model_digest):
         _withdraw(state, worker)
         if model_digest != worker.model_digest:

@@ -12,6 +12,7 @@ from pentimento.dataplane.pools import Lane, Pool, Worker
 from pentimento.dataplane.requests import ATTEMPTED, WAITING, LaneKey, Phase, Request
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.domain.fleet import Plan
+from pentimento.policies.serving.entry import PlanIndex
 from pentimento.policies.tenant_quota import QuotaMeter
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
 
@@ -72,19 +73,9 @@ class State:
     orphans: dict[str, dict[str, None]] = field(default_factory=dict)
     timers: list[tuple[float, int, TimerKind, str]] = field(default_factory=list)
     timer_count: int = 0
-    plan: Plan | None = None
-    assigned: frozenset[str] = frozenset()
-    # Pools of the plan with workers, and those that it gives none.
-    staffed: frozenset[str] = frozenset()
-    deserted: frozenset[str] = frozenset()
-    # Those with workers that it sends requests from noise to.
-    entered: frozenset[str] = frozenset()
-    # By the plan's cascade, then by pool and kind of start.
+    index: PlanIndex = field(default_factory=PlanIndex)
+    # Those of the plan, and of earlier plans' cascades that requests are in.
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
-    # By the plan's cascade, then by pool: the prompt's probability below which the stage is left out.
-    skip_bounds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    # The digests of the model repository, by name.
-    registered: Mapping[str, str] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
     # Of tenants that have quotas: what they used, and their weights. Of all: how many requests have not ended.
@@ -94,6 +85,11 @@ class State:
     draining: bool = False
     drained: bool = False
     counters: Counters = field(default_factory=Counters)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, None before the first."""
+        return self.index.plan
 
     @property
     def first_token(self) -> int:

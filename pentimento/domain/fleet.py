@@ -245,7 +245,8 @@ class Plan:
 
     `drops_late`: drop requests that are predicted to miss their deadline. `placements`: adapters as the replicas
     reported them; `components`: components that services are to hold. `notes`: models left unplanned, and why.
-    `registered`: workers that hold another digest under one of the names get no requests.
+    `registered`: workers that hold another digest under one of the names get no requests. `moves_models`: workers load
+    the models assigned to them; otherwise the assignments say what they hold.
     """
 
     version: PlanVersion
@@ -261,11 +262,11 @@ class Plan:
     components: tuple[ComponentPlacement, ...] = ()
     notes: tuple[str, ...] = ()
     registered: tuple[RegisteredDigest, ...] = ()
+    moves_models: bool = True
 
-    @property
-    def routes_requests(self) -> bool:
-        """Whether it says which pools take requests that name no model; else that is the frontdoor's own business."""
-        return any(pool.routes for pool in self.pools)
+    def assignment_of(self, worker_id: str) -> WorkerAssignment | None:
+        """Return what the plan assigns to the worker, None for nothing."""
+        return next((one for one in self.assignments if one.worker_id == worker_id), None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@
 | `idle` | stay healthy without anything to serve |
 | `process` | listen, prepare, serve until asked to stop, finish what runs, let go |
 | `fleet_member` | register with the controller and report to it |
-| `plan_follower` | hear of every newer plan |
-| `saved_plan` | begin with the plan that was saved last, where one can be believed |
+| `plan_follower` | receive every newer plan, save it, and begin with the saved one |
 | `lease` | be the active one of several over one ledger, or wait to be |
 """

@@ -14,7 +14,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease
-from pentimento.service.saved_plan import believable_plan
+from pentimento.service.plan_follower import believable_plan
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.wire.codec import to_bytes
 from services.controller.metrics import UNSAVED_PLANS

@@ -40,7 +40,7 @@ from services.controller.placements import adapter_placements, uploaded_placemen
 logger = logging.getLogger(__name__)
 
 RESIDENT_SERVES = "the workers keep the models that they hold"
-SETTLING = ServingPolicy("resident", hold_resident, plans_batches=False)
+SETTLING = ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
 
 
 class Planner:
@@ -183,7 +183,7 @@ class Planner:
     def _placing(self, policy: ServingPolicy, decision: Decision, replicas: tuple[ReplicaView, ...]) -> Plan:
         """Changes state: the plan with popular adapters placed, where its policy plans at all and has not placed
         any itself."""
-        if policy.allocator is hold_resident or decision.plan.components:
+        if not policy.moves_models or decision.plan.components:
             return decision.plan
         uploaded = [adapter.name for adapter in self.uploaded]
         found = place_components(self._asked, replicas, decision.plan.assignments, uploaded)
@@ -199,6 +199,7 @@ class Planner:
             cache=self._wanted.cache_plan(plan.cache),
             endpoints=service_endpoints(replicas),
             drops_late=policy.drops_late,
+            moves_models=policy.moves_models,
             placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),
         )
 

@@ -105,7 +105,7 @@ class ControlNetProcess(ServiceProcess):
         logger.info("loading ControlNets", extra={"visible_gpus": visible_gpus()})
         await self.controlnets.shelf.prefetch(self.settings.prefetch)
         if self.controller is not None:
-            self.run_beside(PlanFollower(self.controller, self.server.instance_id, self.follow).run(), "plan")
+            self.run_beside(PlanFollower(self.controller, self.server.instance_id).run(self.follow), "plan")
 
     def follow(self, plan: Plan) -> None:
         """Changes state: have what the plan places here, where that is news."""

@@ -11,6 +11,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan, ReplicaKind
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal.recovery import recover
@@ -23,7 +24,6 @@ from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
 from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.webhooks.delivering import Webhooks
-from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.speeds import read_profiles
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Frontdoor(ServiceProcess):
     webhooks: Webhooks
     departures: Departures
     admin: RpcServer | None
-    plans: PlanWatch
+    plans: PlanFollower
     recorder: EffectsRecorder | None
     _superseded: bool = field(default=False, init=False)
 

@@ -192,7 +192,7 @@ class DemandReport:
         """Return the report with queue, counts, demand and plan. Changes state."""
         state = self._state
         pools = tuple(state.pools.values())
-        models = {pool.pool: pool.model for pool in state.plan.pools} if state.plan is not None else {}
+        models = state.index.models
         for one in self._unanswered:
             self._starts.put_back(one)
         self._told = {pool.name: _totals(pool) for pool in pools}
@@ -280,7 +280,7 @@ def frontdoor_status(
     return FrontdoorStatus(
         frontdoor_id=frontdoor_id,
         frontdoor_epoch=state.epoch,
-        plan_version=state.plan.version if state.plan is not None else PlanVersion(),
+        plan_version=state.index.version,
         pools=tuple(state.pools[name] for name in sorted(state.pools)),
         queue_limit=state.settings.queue_limit,
         workers=tuple(state.workers[worker_id] for worker_id in sorted(state.workers)),

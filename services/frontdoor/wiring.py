@@ -28,6 +28,7 @@ from pentimento.rpc.keyring import KeyRing
 from pentimento.rpc.signing_keys import SigningKeys, kept_signing_keys
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner
@@ -72,7 +73,6 @@ from services.frontdoor.webhooks.wiring import wire_webhooks
 from services.frontdoor.workers import attempts
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
-from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
@@ -143,7 +143,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         webhooks=webhooks,
         departures=Departures(journal, parts.retention, parts.gateway, parts.clock, settings.tenant_grace_h * 3600),
         admin=_admin_server(settings, journal, parts),
-        plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),
+        plans=PlanFollower(member.controller, server.instance_id, store=journal, clock=parts.clock),
         registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
     )

@@ -28,7 +28,6 @@ from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import PlannedBackend
-from services.unet_worker.models.plan_following import wanted_of
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
 
@@ -121,17 +120,17 @@ class WorkerProcess(ServiceProcess):
 
     def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
-        follower = PlanFollower(controller, self.server.instance_id, lambda plan: self.follow(backend, plan))
+        follower = PlanFollower(controller, self.server.instance_id)
         self.registration = self._member.registration(
             lambda replica: self._describe(replica, backend, costs),
             lambda report: self._report(report, backend, follower),
         )
-        self.run_beside(follower.run(), "plan")
+        self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
 
     def follow(self, backend: PlannedBackend, plan: Plan) -> None:
         """Changes state: have the device hold what the plan assigns here, and load ahead of need the LoRAs that it
         names."""
-        wanted = wanted_of(plan, self.server.instance_id)
+        wanted = plan.assignment_of(self.server.instance_id) if plan.moves_models else None
         if wanted is None:
             return
         self.assign(backend, wanted)

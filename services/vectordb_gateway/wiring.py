@@ -84,7 +84,7 @@ class GatewayProcess(ServiceProcess):
         await asyncio.to_thread(self.maintenance.follow_rule)
         await asyncio.to_thread(self.maintenance.run_round)
         if self.follower is not None:
-            self.run_beside(self.follower.run(), "plan")
+            self.run_beside(self.follower.run(self.planned.take), "plan")
         self.run_beside(self.maintenance.run(), "maintenance")
         self.run_beside(self.stalls.run(), "stalls")
 
@@ -162,7 +162,7 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
         maintenance=maintenance,
         stalls=StallWatch(watched_stores(gateway.lookup, ledger, maintenance), partial(tell_health, server)),
         planned=planned,
-        follower=_follower(member, server, settings, planned),
+        follower=_follower(member, server, settings),
     )
 
 
@@ -173,13 +173,11 @@ def _bounds(settings: GatewaySettings) -> LookupBounds:
     return LookupBounds(timeout_s, selection.max_ancestor_depth, selection.scratch_share, row_age_s)
 
 
-def _follower(
-    member: FleetMember, server: RpcServer, settings: GatewaySettings, planned: PlannedCache
-) -> PlanFollower | None:
-    """Return the follower of plans, if the operator allows it."""
+def _follower(member: FleetMember, server: RpcServer, settings: GatewaySettings) -> PlanFollower | None:
+    """Return what receives plans; None without a controller, or where the settings refuse plans."""
     if not settings.follow_plan or member.controller is None:
         return None
-    return PlanFollower(member.controller, server.instance_id, planned.take)
+    return PlanFollower(member.controller, server.instance_id)
 
 
 def tell_health(server: RpcServer, serving: bool) -> None:

@@ -39,7 +39,8 @@ class ServingPolicy:
     """A serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers follow the
     plan (`serving.entry`).
 
-    `plans_batches`: whether devices take the plan's batch sizes, or their own.
+    `plans_batches`: whether devices take the plan's batch sizes, or their own. `moves_models`: whether devices load the
+    models assigned to them, or keep what they hold.
     `eviction` names the cache's rule (`policies.eviction_rules`). `cache_hits`: whether refined hits are cached too.
     `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
     """
@@ -51,6 +52,7 @@ class ServingPolicy:
     cache_hits: bool = True
     drops_late: bool = True
     plans_batches: bool = True
+    moves_models: bool = True
 
     def cache_plan(self, decided: CachePlan) -> CachePlan:
         """Return the cache part of a plan: as decided, else by the system's own admission and eviction.
@@ -99,7 +101,7 @@ def policy(*needs: str) -> Callable[[Callable[[ServingSettings], ServingPolicy]]
 @policy()
 def resident(settings: ServingSettings) -> ServingPolicy:
     """Build the policy without planning: every worker keeps its model and its own batches."""
-    return ServingPolicy("resident", hold_resident, plans_batches=False)
+    return ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
 
 
 @policy(*CASCADE)

@@ -6,10 +6,12 @@ nothing of its own (MoDM's large workers). A stage of a cascade sends what its d
 by thresholds for each kind of start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StartThreshold
+from pentimento.domain.generation import PlanVersion
 from pentimento.domain.tenants import TenantQuota
 
 NOISE, LATENT, IMAGE, SPARE = "noise", "latent", "image", "spare"
@@ -42,6 +44,117 @@ class Stage:
     def threshold(self, start: str) -> float | None:
         """Return the confidence that pictures from that start must exceed; None where they are not scored."""
         return next((entry.confidence for entry in self.thresholds if entry.start == start), None)
+
+
+@dataclass(frozen=True)
+class PlanIndex:
+    """Look up parts of a plan by name; each table is made once. `plan` is None before the first plan, and everything is
+    empty then."""
+
+    plan: Plan | None = None
+
+    @property
+    def version(self) -> PlanVersion:
+        """The plan's version, 0.0 without a plan."""
+        return self.plan.version if self.plan is not None else PlanVersion()
+
+    @property
+    def pools(self) -> tuple[PoolPlan, ...]:
+        """The plan's pools, in its order."""
+        return self.plan.pools if self.plan is not None else ()
+
+    @property
+    def cascades(self) -> tuple[CascadePlan, ...]:
+        """The plan's cascades, in its order."""
+        return self.plan.cascades if self.plan is not None else ()
+
+    @cached_property
+    def routes_requests(self) -> bool:
+        """Whether the plan says which pools take requests that name no model; else the frontdoor's settings do."""
+        return any(pool.routes for pool in self.pools)
+
+    @cached_property
+    def models(self) -> Mapping[str, str]:
+        """The model of each pool."""
+        return {pool.pool: pool.model for pool in self.pools}
+
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """Workers with an assignment."""
+        return frozenset(one.worker_id for one in self.plan.assignments) if self.plan is not None else frozenset()
+
+    @cached_property
+    def staffed(self) -> frozenset[str]:
+        """Pools with workers."""
+        return frozenset(pool.pool for pool in self.pools if pool.worker_ids)
+
+    @cached_property
+    def unstaffed(self) -> frozenset[str]:
+        """Pools without workers."""
+        return frozenset(self.models) - self.staffed
+
+    @cached_property
+    def entered(self) -> frozenset[str]:
+        """Pools with workers that receive requests from noise."""
+        return self.staffed & {pool.pool for pool in self.pools if takes(pool, NOISE)}
+
+    @cached_property
+    def thinned(self) -> frozenset[str]:
+        """Pools that the plan relies on to skip steps."""
+        return frozenset(pool.pool for pool in self.pools if pool.thins)
+
+    @cached_property
+    def registered(self) -> Mapping[str, str]:
+        """Digests of the model repository, by the model's name."""
+        return {one.model: one.digest for one in self.plan.registered} if self.plan is not None else {}
+
+    @cached_property
+    def thresholds(self) -> Mapping[str, Mapping[tuple[str, str], float]]:
+        """By cascade: the confidence that images must exceed, by pool and start."""
+        return {
+            cascade.cascade: {
+                (stage.pool, threshold.start): threshold.confidence
+                for stage in cascade.stages
+                for threshold in stage.thresholds
+            }
+            for cascade in self.cascades
+        }
+
+    @cached_property
+    def skip_bounds(self) -> Mapping[str, Mapping[str, float]]:
+        """By cascade, then by pool: the probability of a prompt below which the stage is skipped."""
+        return {one.cascade: {stage.pool: stage.skip_below for stage in one.stages} for one in self.cascades}
+
+    @cached_property
+    def stages(self) -> Mapping[str, tuple[Stage, ...]]:
+        """The stages of each cascade."""
+        return {cascade.cascade: _stages_of(cascade, self.models) for cascade in self.cascades}
+
+    def stages_at(self, entry: "EnteredPool") -> tuple[Stage, ...]:
+        """Return the stages of a request that enters there."""
+        alone = (Stage(entry.pool.pool, entry.pool.model, planned=True),)
+        return self.stages.get(entry.cascade, alone)
+
+    def pools_of(self, worker_id: str, model: str) -> tuple[str, ...]:
+        """Return the pools of the model that name the worker; the model's own where none does."""
+        return tuple(p.pool for p in self.pools if p.model == model and worker_id in p.worker_ids) or (model,)
+
+
+def _stages_of(cascade: CascadePlan, models: Mapping[str, str]) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(
+            stage.pool,
+            models[stage.pool],
+            cascade.cascade,
+            stage.discriminator,
+            stage.thresholds,
+            planned=True,
+            skip_below=stage.skip_below,
+            reuse_share=stage.reuse_share,
+            discriminator_digest=stage.discriminator_digest,
+        )
+        for stage in cascade.stages
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +192,7 @@ def entry_of(
 
 
 def request_stages(
-    plan: Plan | None, model: str, draw: float, cascade: Sequence[str] = (), quota: TenantQuota = NO_QUOTA
+    index: PlanIndex, model: str, draw: float, cascade: Sequence[str] = (), quota: TenantQuota = NO_QUOTA
 ) -> tuple[Stage, ...]:
     """Return the stages that a request goes through before it is known whether the cache helps: the pool of the model
     that it names, else those of the plan, or else the models of `cascade`. A pool that no plan names is called after
@@ -87,14 +200,13 @@ def request_stages(
 
     It is drawn to what its tenant may use by `quota`, where there is any such place; `allowed_stages` is what is left
     of it."""
-    pools = plan.pools if plan is not None else ()
     if model:
-        of_model = [pool for pool in pools if pool.model == model]
+        of_model = [pool for pool in index.pools if pool.model == model]
         own = _drawn([pool for pool in of_model if quota.allows(pool.pool)] or of_model, draw)
         return (Stage(own.pool if own is not None else model, model),)
-    entry = _entry(plan, NOISE, draw, quota) if plan is not None else None
-    if plan is not None and entry is not None:
-        return _stages(plan, entry)
+    entry = _entry(index, NOISE, draw, quota)
+    if entry is not None:
+        return index.stages_at(entry)
     return tuple(Stage(name, name) for name in cascade)
 
 
@@ -104,25 +216,25 @@ def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, 
     return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
-def stages_anew(plan: Plan | None, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
+def stages_anew(index: PlanIndex, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
     """Return the stages that the plan has now for a request that a plan sent before, of those that its tenant may
     use; none where there are none."""
-    return tuple(stage for stage in request_stages(plan, "", draw, quota=quota) if quota.allows(stage.pool))
+    return tuple(stage for stage in request_stages(index, "", draw, quota=quota) if quota.allows(stage.pool))
 
 
-def _entry(plan: Plan, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
+def _entry(index: PlanIndex, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
     """Of the places from which a stage is left to the tenant; of all where there is none."""
     if not quota.pools:
-        return entry_of(plan.pools, start, draw)
+        return entry_of(index.pools, start, draw)
 
     def is_open(entry: EnteredPool) -> bool:
-        return any(quota.allows(stage.pool) for stage in _stages(plan, entry))
+        return any(quota.allows(stage.pool) for stage in index.stages_at(entry))
 
-    return entry_of(plan.pools, start, draw, is_open) or entry_of(plan.pools, start, draw)
+    return entry_of(index.pools, start, draw, is_open) or entry_of(index.pools, start, draw)
 
 
 def stages_from(
-    plan: Plan | None,
+    index: PlanIndex,
     own: Sequence[Stage],
     pool: str,
     model: str,
@@ -133,9 +245,9 @@ def stages_from(
     """Return the stages of a request once its start is known and `pool`, which holds `model`, is where it begins: those
     that the plan has for such starts there, else `own`, those that it came with, where it begins with the first of
     them, else that pool alone. Drawn as `request_stages` are."""
-    entry = _entry(plan, start, draw, quota) if plan is not None else None
-    if plan is not None and entry is not None and entry.pool.pool == pool and own[0].planned:
-        return _stages(plan, entry)
+    entry = _entry(index, start, draw, quota)
+    if entry is not None and entry.pool.pool == pool and own[0].planned:
+        return index.stages_at(entry)
     return tuple(own) if own[0].pool == pool else (Stage(pool, model),)
 
 
@@ -146,27 +258,6 @@ def _drawn(pools: Sequence[PoolPlan], draw: float) -> PoolPlan | None:
         if left < 0:
             return pool
     return pools[0] if pools else None
-
-
-def _stages(plan: Plan, entry: EnteredPool) -> tuple[Stage, ...]:
-    models = {pool.pool: pool.model for pool in plan.pools}
-    cascade: CascadePlan | None = next((known for known in plan.cascades if known.cascade == entry.cascade), None)
-    if cascade is None:
-        return (Stage(entry.pool.pool, entry.pool.model, planned=True),)
-    return tuple(
-        Stage(
-            stage.pool,
-            models[stage.pool],
-            cascade.cascade,
-            stage.discriminator,
-            stage.thresholds,
-            planned=True,
-            skip_below=stage.skip_below,
-            reuse_share=stage.reuse_share,
-            discriminator_digest=stage.discriminator_digest,
-        )
-        for stage in cascade.stages
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ class ImageApi:
         self._parts.identity.require_active()
         recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
-        model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
+        model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.index
         held = self._parts.catalogue.find(model)
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
@@ -259,7 +259,7 @@ class ImageApi:
         may use. Raises InvalidArgument where no model can, and as `resolve` and `choose_stages`."""
         self._parts.identity.require_active()
         draw = random.random()
-        catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
+        catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.index
         quota = self._parts.tenants.quota_of(tenant)
         held, stages = choose_stages(request, draw, catalogue, plan, self._cascade, quota)
         seed = secrets.randbits(SEED_BITS)

@@ -19,7 +19,7 @@ def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequen
     stage that pays, if a plan decides, if no speed is known or the next stage has no worker, or if the services have
     processors of their own and the next stage has a queue: then the light workers take load off it."""
     state, shared_s = parts.dataplane.state, parts.cache_worth.cost_s
-    if not may_be_scored(stages) or (state.plan is not None and state.plan.routes_requests):
+    if not may_be_scored(stages) or state.index.routes_requests:
         return 0.0
     following = state.pools.get(stages[1].pool)
     if following is None or not following.workers:
@@ -93,5 +93,4 @@ def _threshold(parts: FrontdoorParts, first: Stage, start: Start) -> float | Non
     if first.cascade:
         return first.threshold(NOISE)
     state = parts.dataplane.state
-    planned = state.plan is not None and state.plan.routes_requests
-    return None if planned else state.settings.confidence_threshold
+    return None if state.index.routes_requests else state.settings.confidence_threshold

@@ -10,7 +10,7 @@ from pentimento.dataplane.events import RouteOption, RouteResolved
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import PlanVersion, Route
+from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import (
@@ -187,7 +187,7 @@ async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
     """The stages of before, of which nobody is left, and those of the plan of now. After a start their first model is
     waited for: not all workers have told yet."""
     request, quota = job.request, parts.tenants.quota_of(job.request.tenant)
-    planned = stages_anew(parts.dataplane.state.plan, request.draw, quota)
+    planned = stages_anew(parts.dataplane.state.index, request.draw, quota)
     if planned:
         await _awaited_model(parts, job, planned[0].model)
     return restaged(job.stages, planned, request.resolved, parts.catalogue, parts.adapters)
@@ -225,7 +225,7 @@ def _note_saved(parts: FrontdoorParts, job: Job, entered: PoolOption) -> None:
 
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:
     """The stages of a request whose start is known, under the plan of now."""
-    plan, request = parts.dataplane.state.plan, job.request
+    plan, request = parts.dataplane.state.index, job.request
     start, quota = kind_of(entered.route.start), parts.tenants.quota_of(request.tenant)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw, quota)
     return allowed_stages(known_stages(stages, parts.catalogue, request.resolved.admitted), quota)
@@ -239,8 +239,7 @@ def _pinned(
     parts: FrontdoorParts, resolved: ResolvedRequest, route: Route, stage: Stage, held: HeldModel
 ) -> PoolOption:
     """A replay's only option: neither the cache nor another pool is asked."""
-    plan = parts.dataplane.state.plan
-    version = plan.version if plan is not None else PlanVersion()
+    version = parts.dataplane.state.index.version
     return PoolOption(stage.pool, held, resolved, replace(route, route_id=new_route_id(), plan_version=version))
 
 

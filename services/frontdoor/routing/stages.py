@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import HeldModel, Plan
+from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import AdmittedStages, ImageRequest, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import NO_QUOTA, Stage, request_stages, scaled_start_step
+from pentimento.policies.serving.entry import NO_QUOTA, PlanIndex, Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 
@@ -22,7 +22,7 @@ def choose_stages(
     request: ImageRequest,
     draw: float,
     catalogue: Catalogue,
-    plan: Plan | None,
+    plan: PlanIndex,
     cascade: Sequence[str],
     quota: TenantQuota = NO_QUOTA,
 ) -> tuple[HeldModel, tuple[Stage, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
-from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion, Route, Start
+from pentimento.domain.generation import FromLatent, FromNoise, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.serving.entry import (
     FoundStart,
@@ -62,8 +62,8 @@ async def decide_route(
 ) -> tuple[PoolOption, ...]:
     """Where a request may be painted on its way through `asker.stage`, whose model is `held`, under the plan of now:
     the pool that it waits in first, then those that take it while they are idle. Raises nothing."""
-    plan = parts.dataplane.state.plan
-    planned = plan.pools if plan is not None and not asker.stays else ()
+    plan = parts.dataplane.state.index
+    planned = () if asker.stays else plan.pools
     pools = tuple(pool for pool in planned if _can_paint(parts, asker, pool))
     candidates = start_candidates(pools, asker.stage, asker.draw)
     asked = tuple(_ask(parts, asker.resolved, candidate, held) for candidate in candidates)
@@ -79,7 +79,7 @@ async def decide_route(
         lora_patch_step=chosen.lora_patch_step,
         controlnet_mode=mode_of(chosen.resolved.spec, chosen.pipelined_from_step),
         pipelined_from_step=chosen.pipelined_from_step,
-        plan_version=plan.version if plan is not None else PlanVersion(),
+        plan_version=plan.version,
         reason=found.reason,
     )
     entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route)

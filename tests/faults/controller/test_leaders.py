@@ -12,15 +12,14 @@ import pytest
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
-from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.readiness import wait_until_serving
 from pentimento.wire.codec import to_bytes
-from services.frontdoor.workers.plan_watch import PlanWatch
 from tests.support.postgresql import running_server, why_not
 from tests.support.processes import Process, StartedProcesses
 
@@ -71,7 +70,7 @@ async def followed(controllers: Controllers) -> AsyncIterator["Followed"]:
     channels = [open_channel(address, RpcChannelSettings()) for address in controllers.addresses]
     client = ControllerClient(*channels)
     journal = open_journal(f"sqlite:///{controllers.folder}/journal.sqlite")
-    made = Followed(PlanWatch(client, journal, "f1", SystemClock()), client)
+    made = Followed(PlanFollower(client, "f1", store=journal), client)
     yield made
     made.task.cancel()
     await asyncio.wait([made.task])
@@ -81,7 +80,7 @@ async def followed(controllers: Controllers) -> AsyncIterator["Followed"]:
 
 
 class Followed:
-    def __init__(self, watch: PlanWatch, client: ControllerClient) -> None:
+    def __init__(self, watch: PlanFollower, client: ControllerClient) -> None:
         self.client = client
         self.plans: list[Plan] = []
         self.task = asyncio.get_running_loop().create_task(watch.run(self.plans.append))

@@ -114,6 +114,16 @@ async def test_it_loads_the_loras_ahead_that_its_plan_names_and_each_of_them_onc
     assert process._background == loads
 
 
+@pytest.mark.parametrize(("moves_models", "held"), [(True, "light"), (False, "heavy")])
+async def test_worker_plan_moves_models_as_it_says(worker: Emulated, moves_models: bool, held: str) -> None:
+    process, backend = worker.process, worker.backend
+    wanted = WorkerAssignment(process.server.instance_id, "", "light", 1)
+
+    process.follow(backend, Plan(PlanVersion(1, 1), (wanted,), allocator="keeps-all", moves_models=moves_models))
+
+    assert backend.target_model == held
+
+
 async def test_it_tells_its_loras_where_it_registers(adapted_worker: Emulated) -> None:
     assert await adapted_worker.client.prefetch(["mosaic"]) == ("heavy", "mosaic")
 

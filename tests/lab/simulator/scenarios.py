@@ -18,7 +18,7 @@ from pentimento.policies.plan.settings import ServingSettings
 
 TURBO = {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41}
 SD15 = {1: 1.78, 2: 2.16, 4: 3.68, 8: 6.79}
-RESIDENT = ServingPolicy("resident", hold_resident, plans_batches=False)
+RESIDENT = ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
 REQUESTS = DeviceSettings(steps=False, credit_batches=1)
 MODELS = (
     SimulatedModel(from_latencies("turbo", 1, TURBO), quality=0.8, quality_spread=0.4),

@@ -46,8 +46,9 @@ OTHER = ReplicaView(replace(WORKER.replica, instance_id="w2", address="unix:/w2"
 EMPTY, ONE, TWO = (PlanInput(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
 
 
-def planner_of(allocator: Policy, name: str = "resident") -> Planner:
-    planner = Planner(ServingPolicy(name, allocator), leader_epoch=5, allocator_limit_s=60.0)
+def planner_of(allocator: Policy, name: str = "resident", moves_models: bool = True) -> Planner:
+    policy = ServingPolicy(name, allocator, moves_models=moves_models)
+    planner = Planner(policy, leader_epoch=5, allocator_limit_s=60.0)
     planner.begin()
     return planner
 
@@ -59,7 +60,7 @@ def failures(allocator: str) -> float:
 
 @pytest.fixture
 def planner() -> Planner:
-    return planner_of(hold_resident)
+    return planner_of(hold_resident, moves_models=False)
 
 
 async def test_the_first_plan_is_issued_even_for_an_empty_fleet(planner):
@@ -252,6 +253,7 @@ async def test_a_policy_that_plans_places_what_is_popular():
     plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
     assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
+    assert plan.moves_models
     assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
 
 
@@ -266,10 +268,13 @@ async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
     assert [one.prefetch for one in plan.assignments] == [("ink",)]
 
 
-async def test_without_planning_nothing_is_placed(planner):
+@pytest.mark.parametrize("name", ["resident", "keeps-all"])
+async def test_policy_that_moves_no_models_places_nothing(name: str):
+    planner = planner_of(hold_resident, name, moves_models=False)
+
     plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
-    assert plan.components == ()
+    assert (plan.components, plan.moves_models) == ((), False)
 
 
 async def test_what_an_allocator_places_itself_stands():

@@ -609,11 +609,14 @@ class Plan(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     REGISTERED_FIELD_NUMBER: _builtins.int
     DROPS_LATE_FIELD_NUMBER: _builtins.int
+    MOVES_MODELS_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
     drops_late: _builtins.bool
     """Requests that are predicted to miss their deadline are dropped. Absent: true."""
+    moves_models: _builtins.bool
+    """Workers load the models that they are assigned. False: the assignments say what workers hold. Absent: true."""
     @_builtins.property
     def version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -658,14 +661,20 @@ class Plan(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         registered: _abc.Iterable[Global___RegisteredDigest] | None = ...,
         drops_late: _builtins.bool | None = ...,
+        moves_models: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "cache", b"cache", "drops_late", b"drops_late", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "_moves_models", b"_moves_models", "cache", b"cache", "drops_late", b"drops_late", "moves_models", b"moves_models", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "drops_late", b"drops_late", "endpoints", b"endpoints", "notes", b"notes", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late", "_moves_models", b"_moves_models", "admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "drops_late", b"drops_late", "endpoints", b"endpoints", "moves_models", b"moves_models", "notes", b"notes", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drops_late: _TypeAlias = _typing.Literal["drops_late"]  # noqa: Y015
     _WhichOneofArgType__drops_late: _TypeAlias = _typing.Literal["_drops_late", b"_drops_late"]  # noqa: Y015
+    _WhichOneofReturnType__moves_models: _TypeAlias = _typing.Literal["moves_models"]  # noqa: Y015
+    _WhichOneofArgType__moves_models: _TypeAlias = _typing.Literal["_moves_models", b"_moves_models"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drops_late) -> _WhichOneofReturnType__drops_late | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moves_models) -> _WhichOneofReturnType__moves_models | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 

@@ -4,10 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold
+from pentimento.domain.fleet import (
+    CascadePlan,
+    Plan,
+    PoolPlan,
+    RegisteredDigest,
+    RouteShare,
+    StagePlan,
+    StartThreshold,
+    WorkerAssignment,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import Stage, allowed_stages, every_start, request_stages, stages_from
+from pentimento.policies.serving.entry import PlanIndex, Stage, allowed_stages, every_start, request_stages, stages_from
 
 SCORED = (StartThreshold("noise", 0.4), StartThreshold("image", 0.6))
 POOLS = (
@@ -21,6 +30,7 @@ CASCADES = (
     CascadePlan("refined", (StagePlan("medium", SCORED), StagePlan("large"))),
 )
 PLAN = Plan(PlanVersion(1, 1), pools=POOLS, cascades=CASCADES)
+INDEX = PlanIndex(PLAN)
 
 
 def names(stages: tuple[Stage, ...]) -> list[str]:
@@ -29,30 +39,30 @@ def names(stages: tuple[Stage, ...]) -> list[str]:
 
 @pytest.mark.parametrize(("draw", "stages"), [(0.7, ["small", "large"]), (0.8, ["small", "medium", "large"])])
 def test_stages_are_those_that_the_cascade_names_whatever_the_order_of_pools(draw: float, stages: list[str]) -> None:
-    assert names(request_stages(PLAN, "", draw)) == stages
+    assert names(request_stages(INDEX, "", draw)) == stages
 
 
 def test_the_largest_draw_goes_through_the_last_cascade() -> None:
-    assert names(request_stages(PLAN, "", 1.0)) == ["small", "medium", "large"]
+    assert names(request_stages(INDEX, "", 1.0)) == ["small", "medium", "large"]
 
 
 def test_a_stage_has_thresholds_by_start_and_its_discriminator() -> None:
-    first, second, _ = request_stages(PLAN, "", 0.9)
+    first, second, _ = request_stages(INDEX, "", 0.9)
 
     assert (first.cascade, first.discriminator, second.discriminator) == ("three", "a>b", "")
     assert [first.threshold(start) for start in ("noise", "image", "latent")] == [0.4, 0.6, None]
 
 
 def test_a_request_that_names_a_model_goes_to_its_pool_alone() -> None:
-    assert request_stages(PLAN, "c", 0.0) == (Stage("large", "c"),)
-    assert request_stages(PLAN, "other", 0.0, ("x", "y")) == (Stage("other", "other"),)
+    assert request_stages(INDEX, "c", 0.0) == (Stage("large", "c"),)
+    assert request_stages(INDEX, "other", 0.0, ("x", "y")) == (Stage("other", "other"),)
 
 
 def test_pools_of_one_model_take_its_requests_by_their_workers() -> None:
     pools = (PoolPlan("quick", "c", ("w1",)), PoolPlan("full", "c", ("w2", "w3", "w4")))
     plan = Plan(PlanVersion(1, 1), pools=pools)
 
-    drawn = [request_stages(plan, "c", draw / 100)[0].pool for draw in range(100)]
+    drawn = [request_stages(PlanIndex(plan), "c", draw / 100)[0].pool for draw in range(100)]
 
     assert (drawn.count("quick"), drawn.count("full")) == (25, 75)
 
@@ -64,7 +74,7 @@ def test_a_tenant_is_drawn_to_pools_of_its_model_that_it_may_use_and_to_no_other
 
     def drawn(*allowed: str) -> list[str]:
         quota = TenantQuota(pools=allowed)
-        return [request_stages(plan, "c", draw / 100, quota=quota)[0].pool for draw in range(100)]
+        return [request_stages(PlanIndex(plan), "c", draw / 100, quota=quota)[0].pool for draw in range(100)]
 
     assert drawn("a") == ["a"] * 100
     assert [drawn("a", "b").count(pool) for pool in "abd"] == [25, 75, 0]
@@ -80,11 +90,11 @@ def test_a_tenant_is_drawn_to_places_where_a_stage_is_left_to_it(draw: float) ->
 
     def drawn(*allowed: str) -> list[str]:
         quota = TenantQuota(pools=allowed)
-        return names(allowed_stages(request_stages(plan, "", draw, quota=quota), quota))
+        return names(allowed_stages(request_stages(PlanIndex(plan), "", draw, quota=quota), quota))
 
     assert drawn("medium") == ["medium"]
     assert drawn("large") == ["large"]
-    assert drawn("elsewhere") == names(request_stages(plan, "", draw))
+    assert drawn("elsewhere") == names(request_stages(PlanIndex(plan), "", draw))
 
 
 def test_a_hit_goes_through_the_cascade_of_the_place_that_its_tenant_may_use() -> None:
@@ -93,9 +103,9 @@ def test_a_hit_goes_through_the_cascade_of_the_place_that_its_tenant_may_use() -
     large = replace(POOLS[1], routes=(RouteShare("image", 0.5, "back"),))
     medium = replace(POOLS[2], routes=(RouteShare("image", 0.5),))
     plan = replace(PLAN, pools=(POOLS[0], medium, large), cascades=(*CASCADES, back))
-    quota, came_with = TenantQuota(pools=("large",)), request_stages(plan, "", 0.5)
+    quota, came_with = TenantQuota(pools=("large",)), request_stages(PlanIndex(plan), "", 0.5)
 
-    drawn = [stages_from(plan, came_with, "large", "c", "image", draw / 10, quota) for draw in range(10)]
+    drawn = [stages_from(PlanIndex(plan), came_with, "large", "c", "image", draw / 10, quota) for draw in range(10)]
 
     assert [names(stages) for stages in drawn] == [["large", "small"]] * 10
 
@@ -105,33 +115,33 @@ def test_without_a_plan_that_routes_the_settings_cascade_is_taken() -> None:
     resident = replace(PLAN, pools=(PoolPlan("a", "a", ("w0",)),), cascades=())
 
     for plan in (None, resident):
-        assert request_stages(plan, "", 0.0, settings) == (Stage("small", "small"), Stage("large", "large"))
-    assert request_stages(None, "", 0.0) == ()
+        assert request_stages(PlanIndex(plan), "", 0.0, settings) == (Stage("small", "small"), Stage("large", "large"))
+    assert request_stages(PlanIndex(), "", 0.0) == ()
 
 
 def test_a_hit_takes_the_stages_that_the_plan_has_for_its_start() -> None:
-    came_with = request_stages(PLAN, "", 0.5)
+    came_with = request_stages(INDEX, "", 0.5)
 
-    assert names(stages_from(PLAN, came_with, "medium", "b", "image", 0.5)) == ["medium", "large"]
+    assert names(stages_from(INDEX, came_with, "medium", "b", "image", 0.5)) == ["medium", "large"]
 
 
 def test_a_start_that_the_plan_sends_nowhere_stays_with_the_stages_it_came_with() -> None:
-    came_with = request_stages(PLAN, "", 0.5)
+    came_with = request_stages(INDEX, "", 0.5)
 
-    assert stages_from(PLAN, came_with, "small", "a", "latent", 0.5) == came_with
+    assert stages_from(INDEX, came_with, "small", "a", "latent", 0.5) == came_with
 
 
 def test_a_pool_s_route_without_a_cascade_ends_there() -> None:
     plan = Plan(PlanVersion(1, 1), pools=(PoolPlan("large", "c", ("w2",), (RouteShare("noise", 1.0),)), *POOLS))
 
-    assert request_stages(plan, "", 0.0) == (Stage("large", "c", planned=True),)
+    assert request_stages(PlanIndex(plan), "", 0.0) == (Stage("large", "c", planned=True),)
 
 
 def test_a_stage_has_all_that_its_cascade_says_of_it() -> None:
     last = StagePlan("large", skip_below=0.25, reuse_share=0.4)
     plan = replace(PLAN, cascades=(CascadePlan("two", (StagePlan("small", SCORED, skip_below=0.5), last)),))
 
-    assert request_stages(plan, "", 0.0) == (
+    assert request_stages(PlanIndex(plan), "", 0.0) == (
         Stage("small", "a", "two", "", SCORED, planned=True, skip_below=0.5),
         Stage("large", "c", "two", planned=True, skip_below=0.25, reuse_share=0.4),
     )
@@ -145,13 +155,63 @@ def test_what_nobody_says_of_a_stage_is_nothing() -> None:
 
 
 def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
-    came_with = request_stages(PLAN, "", 0.5)
+    came_with = request_stages(INDEX, "", 0.5)
 
-    assert stages_from(PLAN, came_with, "large", "c", "latent", 0.5) == (Stage("large", "c"),)
+    assert stages_from(INDEX, came_with, "large", "c", "latent", 0.5) == (Stage("large", "c"),)
 
 
 def test_one_who_named_a_model_is_sent_on_to_no_other() -> None:
     plan = replace(PLAN, pools=(replace(POOLS[0], routes=every_start("two")), *POOLS[1:]))
-    named = request_stages(plan, "a", 0.5)
+    named = request_stages(PlanIndex(plan), "a", 0.5)
 
-    assert stages_from(plan, named, "small", "a", "image", 0.5) == named == (Stage("small", "a"),)
+    assert stages_from(PlanIndex(plan), named, "small", "a", "image", 0.5) == named == (Stage("small", "a"),)
+
+
+LOOKED_UP = Plan(
+    PlanVersion(3, 4),
+    assignments=(WorkerAssignment("w0", "unix:/w0", "a"),),
+    pools=(
+        PoolPlan("light", "a", ("w0",), (RouteShare("noise", 1.0, "two"),), thins=True),
+        PoolPlan("heavy", "c", (), (RouteShare("noise", 0.0), RouteShare("image", 1.0))),
+        PoolPlan("lost", "c", (), (RouteShare("noise", 1.0),)),
+        PoolPlan("hits", "c", ("w9",), (RouteShare("image", 1.0),)),
+    ),
+    cascades=(CascadePlan("two", (StagePlan("light", SCORED, skip_below=0.2), StagePlan("heavy"))),),
+    registered=(RegisteredDigest("a", "sha256:a"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "of_plan", "of_none"),
+    [
+        ("version", PlanVersion(3, 4), PlanVersion()),
+        ("pools", LOOKED_UP.pools, ()),
+        ("cascades", LOOKED_UP.cascades, ()),
+        ("routes_requests", True, False),
+        ("models", {"light": "a", "heavy": "c", "lost": "c", "hits": "c"}, {}),
+        ("assigned", {"w0"}, frozenset()),
+        ("staffed", {"light", "hits"}, frozenset()),
+        ("unstaffed", {"heavy", "lost"}, frozenset()),
+        ("entered", {"light"}, frozenset()),
+        ("thinned", {"light"}, frozenset()),
+        ("registered", {"a": "sha256:a"}, {}),
+        ("thresholds", {"two": {("light", "noise"): 0.4, ("light", "image"): 0.6}}, {}),
+        ("skip_bounds", {"two": {"light": 0.2, "heavy": 0.0}}, {}),
+    ],
+)
+def test_plan_index_has_tables_of_the_plan(table: str, of_plan: object, of_none: object) -> None:
+    assert getattr(PlanIndex(LOOKED_UP), table) == of_plan
+    assert getattr(PlanIndex(), table) == of_none
+
+
+@pytest.mark.parametrize(
+    ("worker", "model", "pools"),
+    [
+        pytest.param("w9", "c", ("hits",), id="named"),
+        pytest.param("w0", "c", ("c",), id="another-model"),
+        pytest.param("w1", "c", ("c",), id="unnamed"),
+    ],
+)
+def test_plan_index_pools_of_worker(worker: str, model: str, pools: tuple[str, ...]) -> None:
+    assert PlanIndex(LOOKED_UP).pools_of(worker, model) == pools
+    assert PlanIndex().pools_of(worker, model) == (model,)
