@@ -21,7 +21,7 @@ from pentimento.policies.plan.inputs import (
     reported_profiles,
     with_registered,
 )
-from services.controller.demand import DemandWindow
+from pentimento.policies.serving.demand_window import DemandWindow
 from services.controller.epoch import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
 from services.controller.plan_feed import PlanFeed

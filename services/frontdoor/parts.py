@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
+from pentimento.dataplane.demand_report import StartCounts
 from pentimento.dataplane.events import AttemptKey, Event
 from pentimento.domain.clock import Clock
 from pentimento.policies.cache_worth import CacheWorth
@@ -24,7 +25,7 @@ from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
-from services.frontdoor.status import PaintedCounts, StartCounts
+from services.frontdoor.status import PaintedCounts
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue

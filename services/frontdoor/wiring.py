@@ -15,6 +15,7 @@ from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
+from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.signing_keys import keep_signing_keys
@@ -62,7 +63,7 @@ from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.status import DemandReport, FrontdoorStatus, StartCounts, frontdoor_status
+from services.frontdoor.status import FrontdoorStatus, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.tenants.directory import TenantDirectory

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pentimento.clients.embedders import Embedders
+from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromNoise
 from pentimento.domain.kept_quality import kept_share
@@ -14,7 +15,6 @@ from services.frontdoor.metrics import COMPARED_IMAGES
 from services.frontdoor.quality.comparison import score
 from services.frontdoor.quality.shadow_plans import LightImage
 from services.frontdoor.requests.jobs import Execution, Job
-from services.frontdoor.status import StartCounts
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.credits import is_eligible
+from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.generation import Provenance
@@ -42,7 +43,6 @@ from services.frontdoor.quality.shadow_plans import (
     plan_shadow,
 )
 from services.frontdoor.requests.replays import recorded_picture
-from services.frontdoor.status import StartCounts
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.dataplane.defects import failure_of
+from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import Effect, ResolveRoute
 from pentimento.dataplane.events import Event
 from pentimento.domain.cache import CacheScope
@@ -22,7 +23,6 @@ from pentimento.policies.serving.entry import Stage
 from pentimento.rpc import detached_context
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.routing.stages import PoolOption, as_painted_by
-from services.frontdoor.status import CountedStart
 
 logger = logging.getLogger(__name__)
 

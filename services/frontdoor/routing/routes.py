@@ -5,6 +5,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import RouteOption, RouteResolved
 from pentimento.domain.adapters import AdapterKind
@@ -44,7 +45,6 @@ from services.frontdoor.routing.stages import (
 )
 from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
-from services.frontdoor.status import CountedStart
 
 logger = logging.getLogger(__name__)
 

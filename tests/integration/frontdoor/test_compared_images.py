@@ -11,11 +11,11 @@ import pytest
 from lab.fixtures.cascade import CascadeSuite, running_cascade
 from lab.fixtures.frontdoor_suite import until
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.dataplane.demand_report import DemandReport
 from pentimento.domain.fleet import ReplicaReport
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.kept_quality import KeptQuality
 from services.frontdoor.quality import shadows as shadow_module
-from services.frontdoor.status import DemandReport
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.dataplane.demand_report import DemandReport
 from pentimento.dataplane.events import PlanReceived
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.fleet import Plan, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import Completed
-from services.frontdoor.status import DemandReport
 
 ROOM = 2
 

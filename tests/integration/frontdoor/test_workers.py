@@ -10,13 +10,13 @@ import pytest
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker, Running, image_of, serve
+from pentimento.dataplane.demand_report import DemandReport
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import ReplicaReport
 from pentimento.domain.image_request import Completed
-from services.frontdoor.status import DemandReport
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The heartbeat to the controller: what happened since the one before."""
 
 from pentimento.dataplane import Dataplane
+from pentimento.dataplane.demand_report import CountedStart, DemandReport, StartCounts
 from pentimento.dataplane.events import PlanReceived, RequestArrived, WorkerReported
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import (
@@ -17,9 +18,8 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.inputs import ReplicaView
-from services.controller.demand import DemandWindow
+from pentimento.policies.serving.demand_window import DemandWindow
 from services.controller.validation import check_report
-from services.frontdoor.status import CountedStart, DemandReport, StartCounts
 
 PLAIN = ReplicaReport("f1", 7)
 

@@ -1,4 +1,4 @@
-"""What front doors were asked for, and what waited, added up from one look of the allocator to the next."""
+"""Demand by model, added up from the reports of one planning period."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ MIN_WINDOW_S = 0.05
 
 @dataclass
 class _Queue:
-    """What waits for one model at one replica: by its newest report, and all of them together."""
+    """Requests that wait for one model at one replica: in its newest report, and in all of them."""
 
     newest: int = 0
     total: int = 0
@@ -30,7 +30,7 @@ class _Queue:
 
 @dataclass
 class _Asked:
-    """Of one model at one front door since the last look."""
+    """Count what one frontdoor reported of one model in this period."""
 
     arrived: int = 0
     violated: int = 0
@@ -62,7 +62,7 @@ class _Asked:
 
 @dataclass
 class _Reported:
-    """What one replica reported of `covered_s` seconds: a frontdoor of every pool, a worker of its own queue."""
+    """Add up the reports of one replica over `covered_s` seconds: a frontdoor's pools, or a worker's queue."""
 
     covered_s: float = 0.0
     asked: defaultdict[str, _Asked] = field(default_factory=lambda: defaultdict(_Asked))
@@ -70,23 +70,27 @@ class _Reported:
 
 
 class DemandWindow:
-    """Demand by model, over all its pools and all replicas that are live."""
+    """Add up reports to the demand by model, over all its pools and all live replicas."""
 
     def __init__(self) -> None:
         self._reported: defaultdict[str, _Reported] = defaultdict(_Reported)
 
     def add(self, report: ReplicaReport, covered_s: float) -> None:
-        """Changes state: what a report tells of the `covered_s` seconds before it."""
+        """Changes state: add a report of the `covered_s` seconds before it."""
         reported = self._reported[report.instance_id]
         reported.covered_s += covered_s
+        lengths = defaultdict[str, int](int)
         for pool in report.demand:
             reported.asked[pool.model].add(pool)
-            reported.queues[pool.model].add(pool.queue_length)
+            lengths[pool.model] += pool.queue_length
         if report.resident_models:
-            reported.queues[report.resident_models[0]].add(report.queue_length)
+            lengths[report.resident_models[0]] += report.queue_length
+        for model, length in lengths.items():
+            reported.queues[model].add(length)
 
     def take(self, live: Iterable[ReplicaView]) -> tuple[ModelDemand, ...]:
-        """Changes state: the demand since the last call. What waits at workers counts with the model that they hold."""
+        """Changes state. Return the demand since the last call, ordered by model. Requests that wait at a worker count
+        for the model that it holds."""
         names = {view.replica.instance_id for view in live}
         reported = [one for name, one in self._reported.items() if name in names]
         self._reported.clear()

@@ -10,8 +10,8 @@ from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaK
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.inputs import ReplicaView
+from pentimento.policies.serving.demand_window import DemandWindow
 from pentimento.wire.codec import decode, encode
-from services.controller.demand import DemandWindow
 
 LIVE = tuple(ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, "unix:/a", 1)) for name in ("f1", "f2", "w1"))
 
@@ -43,6 +43,17 @@ def test_what_waits_is_what_waits_at_front_doors_and_at_workers_now_and_on_avera
     (heavy,) = window.take(LIVE)
 
     assert (heavy.queue_length, heavy.mean_queue_length) == (5, 9.0)
+
+
+def test_queues_of_one_model_add_up_within_a_report() -> None:
+    window = DemandWindow()
+    for quick, full in ((4, 1), (2, 3)):
+        pools = (PoolDemand("heavy", pool="quick", queue_length=quick), PoolDemand("heavy", queue_length=full))
+        window.add(ReplicaReport("f1", 1, demand=pools), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.queue_length, heavy.mean_queue_length) == (5, 5.0)
 
 
 def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window):
