@@ -22,12 +22,12 @@ from pentimento.policies.plan.inputs import (
     with_registered,
 )
 from pentimento.policies.serving.demand_window import DemandWindow
+from services.controller.checks import check_instance, check_replica, check_report
 from services.controller.epoch import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
-from services.controller.validation import check_instance, check_replica, check_report
 
 logger = logging.getLogger(__name__)
 

@@ -14,21 +14,26 @@ from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.objects import open_objects
-from services.controller.adapters.servicer import FULL_NAME as REGISTRY_NAME
-from services.controller.adapters.servicer import AdapterRegistryServicer
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
-from services.controller.models.repository import ModelRepository
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
-from services.controller.servicer import FULL_NAME, MODELS_FULL_NAME, ControllerServicer, ModelRepositoryServicer
+from services.controller.repository import ModelRepository
+from services.controller.servicers import (
+    ADAPTERS_FULL_NAME,
+    FULL_NAME,
+    MODELS_FULL_NAME,
+    AdapterRegistryServicer,
+    ControllerServicer,
+    ModelRepositoryServicer,
+)
 from services.controller.settings import ControllerSettings
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
-    from services.controller.adapters.uploads import UploadedAdapters
     from services.controller.leadership import Leadership
+    from services.controller.uploads import UploadedAdapters
 
 # Every replica that lived through a restart has registered again after two leases.
 LEASES_TO_SETTLE = 2
@@ -101,7 +106,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     models = ModelRepositoryServicer(repository, controller.check_leading)
     server.add(add_ModelRepositoryServiceServicer_to_server, models, MODELS_FULL_NAME)
     registry_servicer = AdapterRegistryServicer(uploads, controller.check_leading)
-    server.add(add_AdapterRegistryServiceServicer_to_server, registry_servicer, REGISTRY_NAME)
+    server.add(add_AdapterRegistryServiceServicer_to_server, registry_servicer, ADAPTERS_FULL_NAME)
     return ControllerProcess(
         server=server,
         controller=controller,
@@ -127,7 +132,7 @@ def _uploads(
 ) -> "UploadedAdapters | None":
     if ledger is None or not settings.objects_url:
         return None
-    from services.controller.adapters.uploads import UploadedAdapters
+    from services.controller.uploads import UploadedAdapters
 
     objects, max_bytes = open_objects(settings.objects_url), settings.max_lora_mib * 2**20
     return UploadedAdapters(ledger, objects, max_bytes, settings.removed_lora_keep_s, controller.name_uploaded)

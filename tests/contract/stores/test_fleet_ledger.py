@@ -11,7 +11,7 @@ from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
-from services.controller.models.repository import ModelRepository
+from services.controller.repository import ModelRepository
 from tests.contract.stores.records import NOW_S, on_sqlite
 from tests.unit.controller.registered import cascade, handover_profile, unstated, variant_of_its_own
 

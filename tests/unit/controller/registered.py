@@ -7,7 +7,7 @@ from itertools import pairwise
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
 from pentimento.policies.handover_profiles import handover_to_json
-from services.controller.models.checks import digest_of
+from services.controller.checks import digest_of
 from tests.unit.policies.handovers import PROFILE
 
 FILES = (

@@ -10,15 +10,15 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.plan.inputs import Decision, PlanInput, check_decision
+from pentimento.policies.plan.inputs import PlanInput, Decision, check_decision
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
+from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
-from services.controller.validation import MAX_REQUESTS
 
 SETTINGS = ServingSettings("heavy", light="light", small=("light",), slo_s=5.0, peak_per_s=4.0)
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=0.0)

@@ -21,13 +21,13 @@ from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInp
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ModelQuality
 from pentimento.settings import SettingsError, load_settings
+from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
-from services.controller.validation import MAX_REQUESTS
 
 NOW_MS = 1_800_000_000_000
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)

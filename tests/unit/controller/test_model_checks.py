@@ -12,7 +12,7 @@ from pentimento.diffusion.checkpoint import digest_files, file_sum
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.models import DeviceCost, ModelFile, ReuseProfile
-from services.controller.models.checks import check_cascade, check_variant, digest_of
+from services.controller.checks import check_cascade, check_variant, digest_of
 from tests.unit.controller.registered import FILES, cascade, variant
 
 GOOD = variant("light", ("gpu", 0.5))

@@ -10,7 +10,7 @@ from pentimento.domain.errors import NotFound
 from pentimento.domain.models import ModelVariant
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
-from services.controller.models.repository import ModelRepository
+from services.controller.repository import ModelRepository
 from tests.unit.controller.left_callers import cancelled_once_committed
 from tests.unit.controller.registered import variant
 

@@ -16,8 +16,8 @@ from pentimento.policies.plan.inputs import ReplicaView
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of
-from services.controller.adapters.uploads import UploadedAdapters
 from services.controller.placements import uploaded_placements
+from services.controller.uploads import UploadedAdapters
 from tests.unit.controller.left_callers import cancelled_once_committed
 
 MAX_BYTES = 10_000

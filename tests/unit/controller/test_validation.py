@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
-from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
+from services.controller.checks import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
 REPORT = ReplicaReport("worker-1", 1)

@@ -1,7 +1,7 @@
 """Every directory gives its model a name that can be an instance's."""
 
 from pentimento.domain.models import derived_name
-from services.controller.validation import check_instance
+from services.controller.checks import check_instance
 
 NAMES = {
     "mine": "mine",

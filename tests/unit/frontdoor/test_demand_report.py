@@ -19,7 +19,7 @@ from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.inputs import ReplicaView
 from pentimento.policies.serving.demand_window import DemandWindow
-from services.controller.validation import check_report
+from services.controller.checks import check_report
 
 PLAIN = ReplicaReport("f1", 7)
 

@@ -13,7 +13,7 @@ from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import CascadeVariant
 from pentimento.files.json_values import from_json
-from services.controller.models.checks import check_cascade
+from services.controller.checks import check_cascade
 from zoo.export.picture_folders import main
 from zoo.train.picture_folders import read_folders
 

@@ -3,20 +3,20 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
 from pentimento.policies.profiled_cascades import ReusePromise, with_profiled_shares
-from services.controller.models.checks import check_cascade, check_name, check_variant
-from services.controller.whole_changes import wholly
+from services.controller.checks import check_cascade, check_name, check_variant
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
 
 T = TypeVar("T", ModelVariant, CascadeVariant)
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -162,3 +162,14 @@ def _read(rows: Iterable[RegisteredRow], kind: str, of: type[T]) -> list[T]:
         except (PentimentoError, ValueError):
             logger.error("an unreadable registration is skipped", extra={"kind": kind, "model": row.name})
     return found
+
+
+async def wholly(change: Coroutine[Any, Any, R]) -> R:
+    """Return the result of a change of the ledger and then of memory. A caller who is cancelled once meanwhile ends
+    after it, since memory would lack what the ledger has; cancelled again, it ends at once."""
+    changing = asyncio.ensure_future(change)
+    try:
+        return await asyncio.shield(changing)
+    except asyncio.CancelledError:
+        await asyncio.wait({changing})
+        raise

@@ -24,8 +24,8 @@ from pentimento.files.lora_headers import judge_lora
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.objects.store import digest_of
-from services.controller.adapters.checks import check_upload
-from services.controller.whole_changes import wholly
+from services.controller.checks import check_upload
+from services.controller.repository import wholly
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,145 @@
+"""The controller's three services over protobuf: replicas and plans, models, uploaded LoRAs."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as adapters_pb
+from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceServicer
+from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
+from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceServicer
+from pentimento.domain.adapters import LoraUpload
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.fleet import Replica, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import CascadeVariant, ModelVariant
+from pentimento.rpc import current_caller
+from pentimento.wire.codec import decode, encode, nested
+from services.controller.controller import Controller
+from services.controller.repository import ModelRepository
+
+if TYPE_CHECKING:
+    # A controller without a ledger starts without its libraries.
+    from services.controller.uploads import UploadedAdapters
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["ControllerService"].full_name
+MODELS_FULL_NAME = models_pb.DESCRIPTOR.services_by_name["ModelRepositoryService"].full_name
+ADAPTERS_FULL_NAME = adapters_pb.DESCRIPTOR.services_by_name["AdapterRegistryService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControllerServicer(ControllerServiceServicer):
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        return encode(self._controller.register(decode(request.replica, Replica, "replica")), pb.RegisterResponse)
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        return pb.ReportResponse(leader_epoch=self._controller.report(decode(request, ReplicaReport)))
+
+    async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterResponse:
+        self._controller.deregister(request.instance_id, request.generation)
+        return pb.DeregisterResponse()
+
+    async def WatchPlan(self, request: pb.WatchPlanRequest, context: Context) -> AsyncIterator[pb.WatchPlanResponse]:
+        have = decode(request.have, PlanVersion, "have") if request.HasField("have") else None
+        async with aclosing(self._controller.watch(have)) as plans:
+            async for plan in plans:
+                yield pb.WatchPlanResponse(plan=nested(plan, pb.Plan))
+
+    async def GetFleet(self, request: pb.GetFleetRequest, context: Context) -> pb.GetFleetResponse:
+        return encode(self._controller.fleet(), pb.GetFleetResponse)
+
+
+class ModelRepositoryServicer(ModelRepositoryServiceServicer):
+    """`check_leading` raises where another controller is to be asked."""
+
+    def __init__(self, repository: ModelRepository, check_leading: Callable[[], None]) -> None:
+        self._repository = repository
+        self._check_leading = check_leading
+
+    async def RegisterModel(
+        self, request: models_pb.RegisterModelRequest, context: Context
+    ) -> models_pb.RegisterModelResponse:
+        self._check_leading()
+        await self._repository.register_model(decode(request.model, ModelVariant, "model"))
+        return models_pb.RegisterModelResponse()
+
+    async def RemoveModel(
+        self, request: models_pb.RemoveModelRequest, context: Context
+    ) -> models_pb.RemoveModelResponse:
+        self._check_leading()
+        await self._repository.remove_model(request.name)
+        return models_pb.RemoveModelResponse()
+
+    async def RegisterCascade(
+        self, request: models_pb.RegisterCascadeRequest, context: Context
+    ) -> models_pb.RegisterCascadeResponse:
+        self._check_leading()
+        cascade = await self._repository.register_cascade(
+            decode(request.cascade, CascadeVariant, "cascade"), tuple(request.handover_profiles)
+        )
+        return models_pb.RegisterCascadeResponse(cascade=nested(cascade, models_pb.CascadeVariant))
+
+    async def RemoveCascade(
+        self, request: models_pb.RemoveCascadeRequest, context: Context
+    ) -> models_pb.RemoveCascadeResponse:
+        self._check_leading()
+        await self._repository.remove_cascade(request.name)
+        return models_pb.RemoveCascadeResponse()
+
+    async def ListRegistered(
+        self, request: models_pb.ListRegisteredRequest, context: Context
+    ) -> models_pb.ListRegisteredResponse:
+        self._check_leading()
+        return encode(self._repository.registered, models_pb.ListRegisteredResponse)
+
+
+class AdapterRegistryServicer(AdapterRegistryServiceServicer):
+    """`uploads` is None where the controller has no ledger or no object store: then nothing can be uploaded.
+    `check_leading` raises Unavailable on a standby."""
+
+    def __init__(self, uploads: "UploadedAdapters | None", check_leading: Callable[[], None]) -> None:
+        self._uploads = uploads
+        self._check_leading = check_leading
+
+    async def AddLora(
+        self, requests: AsyncIterator[adapters_pb.AddLoraRequest], context: Context
+    ) -> adapters_pb.AddLoraResponse:
+        uploads = self._served()
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("part") != "upload":
+            raise InvalidArgument.of("upload", "must come first: what the LoRA is, then its file")
+        adapter = await uploads.add(decode(first.upload, LoraUpload), _chunks(requests), current_caller().tenant)
+        return adapters_pb.AddLoraResponse(adapter=nested(adapter, generation_pb2.Adapter))
+
+    async def ListLoras(self, request: adapters_pb.ListLorasRequest, context: Context) -> adapters_pb.ListLorasResponse:
+        return adapters_pb.ListLorasResponse(
+            adapters=[nested(adapter, generation_pb2.Adapter) for adapter in self._served().adapters]
+        )
+
+    async def RemoveLora(
+        self, request: adapters_pb.RemoveLoraRequest, context: Context
+    ) -> adapters_pb.RemoveLoraResponse:
+        await self._served().remove(request.name)
+        return adapters_pb.RemoveLoraResponse()
+
+    def _served(self) -> "UploadedAdapters":
+        self._check_leading()
+        if self._uploads is None:
+            message = "this controller has no ledger or no object store: LoRAs cannot be uploaded"
+            raise FailedPrecondition("NO_UPLOADS", message)
+        return self._uploads
+
+
+async def _chunks(requests: AsyncIterator[adapters_pb.AddLoraRequest]) -> AsyncIterator[bytes]:
+    async for request in requests:
+        if request.WhichOneof("part") != "chunk":
+            raise InvalidArgument.of("chunk", "must be all that follows the first message")
+        yield request.chunk
