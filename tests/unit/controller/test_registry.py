@@ -28,36 +28,51 @@ def live(registry: Registry, now_s: float) -> list[tuple[str, int]]:
     return [(view.replica.instance_id, view.replica.generation) for view in registry.live(now_s)]
 
 
-def test_a_silent_replica_falls_out_when_its_lease_ends(registry):
+@pytest.mark.parametrize(
+    ("reported_s", "now_s", "is_live"),
+    [
+        pytest.param(None, 2.999, True, id="within"),
+        pytest.param(None, 3.0, False, id="ended"),
+        pytest.param(2.0, 4.9, True, id="renewed"),
+        pytest.param(2.0, 5.0, False, id="renewed-and-ended"),
+        pytest.param(5.0, 5.0, True, id="back-after-silence"),
+    ],
+)
+def test_replica_is_live_within_its_lease(
+    registry: Registry, reported_s: float | None, now_s: float, is_live: bool
+) -> None:
     registry.register(replica(), 0.0)
+    if reported_s is not None:
+        registry.report(ReplicaReport("w1", 1), reported_s)
 
-    assert live(registry, 2.999) == [("w1", 1)]
-    assert live(registry, 3.0) == []
-
-
-def test_a_report_renews_the_lease(registry):
-    registry.register(replica(), 0.0)
-
-    registry.report(ReplicaReport("w1", 1), 2.0)
-
-    assert live(registry, 4.9) == [("w1", 1)]
+    assert live(registry, now_s) == ([("w1", 1)] if is_live else [])
 
 
-def test_a_replica_that_was_silent_comes_back_with_its_next_report(registry):
+def test_report_after_silence_changes_the_plan(registry: Registry) -> None:
     registry.register(replica(), 0.0)
 
     received = registry.report(ReplicaReport("w1", 1), 5.0)
 
     assert (received.changed, received.covered_s) == (True, 5.0)
-    assert live(registry, 5.0) == [("w1", 1)]
 
 
-def test_a_newer_generation_replaces_the_old_one(registry):
-    registry.register(replica(generation=1), 0.0)
+@pytest.mark.parametrize(
+    ("first", "second", "at_s", "left"),
+    [
+        pytest.param(replica(), replica(generation=2), 1.0, ("w1", 2), id="later-start"),
+        pytest.param(replica(generation=2), replica(), 4.0, ("w1", 1), id="earlier-start-after-silence"),
+        pytest.param(replica(), replica("w2", 2, address="unix:/w1"), 1.0, ("w2", 2), id="address-of-earlier-start"),
+        pytest.param(replica(generation=2), replica("w2", address="unix:/w1"), 4.0, ("w2", 1), id="silent-address"),
+    ],
+)
+def test_registration_takes_the_place_of_another(
+    registry: Registry, first: Replica, second: Replica, at_s: float, left: tuple[str, int]
+) -> None:
+    registry.register(first, 0.0)
 
-    registry.register(replica(generation=2), 1.0)
+    registry.register(second, at_s)
 
-    assert live(registry, 1.0) == [("w1", 2)]
+    assert live(registry, at_s) == [left]
 
 
 def test_an_older_generation_is_refused_while_the_newer_one_is_live(registry):
@@ -93,32 +108,14 @@ def test_register_identity_of_live_replica_is_rejected(
     assert [name for name, _ in live(registry, 1.0)] == [kept]
 
 
-def test_register_later_start_takes_the_address(registry: Registry) -> None:
+def test_replica_that_lost_its_address_is_rejected(registry: Registry) -> None:
     registry.register(replica(), 0.0)
-
     registry.register(replica("w2", generation=2, address="unix:/w1"), 1.0)
 
-    assert live(registry, 1.0) == [("w2", 2)]
     with pytest.raises(NotFound):
         registry.report(ReplicaReport("w1", 1), 1.5)
     with pytest.raises(FailedPrecondition, match="w1 is rejected: w2, which started later, advertises unix:/w1"):
         registry.register(replica(), 1.5)
-
-
-def test_register_address_of_silent_replica_is_free(registry: Registry) -> None:
-    registry.register(replica(generation=2), 0.0)
-
-    registry.register(replica("w2", address="unix:/w1"), 4.0)
-
-    assert live(registry, 4.0) == [("w2", 1)]
-
-
-def test_an_older_generation_may_register_once_the_newer_one_is_silent(registry):
-    registry.register(replica(generation=2), 0.0)
-
-    registry.register(replica(generation=1), 4.0)
-
-    assert live(registry, 4.0) == [("w1", 1)]
 
 
 @pytest.mark.parametrize("report", [ReplicaReport("w9", 1), ReplicaReport("w1", 2)])
@@ -152,33 +149,28 @@ def test_a_replica_that_says_more_of_itself_is_as_it_reported(registry: Registry
     assert (later.draining, later.queue_length) == (False, 0)
 
 
-def test_a_report_that_changes_nothing_says_so(registry):
-    registry.register(replica(resident_models=("heavy",)), 0.0)
-
-    assert not registry.report(ReplicaReport("w1", 1, ("heavy",), busy_share=0.5), 1.0).changed
-    assert registry.report(ReplicaReport("w1", 1, ("light",)), 2.0).changed
+WORKER, NET = ReplicaKind.UNET_WORKER, ReplicaKind.CONTROLNET
 
 
-def test_loras_that_a_worker_loads_are_for_the_next_look(registry):
-    registry.register(replica(resident_models=("heavy",)), 0.0)
+@pytest.mark.parametrize(
+    ("kind", "before", "reported", "changed"),
+    [
+        pytest.param(WORKER, ("heavy",), ("heavy",), False, id="same-model"),
+        pytest.param(WORKER, ("heavy",), ("light",), True, id="another-model"),
+        pytest.param(WORKER, ("heavy",), ("heavy", "neon"), False, id="lora-of-a-worker"),
+        pytest.param(WORKER, ("heavy", "neon"), ("light", "neon"), True, id="another-model-beneath-a-lora"),
+        pytest.param(NET, ("edges",), ("edges", "depth"), True, id="controlnet"),
+    ],
+)
+def test_report_says_whether_the_plan_depends_on_it(
+    registry: Registry, kind: ReplicaKind, before: tuple[str, ...], reported: tuple[str, ...], changed: bool
+) -> None:
+    registry.register(replica(kind=kind, resident_models=before), 0.0)
 
-    assert not registry.report(ReplicaReport("w1", 1, ("heavy", "neon")), 1.0).changed
-    assert registry.live(1.0)[0].replica.resident_models == ("heavy", "neon")
-    assert registry.report(ReplicaReport("w1", 1, ("light", "neon")), 2.0).changed
+    received = registry.report(ReplicaReport("w1", 1, reported, busy_share=0.5), 1.0)
 
-
-def test_what_another_replica_loads_is_planned_with_at_once(registry):
-    registry.register(replica(kind=ReplicaKind.CONTROLNET, resident_models=("edges",)), 0.0)
-
-    assert registry.report(ReplicaReport("w1", 1, ("edges", "depth")), 1.0).changed
-
-
-def test_what_a_replica_holds_is_what_it_reported_last(registry):
-    registry.register(replica(resident_models=("heavy",)), 0.0)
-
-    registry.report(ReplicaReport("w1", 1, ("light",)), 1.0)
-
-    assert registry.live(1.0)[0].replica.resident_models == ("light",)
+    assert received.changed == changed
+    assert registry.live(1.0)[0].replica.resident_models == reported
 
 
 def test_a_replica_that_deregistered_is_gone(registry):

@@ -1,7 +1,7 @@
 """Uploads of LoRAs over a real ledger and a real object store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,36 +214,50 @@ async def test_nobody_waits_for_a_client_that_stalls(ledger: FleetLedger, object
     assert told.names == ["slow"]
 
 
-async def test_an_upload_of_which_nothing_comes_is_given_up_and_leaves_nothing(
-    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+def stopped(data: bytes) -> AsyncIterator[bytes]:
+    return Stalling(data).chunks()
+
+
+async def empty_messages(data: bytes) -> AsyncIterator[bytes]:
+    for _ in range(30):
+        yield b""
+        await asyncio.sleep(0.01)
+    yield data
+
+
+async def trickling(data: bytes) -> AsyncIterator[bytes]:
+    """A byte well within the silence that is allowed, and at the rate that is required it would be there for 4 µs."""
+    for number in range(len(data)):
+        yield data[number : number + 1]
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("send", "silence_s", "refused"),
+    [
+        pytest.param(stopped, 0.05, "no bytes of the file for 0.05 s, .* after 50 of", id="stopped"),
+        pytest.param(empty_messages, 0.05, "no bytes of the file for 0.05 s, .* after 0 of", id="empty-messages"),
+        pytest.param(trickling, 0.2, "less than 256 KiB a second, after", id="trickling"),
+    ],
+)
+async def test_upload_that_stalls_is_refused_and_leaves_nothing(
+    ledger: FleetLedger,
+    objects: ObjectStore,
+    tmp_path: Path,
+    send: Callable[[bytes], AsyncIterator[bytes]],
+    silence_s: float,
+    refused: str,
 ) -> None:
     data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.05)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=silence_s)
     await uploads.load()
 
-    with pytest.raises(DeadlineExceeded, match=f"no bytes of the file for 0.05 s, .* after 50 of {len(data)}") as gone:
-        await uploads.add(upload_of(data), Stalling(data).chunks())
+    with pytest.raises(DeadlineExceeded, match=refused) as gone:
+        await uploads.add(upload_of(data), send(data))
 
     assert gone.value.reason == "UPLOAD_STALLED"
     assert (uploads.adapters, list(objects.keys())) == ((), [])
     assert (await uploads.add(upload_of(data), sent(data))).name == "ink"
-
-
-async def test_messages_without_a_byte_are_silence(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
-    data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.05)
-    await uploads.load()
-
-    async def late() -> AsyncIterator[bytes]:
-        for _ in range(30):
-            yield b""
-            await asyncio.sleep(0.01)
-        yield data
-
-    with pytest.raises(DeadlineExceeded, match=r"no bytes of the file for 0\.05 s, .* after 0 of") as gone:
-        await uploads.add(upload_of(data), late())
-
-    assert gone.value.reason == "UPLOAD_STALLED"
 
 
 async def test_a_file_may_be_as_large_as_the_bound_says(
@@ -257,26 +271,6 @@ async def test_a_file_may_be_as_large_as_the_bound_says(
         added = await uploads.add(upload_of(data), sent(data))
 
     assert added.name == "ink"
-
-
-async def test_upload_of_one_byte_now_and_then_is_given_up(
-    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
-) -> None:
-    """A byte comes well within the silence that is allowed, and at the rate that is asked for it would be there for
-    4 µs: it is given up after the silence all the same."""
-    data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.2)
-    await uploads.load()
-
-    async def trickling() -> AsyncIterator[bytes]:
-        for number in range(len(data)):
-            yield data[number : number + 1]
-            await asyncio.sleep(0.02)
-
-    with pytest.raises(DeadlineExceeded, match="less than 256 KiB a second, after") as gone:
-        await uploads.add(upload_of(data), trickling())
-
-    assert gone.value.reason == "UPLOAD_STALLED"
 
 
 @pytest.mark.parametrize(("callers", "waits"), [(("acme", "acme"), True), (("acme", "other"), False)])
