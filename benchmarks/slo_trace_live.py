@@ -81,7 +81,8 @@ class LiveSide:
     def settings(self) -> str:
         """Return the controllers' settings: the demand for static systems, and the models' qualities."""
         qualities = [f"{self.light}={LIGHT_QUALITY}:{LIGHT_SPREAD:.2f}", f"{self.heavy}=1"]
-        return f"[controller]\npeak_per_s = {self.provisioned_per_s}\nqualities = {qualities}\n"
+        options = [f"peak_per_s={self.provisioned_per_s}"]
+        return f"[controller]\npolicy_options = {options}\nqualities = {qualities}\n"
 
     def trace(self, segment_s: float, seed: int) -> Workload:
         """Return its trace's requests, after requests at its low while the suite settles."""

@@ -59,8 +59,8 @@ class CountedStart:
 
 
 class StartCounts:
-    """Count by pool, until the next report, where requests start, which adapters they name, and what compared images kept
-    of the heavy model's quality."""
+    """Count by pool, until the next report: where requests start, which adapters they name, and what compared images
+    kept of the heavy model's quality."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[CountedStart]] = defaultdict(Counter)
@@ -93,8 +93,8 @@ class StartCounts:
         self._counts[pool][start.from_noise] += 1
 
     def take(self, pool: str) -> tuple[StartShare, ...]:
-        """Changes state. Return those since the last call, up to the limit of a report. What was corrected after its
-        report is subtracted from later ones."""
+        """Changes state. Return those since the last call, up to the limit of a report. A start that is corrected
+        after its report is subtracted from later ones."""
         return tuple(
             StartShare(start.start_step, count, start.kind, start.step_count, start.model)
             for start, count in sorted(_taken(self._counts, pool).items())
@@ -136,7 +136,7 @@ def _taken(counts: defaultdict[str, Counter[T]], pool: str) -> dict[T, int]:
 
 class DemandReport:
     """Add to a frontdoor's reports what happened since the last report that was answered: the controller divides it by
-    the time since then. A controller that receives a report only after it was given up does not count it."""
+    the time since then. A report that arrives after its call has failed is not counted."""
 
     def __init__(self, dataplane: Dataplane, starts: StartCounts) -> None:
         self._state = dataplane.state
@@ -150,7 +150,7 @@ class DemandReport:
         self._answered, self._unanswered = self._reported, ()
 
     def begin(self) -> None:
-        """Changes state: report from now on; what happened before is not reported."""
+        """Changes state: report only what happens from now on."""
         self._answered = {pool.name: _totals(pool) for pool in self._state.pools.values()}
         self._unanswered = ()
         self._starts.forget()

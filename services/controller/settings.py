@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
@@ -24,7 +25,15 @@ _FLAGS = {
     "light": "--light",
     "small_models": "--small",
     "slo_s": "--slo-s",
-    "peak_per_s": "--peak-per-s",
+    "peak_per_s": "--policy-options peak_per_s",
+}
+# What `--policy-options` may set of ServingSettings, and within which limits.
+_OPTIONS = {
+    "expected_per_s": (0.0, math.inf),
+    "peak_per_s": (0.0, math.inf),
+    "fixed_threshold": (0.0, 1.0),
+    "demand_weight": (0.001, 1.0),
+    "hysteresis": (0.0, 0.9),
 }
 
 
@@ -42,27 +51,9 @@ class PolicySettings:
     deferral_shares: tuple[float, ...] = setting(
         (), help="share of light images with a confidence at or below each threshold", minimum=0, maximum=1
     )
-    expected_per_s: float = setting(
-        _DEFAULT.expected_per_s, help="initial requests per second for dynamic policies; 0: as observed", minimum=0
-    )
-    peak_per_s: float = setting(
-        _DEFAULT.peak_per_s, help="requests per second that static policies provision for", minimum=0
-    )
-    fixed_threshold: float = setting(
-        _DEFAULT.fixed_threshold, help="threshold of static-threshold", minimum=0, maximum=1
-    )
     overprovision: float = setting(_DEFAULT.overprovision, help="factor on demand", minimum=0.1, maximum=10)
-    demand_weight: float = setting(
-        _DEFAULT.demand_weight, help="weight of the newest second in the demand average", minimum=0.001, maximum=1
-    )
     batch_sizes: tuple[int, ...] = setting(
         _DEFAULT.batch_sizes, help="batch sizes to choose from", minimum=1, maximum=1024
-    )
-    hysteresis: float = setting(
-        _DEFAULT.hysteresis,
-        help="share of its throughput that a smaller model must have to spare before the better one returns",
-        minimum=0,
-        maximum=0.9,
     )
     run_price: float = setting(
         _DEFAULT.run_price,
@@ -78,6 +69,12 @@ class PolicySettings:
         "confident image (0-1), share kept by a cached start (0-2); others: "
         "heavy 1, rest 0.9, no spread, all kept",
     )
+    policy_options: tuple[str, ...] = setting(
+        (),
+        help="NAME=NUMBER of a policy's own: expected_per_s (demand to begin with), peak_per_s (static-cascade), "
+        "fixed_threshold (static-threshold), demand_weight (of the newest second in the average), "
+        "hysteresis (spare throughput before modm returns to the better model)",
+    )
 
     def serving(self) -> ServingSettings:
         """Return the settings of policies. Raises ValueError naming the flag that is wrong."""
@@ -87,16 +84,28 @@ class PolicySettings:
             small=self.small,
             slo_s=self.slo_s or math.inf,
             deferral=self._deferral(),
-            expected_per_s=self.expected_per_s,
-            peak_per_s=self.peak_per_s,
-            fixed_threshold=self.fixed_threshold,
             overprovision=self.overprovision,
-            demand_weight=self.demand_weight,
             batch_sizes=self.batch_sizes,
-            hysteresis=self.hysteresis,
             run_price=self.run_price,
         )
-        return replace(serving, qualities=self._qualities({serving.heavy, serving.light, *serving.small_models}))
+        qualities = self._qualities({serving.heavy, serving.light, *serving.small_models})
+        return replace(serving, qualities=qualities, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """Return the policy options by field. Raises ValueError naming the option that is wrong."""
+        found: dict[str, Any] = {}
+        for given in self.policy_options:
+            name, _, number = given.partition("=")
+            least, most = _OPTIONS.get(name, (math.nan, math.nan))
+            try:
+                is_within = least <= float(number) <= most
+            except ValueError:
+                is_within = False
+            if not is_within or not math.isfinite(float(number)):
+                names = ", ".join(_OPTIONS)
+                raise ValueError(f"--policy-options must be NAME=NUMBER within limits, of {names}; got {given!r:.120}")
+            found[name] = float(number)
+        return found
 
     def _qualities(self, models: Set[str]) -> tuple[ModelQuality, ...]:
         """ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
@@ -146,9 +155,7 @@ class ControllerSettings:
         maximum=600,
     )
     plan_interval_s: float = setting(5.0, help="period of demand between two decisions", minimum=0.05, maximum=600)
-    retention_s: float = setting(60.0, help="time a silent replica stays visible in the fleet", minimum=0)
-    max_replicas: int = setting(4096, help="registered replicas", minimum=1)
-    max_watchers: int = setting(256, help="open plan streams", minimum=1)
+    max_replicas: int = setting(4096, help="registered replicas, and open plan streams", minimum=1)
     allocator: str = setting(
         "resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}, or a plug-in's"
     )

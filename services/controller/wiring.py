@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # Every replica that lived through a restart has registered again after two leases.
 LEASES_TO_SETTLE = 2
 REPORTS_A_LEASE = 3
+# Time that a silent replica stays visible in the fleet.
+RETENTION_S = 60.0
 # A look at the demand between two reports would see none.
 REPORTS_A_LOOK = 2
 
@@ -83,7 +85,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     leadership = _leadership(settings, ledger, server.instance_id, clock) if ledger is not None else None
     state_dir, rise = (None, leadership.rise) if leadership is not None else (settings.state_dir, None)
     epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
-    registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
+    registry = Registry(settings.lease_s, RETENTION_S, settings.max_replicas)
     planner = Planner(
         settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below
     )
@@ -91,7 +93,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     controller = Controller(
         registry,
         planner,
-        PlanFeed(settings.max_watchers),
+        PlanFeed(settings.max_replicas),
         epoch,
         _times(settings),
         clock,

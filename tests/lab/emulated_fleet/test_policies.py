@@ -143,7 +143,8 @@ def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
 
 async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_them(directory: Path) -> None:
     """Half as many again as the heavy model can paint with all of its steps; a busy machine sends as many, too."""
-    async with planned_fleet(directory, "joint", thins=True, slowness=SLOWNESS, expected_per_s=15.0) as fleet:
+    options = {"slowness": SLOWNESS, "policy_options": ("expected_per_s=15",)}
+    async with planned_fleet(directory, "joint", thins=True, **options) as fleet:
         await begun(fleet, "joint")
 
         painted = await painted_at(fleet.suite, 120, 15.0)
@@ -169,7 +170,7 @@ async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_th
 )
 async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:
     """`first_given`: workers by model in the first plan, for 10 requests a second of which none hits the cache."""
-    async with planned_fleet(directory, policy, peak_per_s=10.0, expected_per_s=10.0) as fleet:
+    async with planned_fleet(directory, policy, policy_options=("peak_per_s=10", "expected_per_s=10")) as fleet:
         await begun(fleet, policy)
 
         endings = await loaded(fleet.suite, 10, 10.0)

@@ -156,7 +156,7 @@ def test_policy_without_profile_names_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
-    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--peak-per-s", "9"]
+    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--policy-options", "peak_per_s=9"]
 
     policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
 
@@ -166,7 +166,7 @@ def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
 def test_controller_static_cascade_without_peak_names_flag() -> None:
     flags = ["--allocator", "static-cascade", "--heavy", "h", "--light", "l", "--slo-s", "1"]
 
-    with pytest.raises(SettingsError, match="--peak-per-s must be above 0"):
+    with pytest.raises(SettingsError, match="--policy-options peak_per_s must be above 0"):
         load_settings(ControllerSettings, "controller", flags, {})
 
 

@@ -1,6 +1,7 @@
 """The controller's rounds under a clock of our own."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
@@ -241,6 +242,10 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
         ("--heavy h --qualities h=1:0:1:0", "--qualities must be MODEL=QUALITY.*, got 'h=1:0:1:0'"),
         ("--heavy h --qualities x=1", "--qualities must name a model of --heavy, --light and --small once, got 'x'"),
         ("--heavy h --qualities h=1,h=0.9", "--qualities must name a model of .* once, got 'h'"),
+        *(
+            (f"--policy-options {given}", f"--policy-options must be NAME=NUMBER within limits, .*; got '{given}'")
+            for given in ("peak_per_s", "peak_per_s=x", "peak_per_s=-1", "peak_per_s=inf", "slo_s=1", "hysteresis=0.95")
+        ),
     ],
 )
 def test_a_policy_that_lacks_something_refuses_to_start_and_names_the_flag(flags: str, message: str):
@@ -258,9 +263,34 @@ def test_settings_of_a_deferral_curve_and_qualities_reach_the_policy():
     assert serving.quality_of("l") == ModelQuality("l", 0.9)
 
 
+def test_policy_options_reach_the_policy() -> None:
+    options = "expected_per_s=2,peak_per_s=9,fixed_threshold=0.25,demand_weight=0.5,hysteresis=0.75"
+
+    serving = load_settings(ControllerSettings, "controller", ["--policy-options", options], {}).serving.serving()
+
+    assert (serving.expected_per_s, serving.peak_per_s, serving.fixed_threshold) == (2.0, 9.0, 0.25)
+    assert (serving.demand_weight, serving.hysteresis) == (0.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        *(
+            (f"--{name.replace('_', '-')}", f"`policy_options` takes it, as {name}=NUMBER")
+            for name in ("expected_per_s", "peak_per_s", "fixed_threshold", "demand_weight", "hysteresis")
+        ),
+        ("--retention-s", "a silent replica stays visible for 60 s"),
+        ("--max-watchers", "as many plan streams as `max_replicas` may be open"),
+    ],
+)
+def test_removed_setting_is_refused_with_its_reason(flag: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"it was removed: {reason}")):
+        load_settings(ControllerSettings, "controller", [flag, "1"], {})
+
+
 @pytest.mark.parametrize("name", sorted(SERVING_POLICIES))
 def test_every_policy_can_be_named(name: str):
-    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--peak-per-s", "9"]
+    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5"]
 
     policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
 

@@ -132,6 +132,8 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
         (PoolDemand("m", starts=(StartShare(MAX_STEPS + 1, 1),)),),
         (PoolDemand("m", starts=(StartShare(5, 1),) * 1025),),
         (PoolDemand("m", starts=(StartShare(5, 1, step_count=5),)),),
+        (PoolDemand("m", confidences=(1, 2)),),
+        (PoolDemand("m", confidences=(-1,) * 20),),
         (PoolDemand("x" * 257),),
         (PoolDemand("m"),) * 1025,
     ],

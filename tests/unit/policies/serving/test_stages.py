@@ -169,7 +169,7 @@ def test_one_who_named_a_model_is_sent_on_to_no_other() -> None:
 
 LOOKED_UP = Plan(
     PlanVersion(3, 4),
-    assignments=(WorkerAssignment("w0", "unix:/w0", "a"),),
+    assignments=(WorkerAssignment("w0", "unix:/w0", "a", 1),),
     pools=(
         PoolPlan("light", "a", ("w0",), (RouteShare("noise", 1.0, "two"),), thins=True),
         PoolPlan("heavy", "c", (), (RouteShare("noise", 0.0), RouteShare("image", 1.0))),
