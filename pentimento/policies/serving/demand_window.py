@@ -16,7 +16,7 @@ MIN_WINDOW_S = 0.05
 
 @dataclass
 class _Queue:
-    """Requests that wait for one model at one replica: in its newest report, and in all of them."""
+    """Add up the requests that wait for one model at one replica; `newest` is the count of its last report."""
 
     newest: int = 0
     total: int = 0

@@ -110,7 +110,7 @@ class PlanIndex:
 
     @cached_property
     def thresholds(self) -> Mapping[str, Mapping[tuple[str, str], float]]:
-        """By cascade: the confidence that images must exceed, by pool and start."""
+        """Confidences that images must exceed, by cascade, then by pool and start."""
         return {
             cascade.cascade: {
                 (stage.pool, threshold.start): threshold.confidence
@@ -122,7 +122,7 @@ class PlanIndex:
 
     @cached_property
     def skip_bounds(self) -> Mapping[str, Mapping[str, float]]:
-        """By cascade, then by pool: the probability of a prompt below which the stage is skipped."""
+        """Probabilities of a prompt below which a stage is skipped, by cascade, then by pool."""
         return {one.cascade: {stage.pool: stage.skip_below for stage in one.stages} for one in self.cascades}
 
     @cached_property
@@ -223,7 +223,7 @@ def stages_anew(index: PlanIndex, draw: float, quota: TenantQuota) -> tuple[Stag
 
 
 def _entry(index: PlanIndex, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
-    """Of the places from which a stage is left to the tenant; of all where there is none."""
+    """Draw among entries with a stage that the tenant may use; among all entries where no such one exists."""
     if not quota.pools:
         return entry_of(index.pools, start, draw)
 
