@@ -70,7 +70,7 @@ class Endings:
             return
         kept, whole = (self._fleet.quality_of(request, one) for one in (light, better))
         if kept is not None and whole:
-            self._controller.count_compared(light.pool, request.confidence, min(kept / whole, MOST_KEPT))
+            self._controller.starts.count_compared(light.pool, request.confidence, min(kept / whole, MOST_KEPT))
 
     def deliver_end(self, effect: effects.DeliverEnd) -> None:
         """Record a request that ends without an image."""

@@ -93,12 +93,10 @@ def read_scenario(
 
 
 def _as_decided(scenario: Scenario) -> Scenario:
-    """Predicted misses are dropped where both policy and scenario want it; the fleet's own threshold is for policies
-    that plan none."""
-    dataplane = scenario.dataplane
-    threshold = dataplane.confidence_threshold if not scenario.policy.moves_models else 0.0
-    drop_late = dataplane.drop_late and scenario.policy.drops_late
-    return replace(scenario, dataplane=replace(dataplane, drop_late=drop_late, confidence_threshold=threshold))
+    """Return the scenario with the fleet's own threshold only where the policy plans none."""
+    if not scenario.policy.moves_models:
+        return scenario
+    return replace(scenario, dataplane=replace(scenario.dataplane, confidence_threshold=0.0))
 
 
 def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:

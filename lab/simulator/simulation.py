@@ -29,16 +29,16 @@ from lab.simulator.reuse import Reuse
 from lab.simulator.scenario import Outage, Scenario
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import Dataplane, effects, events
+from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
-from pentimento.domain.fleet import StartShare
 from pentimento.policies.plan.registry import CacheUse
 from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
 NEVER_S = 1e9
-# period at which the controller reads queues between two plans (DiffServe's artefact: every second of five)
-LOOKS_A_PLAN = 5
+# Reports between two plans (DiffServe's artefact: every second of five).
+REPORTS_A_PLAN = 5
 
 
 class Simulation:
@@ -58,8 +58,8 @@ class Simulation:
         self._adapters = SimulatedAdapters(scenario.adapters, workload.arrivals)
         self._fleet = SimulatedFleet(scenario, self._agenda, self, rng)
         self._controller = SimulatedController(
-            scenario.policy.allocator,
-            scenario.policy.name,
+            scenario.policy,
+            self.dataplane,
             self._fleet.devices,
             self._fleet.available,
             self._fleet.profiles,
@@ -178,18 +178,18 @@ class Simulation:
 
     def _control(self, _: None = None) -> None:
         moves, now = self._comes or self._agenda.next_time() is not None, self._agenda.now
-        plan = self._controller.plan(now, self.dataplane, moves)
+        plan = self._controller.plan(now, moves)
         if plan is not None:
             self.submit(events.PlanReceived(plan))
             self._fleet.follow(plan)
             self._reuse.follow(plan)
         period_s = self._scenario.control_period_s
-        for number in range(1, LOOKS_A_PLAN):
-            self._agenda.at(now + number * period_s / LOOKS_A_PLAN, self._look)
+        for number in range(1, REPORTS_A_PLAN):
+            self._agenda.at(now + number * period_s / REPORTS_A_PLAN, self._report)
         self._agenda.at(now + period_s, self._control)
 
-    def _look(self, _: None) -> None:
-        self._controller.look(self.dataplane)
+    def _report(self, _: None) -> None:
+        self._controller.report(self._agenda.now)
 
     def _arrive(self, index: int, arrival: Arrival) -> None:
         request_id = f"r{index}"
@@ -290,7 +290,7 @@ class Simulation:
             kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
             request.cascade = allowed_stages(stages_from(plan, request.cascade, *lanes[0], kind, draw, quota), quota)
             model = lanes[0][1] if kind != NOISE else ""
-            self._controller.count_start(own, StartShare(saved, 0, kind, own_steps, model))
+            self._controller.starts.count(own, CountedStart(saved, kind, own_steps, model))
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
         thinning = [self._fleet.thinning_of(model, request.arrival, request.start) for _, model in lanes]
         options = tuple(

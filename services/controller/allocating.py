@@ -1,4 +1,4 @@
-"""Runs an allocator beside the event loop: while it decides, and if it never ends, the controller serves on."""
+"""Run policies in threads with a time limit: the controller serves on while one decides, and if it never ends."""
 
 import asyncio
 import logging
@@ -7,9 +7,13 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
-from pentimento.policies.plan.inputs import Decision, PlanInput, Policy
 from pentimento.rpc import run_service
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _THREAD_NAME = "allocator"
 # Calls that did not end in time go on in their threads; no more are started while so many do.
@@ -17,31 +21,31 @@ MAX_STUCK = 4
 
 
 class AllocatorStuck(Exception):
-    """An allocator that did not decide in time, or was not asked because too many earlier calls have not ended."""
+    """A policy that did not decide in time, or was not called because too many earlier calls have not ended."""
 
 
 class AllocatorThreads:
-    """Runs each call in a thread of its own, which nobody waits for at the end: `run_beside_allocators`."""
+    """Run each call in a thread of its own; the process ends without waiting for them (`run_beside_allocators`)."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._stuck: set[threading.Thread] = set()
 
-    async def decide(self, allocator: Policy, context: PlanInput) -> Decision:
-        """Return what it decides within the limit. Raises AllocatorStuck, and what the allocator itself raises."""
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return the result of `call` within the limit. Raises AllocatorStuck, and what `call` raises."""
         self._stuck = {thread for thread in self._stuck if thread.is_alive()}
         if len(self._stuck) >= MAX_STUCK:
             raise AllocatorStuck(f"{MAX_STUCK} calls have not ended")
         loop = asyncio.get_running_loop()
-        decided: asyncio.Future[Decision] = loop.create_future()
-        thread = threading.Thread(target=_run, args=(allocator, context, loop, decided), name=_THREAD_NAME, daemon=True)
+        decided: asyncio.Future[T] = loop.create_future()
+        thread = threading.Thread(target=_run, args=(call, loop, decided), name=_THREAD_NAME, daemon=True)
         thread.start()
         try:
             async with asyncio.timeout(self.limit_s):
                 return await decided
         except TimeoutError:
             if not decided.cancelled():
-                raise  # the allocator's own
+                raise  # by the call itself
             self._stuck.add(thread)
             raise AllocatorStuck(f"no decision after {self.limit_s:g} s") from None
 
@@ -62,28 +66,16 @@ def run_beside_allocators(main: Callable[[list[str]], Awaitable[None]]) -> None:
     sys.exit(code)
 
 
-def _run(
-    allocator: Policy,
-    context: PlanInput,
-    loop: asyncio.AbstractEventLoop,
-    decided: "asyncio.Future[Decision]",
-) -> None:
-    decision, error = None, None
+def _run(call: Callable[[], T], loop: asyncio.AbstractEventLoop, decided: "asyncio.Future[T]") -> None:
     try:
-        decision = allocator(context)
-    except Exception as raised:  # told to whoever waits
-        error = raised
+        settle = partial(_settle, decided, decided.set_result, call())
+    except Exception as error:  # it is raised in `run`
+        settle = partial(_settle, decided, decided.set_exception, error)
     # The loop may have ended meanwhile.
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(_settle, decided, decision, error)
+        loop.call_soon_threadsafe(settle)
 
 
-def _settle(decided: "asyncio.Future[Decision]", decision: Decision | None, error: Exception | None) -> None:
-    if decided.done():
-        return
-    if error is not None:
-        decided.set_exception(error)
-    elif decision is not None:
-        decided.set_result(decision)
-    else:
-        decided.set_exception(TypeError("an allocator decided None"))
+def _settle(decided: "asyncio.Future[T]", settle: Callable[[U], None], outcome: U) -> None:
+    if not decided.done():
+        settle(outcome)

@@ -3,6 +3,7 @@
 | module | contents |
 | --- | --- |
 | `inputs` | the input and the decision of a policy |
+| `maker` | a whole plan from a decision, for controller and simulator |
 | `registry` | a policy as one value, and all policies by name |
 | `settings` | models, SLO and qualities; the deferral curve f(t) |
 | `costs`, `placement` | shared by policies: costs by batch size, assignments of workers |

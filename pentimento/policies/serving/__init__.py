@@ -3,6 +3,6 @@
 | module | contents |
 | --- | --- |
 | `entry` | from a plan to the pools that a request goes through |
-| `demand` | demand by model, averages |
-| `unplanned` | models that no plan names, and why |
+| `demand_window` | demand by model, added up from reports |
+| `demand` | the demand for a model, averages |
 """

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.policies.plan.inputs import Decision, PlanInput
+from pentimento.policies.plan.inputs import Decision
 from services.controller.allocating import MAX_STUCK, AllocatorStuck, AllocatorThreads
-
-CONTEXT = PlanInput(7.0, ())
 
 
 async def test_what_the_allocator_decides_comes_back():
-    decided = await AllocatorThreads(60.0).decide(lambda asked: Decision(memory=asked.now_s), CONTEXT)
+    decided = await AllocatorThreads(60.0).run(lambda: Decision(memory=7.0))
 
     assert decided.memory == 7.0
 
@@ -23,31 +21,31 @@ async def test_what_the_allocator_decides_comes_back():
 async def test_the_loop_goes_on_while_an_allocator_decides():
     may_end = threading.Event()
 
-    def waiting(context: PlanInput) -> Decision:
+    def waiting() -> Decision:
         may_end.wait(60)
         return Decision()
 
     async def end_it() -> None:
         may_end.set()
 
-    decided, _ = await asyncio.gather(AllocatorThreads(60.0).decide(waiting, CONTEXT), end_it())
+    decided, _ = await asyncio.gather(AllocatorThreads(60.0).run(waiting), end_it())
 
     assert decided == Decision()
 
 
 async def test_what_an_allocator_raises_is_raised():
-    def late(context: PlanInput) -> Decision:
+    def late() -> Decision:
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
-        await AllocatorThreads(60.0).decide(late, CONTEXT)
+        await AllocatorThreads(60.0).run(late)
 
 
 async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only():
     may_end, calls, called = threading.Event(), [], threading.Semaphore(0)
 
-    def hanging(context: PlanInput) -> Decision:
-        calls.append(context)
+    def hanging() -> Decision:
+        calls.append(1)
         called.release()
         may_end.wait(60)
         return Decision()
@@ -55,7 +53,7 @@ async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only(
     threads = AllocatorThreads(0.01)
     for _ in range(MAX_STUCK + 2):
         with pytest.raises(AllocatorStuck):
-            await threads.decide(hanging, CONTEXT)
+            await threads.run(hanging)
     for _ in range(MAX_STUCK):  # on a busy machine a thread begins after it was given up
         assert await asyncio.to_thread(called.acquire, timeout=60)
     may_end.set()
@@ -66,32 +64,31 @@ async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only(
 async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
     may_end = threading.Event()
 
-    def hanging(context: PlanInput) -> Decision:
+    def hanging() -> Decision:
         may_end.wait(60)
         return Decision()
 
     threads = AllocatorThreads(0.01)
     for _ in range(MAX_STUCK):
         with pytest.raises(AllocatorStuck):
-            await threads.decide(hanging, CONTEXT)
+            await threads.run(hanging)
     may_end.set()
     for thread in threading.enumerate():
         if thread.name == "allocator":
             await asyncio.to_thread(thread.join)
 
     threads.limit_s = 60.0
-    assert await threads.decide(lambda asked: Decision(), CONTEXT) == Decision()
+    assert await threads.run(Decision) == Decision()
 
 
 # A market split problem: no solver is through with it in hours.
 HUNG = """
 import random
 from pentimento.domain.errors import Internal
-from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.joint.solver import LinearProgram
 from services.controller.allocating import AllocatorStuck, AllocatorThreads, run_beside_allocators
 
-def hanging(context):
+def hanging():
     program, source = LinearProgram(), random.Random(1)
     choices = [program.choice() for _ in range(60)]
     for _ in range(7):
@@ -102,7 +99,7 @@ def hanging(context):
 
 async def main(argv):
     try:
-        await AllocatorThreads(0.5).decide(hanging, PlanInput(0.0, ()))
+        await AllocatorThreads(0.5).run(hanging)
     except AllocatorStuck:
         print("stuck", flush=True)
     if argv:

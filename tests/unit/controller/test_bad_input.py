@@ -10,7 +10,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.plan.inputs import PlanInput, Decision, check_decision
+from pentimento.policies.plan.inputs import Decision, PlanInput, check_decision
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from services.controller.checks import MAX_REQUESTS

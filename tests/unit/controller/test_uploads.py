@@ -11,12 +11,9 @@ import torch
 from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.fleet import AdapterPlacement, Capability, Replica, ReplicaKind
-from pentimento.policies.plan.inputs import ReplicaView
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of
-from services.controller.placements import uploaded_placements
 from services.controller.uploads import UploadedAdapters
 from tests.unit.controller.left_callers import cancelled_once_committed
 
@@ -323,18 +320,3 @@ async def test_what_was_added_or_removed_for_a_caller_who_left_is_known(
     assert uploads.adapters[0].object is not None and objects.get(uploads.adapters[0].object) == data
     await cancelled_once_committed(ledger, "unregister", lambda: uploads.remove("ink"), monkeypatch)
     assert (uploads.adapters, told.names) == ((), [])
-
-
-def test_every_worker_that_fetches_is_where_an_uploaded_lora_is() -> None:
-    ink = Adapter("ink", AdapterKind.LORA, "sha256:i", "sd")
-    fetching = frozenset({Capability.UPLOADED_LORA})
-    views = tuple(
-        ReplicaView(Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", 1, capabilities=can, resident_models=held))
-        for name, can, held in (
-            ("w2", fetching, ("tiny", "ink")),
-            ("w1", fetching, ("tiny",)),
-            ("w3", frozenset({Capability.LORA}), ("tiny", "ink")),
-        )
-    )
-
-    assert uploaded_placements((ink,), views) == (AdapterPlacement(ink, ("w1", "w2"), ("w2",)),)

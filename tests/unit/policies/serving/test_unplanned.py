@@ -7,11 +7,11 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import UnplannedModel
 from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.maker import unprofiled_models
 from pentimento.policies.plan.mixture import MixturePolicy
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.unplanned import unplanned_models
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, hits, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
@@ -25,14 +25,14 @@ def test_a_model_without_a_profile_on_a_device_is_named_with_it() -> None:
     fleet = (on("a", worker(0)), on("b", worker(1)))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 1.0, 0))
 
-    assert unplanned_models(PlanInput(0.0, fleet, (), measured)) == (UnplannedModel("turbo", "b", "PROFILE_MISSING"),)
+    assert unprofiled_models(PlanInput(0.0, fleet, (), measured)) == (UnplannedModel("turbo", "b", "PROFILE_MISSING"),)
 
 
 def test_resident_loras_lack_no_profile() -> None:
     view = worker(0, "turbo", ("turbo",))
     styled = ReplicaView(replace(view.replica, resident_models=("turbo", "neon")))
 
-    assert unplanned_models(PlanInput(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
+    assert unprofiled_models(PlanInput(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
 
 
 def test_who_has_no_profile_of_a_model_is_not_given_it_and_does_not_keep_it() -> None:

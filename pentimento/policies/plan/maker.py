@@ -1,0 +1,147 @@
+"""Make a whole plan from a policy's decision. Pure: the controller and the simulator call the same function."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pentimento.domain.adapters import Adapter
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
+from pentimento.domain.reasons import Reason
+from pentimento.policies.component_placement import AskedShares, place_components
+from pentimento.policies.light_stages import with_skip_bound
+from pentimento.policies.plan.inputs import (
+    UNNUMBERED,
+    Decision,
+    PlanInput,
+    ReplicaView,
+    check_decision,
+    decide,
+    hold_resident,
+)
+from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.registered_digests import Held, named_digests, notes_of, without_mismatched
+
+
+@dataclass(frozen=True)
+class FleetFacts:
+    """What a plan says beside its policy's decision.
+
+    `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
+    name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
+    `asked`: requests by adapter, by which popular adapters are placed. `skip_light_below`: the skip bound of first
+    stages whose policy sets none.
+    """
+
+    registered: Mapping[str, str] = field(default_factory=dict)
+    mismatched: Mapping[Held, str] = field(default_factory=dict)
+    uploaded: tuple[Adapter, ...] = ()
+    asked: AskedShares = field(default_factory=AskedShares)
+    skip_light_below: float = 0.0
+
+
+@dataclass(frozen=True)
+class MadePlan:
+    """A plan without a version, the decision that the policy finds again, and `FleetFacts.asked` with what was
+    placed."""
+
+    plan: Plan
+    decision: Decision
+    asked: AskedShares
+
+
+def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = FleetFacts()) -> MadePlan:
+    """Return the policy's plan for that input. Raises ValueError and InvalidArgument for a decision that no plan may
+    have (`check_decision`), and what the policy itself raises."""
+    seen = without_mismatched(given, facts.mismatched)
+    decision = decide(policy.allocator, seen)
+    check_decision(seen, decision)
+    decided, asked = decision.plan, facts.asked
+    if policy.moves_models and not decided.components:
+        names = [adapter.name for adapter in facts.uploaded]
+        placed = place_components(asked, seen.replicas, decided.assignments, names)
+        decided = replace(decided, components=placed.components, assignments=placed.assignments)
+        asked = placed.shares
+    plan = replace(
+        decided,
+        version=UNNUMBERED,
+        allocator=policy.name,
+        endpoints=service_endpoints(seen.replicas),
+        drops_late=policy.drops_late,
+        moves_models=policy.moves_models,
+        placements=(*_reported_placements(seen.replicas), *_uploaded_placements(facts.uploaded, seen.replicas)),
+        cascades=with_skip_bound(decided.cascades, facts.skip_light_below),
+        cache=policy.cache_plan(decided.cache),
+        registered=named_digests(given, facts.registered),
+        notes=(*decided.notes, *notes_of(facts.mismatched)),
+    )
+    return MadePlan(plan, decision, asked)
+
+
+def keeps_models(policy: ServingPolicy, note: str = "") -> ServingPolicy:
+    """Return the policy by which every worker keeps what it holds, in place of that one: the cache stays its own. It
+    remembers what the policy remembered. `note` says why, in the plan."""
+
+    def hold(given: PlanInput) -> Decision:
+        held = hold_resident(given).plan
+        return Decision(replace(held, notes=(note,) if note else ()), given.last.memory)
+
+    return ServingPolicy(
+        "resident", hold, policy.cache, policy.eviction, policy.cache_hits, plans_batches=False, moves_models=False
+    )
+
+
+def numbered(plan: Plan, last: Plan | None) -> Plan | None:
+    """Return the plan with the version after the last one's; None where it says the same. `last` None, or with the
+    sequence 0: the first plan."""
+    before = last.version if last is not None else UNNUMBERED
+    if last is not None and before.sequence and replace(plan, version=before) == last:
+        return None
+    return replace(plan, version=replace(before, sequence=before.sequence + 1))
+
+
+def unprofiled_models(given: PlanInput) -> tuple[UnplannedModel, ...]:
+    """Return the models that workers could hold and that have no profile on the workers' type of device, ordered by
+    name and device: no policy that plans by profiles assigns them."""
+    profiled = {(profile.model, profile.device) for profile in given.profiles}
+    there = {(model, worker.device) for worker in given.workers() for model in worker.models}
+    lacking = sorted(pair for pair in there if not profiled & {pair, (pair[0], "")})
+    return tuple(UnplannedModel(model, device, Reason.PROFILE_MISSING) for model, device in lacking)
+
+
+def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:
+    """Return where the services other than the workers are reached, ordered by kind and instance id."""
+    services = (view.replica for view in replicas if view.replica.kind is not ReplicaKind.UNET_WORKER)
+    endpoints = (
+        ServiceEndpoint(service.kind, service.instance_id, service.address, service.available_models)
+        for service in services
+    )
+    return tuple(sorted(endpoints, key=lambda endpoint: (endpoint.kind.value, endpoint.instance_id)))
+
+
+def _reported_placements(replicas: tuple[ReplicaView, ...]) -> tuple[AdapterPlacement, ...]:
+    """Place each adapter on the replicas that report it, ordered by kind, name and digest. One name with other weights
+    is another adapter."""
+    there: defaultdict[Adapter, list[ReplicaView]] = defaultdict(list)
+    for view in sorted(replicas, key=lambda view: view.replica.instance_id):
+        for adapter in view.replica.adapters:
+            there[adapter].append(view)
+    ordered = sorted(there, key=lambda adapter: (adapter.kind.value, adapter.name, adapter.digest, repr(adapter)))
+    return tuple(_placement(adapter, there[adapter]) for adapter in ordered)
+
+
+def _uploaded_placements(
+    uploaded: tuple[Adapter, ...], replicas: tuple[ReplicaView, ...]
+) -> tuple[AdapterPlacement, ...]:
+    """Place each LoRA of the object store on every worker that loads such."""
+    there = sorted(replicas, key=lambda view: view.replica.instance_id)
+    loading = [view for view in there if Capability.UPLOADED_LORA in view.replica.capabilities]
+    return tuple(_placement(adapter, loading) for adapter in uploaded)
+
+
+def _placement(adapter: Adapter, views: list[ReplicaView]) -> AdapterPlacement:
+    resident = (view for view in views if adapter.name in view.replica.resident_models)
+    return AdapterPlacement(
+        adapter,
+        tuple(view.replica.instance_id for view in views),
+        tuple(view.replica.instance_id for view in resident),
+    )
