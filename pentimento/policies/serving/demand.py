@@ -1,8 +1,6 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
 from pentimento.domain.fleet import Plan
-from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
-from pentimento.domain.thinned_steps import NO_STEPS
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve
 from pentimento.policies.serving.entry import NOISE
@@ -17,28 +15,8 @@ SHARED_COUNT = 50.0
 
 
 def demand_of(context: PlanInput, model: str) -> ModelDemand:
-    """Return the demand for a model over all its pools; zero where nobody asked for it."""
-    found = [demand for demand in context.demand if demand.model == model]
-    if len(found) < 2:
-        return found[0] if found else ModelDemand(model, 0.0)
-    scored = [sum(demand.confidences) for demand in found]
-    deferred = sum(demand.deferred_share * count for demand, count in zip(found, scored, strict=True))
-    means = [demand.mean_queue_length for demand in found]
-    return ModelDemand(
-        model,
-        sum(demand.arrivals_per_s for demand in found),
-        sum(demand.queue_length for demand in found),
-        tuple(start for demand in found for start in demand.starts),
-        deferred / max(sum(scored), 1),
-        sum(demand.violation_count for demand in found),
-        None if None in means else sum(mean or 0.0 for mean in means),
-        sum(demand.sent_on_per_s for demand in found),
-        tuple(map(sum, zip(*(demand.confidences for demand in found if demand.confidences), strict=True))),
-        tuple(adapter for demand in found for adapter in demand.adapters),
-        sum((demand.thinnable for demand in found), NO_STEPS),
-        added_up(demand.compared for demand in found),
-        sum((demand.hits for demand in found), NOTHING_KEPT),
-    )
+    """Return the demand for a model, zero where no request named it."""
+    return next((demand for demand in context.demand if demand.model == model), ModelDemand(model, 0.0))
 
 
 def smoothed(newest: float, before: float, weight: float) -> float:
