@@ -24,12 +24,12 @@ from pentimento.policies.registered_digests import Held, named_digests, notes_of
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """What a plan says beside its policy's decision.
+    """Describe the fleet to a plan, apart from its policy's decision.
 
     `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
     name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
-    `asked`: requests by adapter, by which popular adapters are placed. `skip_light_below`: the skip bound of first
-    stages whose policy sets none.
+    `asked`: requests by adapter, to place the popular ones. `skip_light_below`: the skip bound of first stages where
+    the policy sets none.
     """
 
     registered: Mapping[str, str] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class FleetFacts:
 
 @dataclass(frozen=True)
 class MadePlan:
-    """A plan without a version, the decision that the policy finds again, and `FleetFacts.asked` with what was
-    placed."""
+    """Hold a plan without a version, the decision that the policy finds again, and `FleetFacts.asked` with the placed
+    adapters."""
 
     plan: Plan
     decision: Decision
