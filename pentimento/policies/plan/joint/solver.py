@@ -3,9 +3,7 @@
 HiGHS's own search takes milliseconds to set up. Programs of a fleet have relaxations that are nearly whole, and end
 after a few of them: bounds change, and the solver continues from its last basis. The bound is good from the start, so
 whole values come from rounding. A search ends by the gap or by the number of relaxations, never by a clock: equal
-programs give equal values.
-
-Imports HiGHS (40 MB): only what solves a problem imports this module.
+programs give equal values. The module imports HiGHS (40 MB): import it only to solve a problem.
 """
 
 import heapq
@@ -134,8 +132,7 @@ class Budget:
 
 
 def rounded(budgets: Sequence[Budget], bounds: Bounds, values: Sequence[float]) -> list[int]:
-    """Return the values rounded down; in each budget those with the largest remainders are rounded up while there is
-    room for them."""
+    """Return the values rounded down; in each budget those with the largest remainders go up while there is room."""
     units = [math.floor(value + _WHOLE) for value in values]
     for budget in budgets:
         left = budget.left(units)
@@ -151,8 +148,8 @@ def rounded(budgets: Sequence[Budget], bounds: Bounds, values: Sequence[float]) 
 def moves(
     budgets: Sequence[Budget], bounds: Bounds, units: Sequence[int], worths: Sequence[float]
 ) -> Iterator[list[int]]:
-    """Yield the units with one of them moved to another variable of its budget, the move that promises most first, by
-    the worth of one more of each variable; only moves that promise a gain."""
+    """Yield the units with one moved to another variable of its budget, by the worth of one more of each variable: only
+    moves that promise a gain, the largest first."""
     found = []
     for budget in budgets:
         left = budget.left(units)
@@ -353,7 +350,7 @@ class _Search:
         return found
 
     def _keep(self, found: Relaxed) -> None:
-        """Changes state: from here on only what is better by more than the gap is looked at."""
+        """Keep the best values yet; later parts must be better by more than the gap. Changes state."""
         if found.objective > max(self.objective, self._least):
             self.values, self.objective = tuple(found.values.tolist()), found.objective
             self._enough = found.objective + self._gap * abs(found.objective)
