@@ -30,8 +30,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from benchmarks.paper_constants import KATZ_LATENCIES
-from benchmarks.report import Figure, Target, at_most, informative, measured, parse_options, publish
+from benchmarks.papers.constants import KATZ_LATENCIES
 from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.loras import paced_digest
 from lab.fixtures.controlled_generation import ControlledCase
@@ -44,8 +43,10 @@ from lab.fixtures.controlnet_serving import (
     shared_folder,
 )
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import worker_process
+from lab.runs.intervals import median_ratio
+from lab.runs.machine import ROOT
+from lab.runs.measure import Figure, Target, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
 from zoo.registry import WEIGHTS
@@ -229,12 +230,8 @@ def figures_of(name: str, images: Sequence[TimedRequest], target: Target) -> lis
     for asked, group in by_kind.items():
         seconds = [image.seconds for image in group]
         figures.append(measured(f"{name}: {asked}", seconds, median, informative("s")))
-        figures.append(Figure(f"{name}: {asked}, device-seconds", group[0].device_s, informative("s"), [], None))
+        figures.append(Figure(f"{name}: {asked}, device-seconds", group[0].device_s, informative("s")))
     return figures
-
-
-def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return median(one / other for one, other in pairs)
 
 
 def main() -> int:
@@ -244,7 +241,6 @@ def main() -> int:
     theirs, load_s, fuse_s = diffusers_images(rounds)
     with shared_folder() as folder:
         write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s)
-        pace = (folder / "zoo.toml").read_text()
         zoo = asyncio.run(ours(folder / "zoo.toml", rounds))
     sdxl = asyncio.run(ours(SDXL, rounds))
     figures = [
@@ -252,8 +248,7 @@ def main() -> int:
         *figures_of("zoo, ours", zoo, at_most(MOST_RATIO)),
         *figures_of("zoo, diffusers", theirs, informative("x")),
     ]
-    published = {name: {"diffusers_s": d, "katz_s": k, "katz_devices": n} for name, (d, k, n) in KATZ_LATENCIES.items()}
-    return publish(options, figures, notes={"published": published, "zoo_pace": pace, "cores": os.cpu_count()})
+    return publish(options, figures, notes={"rounds": rounds, "cores": os.cpu_count()})
 
 
 if __name__ == "__main__":

@@ -21,19 +21,20 @@ LoRAs are read again for every image, while the first steps run without them.
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 
-from benchmarks.paced_suite import PacedSuite, await_live, paced_suite
-from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.suites.paced import PacedSuite, await_live, paced_suite
 from lab.emulation.pace import DevicePace, read_pace
 from lab.fixtures.controlnet_serving import shared_folder
-from lab.fixtures.machine import ROOT
 from lab.runs import Outcome, RequestRecord
+from lab.runs.intervals import median_ratio, percentile
 from lab.runs.load import LoadSettings, play
+from lab.runs.machine import ROOT
+from lab.runs.measure import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
 from lab.workloads import Arrival, Workload
 from lab.workloads.production import KATZ_A, Choice, choose
 from pentimento.domain.image_request import CacheMode
@@ -78,10 +79,6 @@ class LoadedRound:
         """Return the device-seconds of answered requests per second and device; 1 if all devices are always busy."""
         seconds = max(one.ended_s for one in self.requests) - min(one.arrived_s for one in self.requests)
         return sum(one.worth_s for one in self.requests if one.outcome == Outcome.COMPLETED) / seconds / DEVICES
-
-    @property
-    def latencies_s(self) -> list[float]:
-        return [one.ended_s - one.arrived_s for one in self.requests]
 
 
 def write_pace(path: Path, base: DevicePace, choices: Sequence[Choice]) -> DevicePace:
@@ -192,22 +189,17 @@ def figures_of(rounds: Sequence[tuple[LoadedRound, LoadedRound]]) -> list[Figure
     """Return the ratio of the throughputs first."""
     pairs = [(ours.throughput, plain.throughput) for ours, plain in rounds]
     ratio = "throughput with adapters over without, at equal device-seconds"
-    figures = [measured(ratio, pairs, lambda some: median(a / b for a, b in some), at_least(LEAST_RATIO))]
+    figures = [measured(ratio, pairs, median_ratio, at_least(LEAST_RATIO))]
     for place, name in enumerate(("with adapters", "without")):
         requests = [one for pair in rounds for one in pair[place].requests]
         latencies = [one.ended_s - one.arrived_s for one in requests]
+        lost = sum(one.outcome != Outcome.COMPLETED for one in requests)
         throughputs = [pair[place].throughput for pair in rounds]
         figures += [
             measured(f"{name}: share of the devices' time in answers", throughputs, median, informative()),
-            measured(f"{name}: p50", latencies, lambda some: float(np.percentile(some, 50)), informative("s")),
-            measured(f"{name}: p99", latencies, lambda some: float(np.percentile(some, 99)), informative("s")),
-            Figure(
-                f"{name}: requests that were not answered",
-                sum(one.outcome != Outcome.COMPLETED for one in requests),
-                at_most(0),
-                [asdict(one) for one in requests],
-                None,
-            ),
+            measured(f"{name}: p50", latencies, percentile(0.5), informative("s")),
+            measured(f"{name}: p99", latencies, percentile(0.99), informative("s")),
+            counted(f"{name}: requests that were not answered", lost, len(requests), at_most(0)),
         ]
     return figures
 
@@ -219,14 +211,13 @@ def main() -> int:
     choices = choose(KATZ_A, rounds * count, np.random.default_rng(SEED))
     with shared_folder() as folder:
         pace = write_pace(folder / "pace.toml", read_pace(SDXL), choices)
-        text = (folder / "pace.toml").read_text()
         with (
             paced_suite(folder / "pace.toml", WORKERS, REPLICAS, resident_controlnets(), MAX_BATCH) as adapted,
             paced_suite(folder / "pace.toml", DEVICES, 0, max_batch=MAX_BATCH) as plain,
         ):
             found = asyncio.run(compared((adapted, plain), pace, choices, count))
     notes = {"workers": WORKERS, "controlnet_replicas": REPLICAS, "load": LOAD, "slowness": SLOWNESS, "seed": SEED}
-    return publish(options, figures_of(found), notes={**notes, "mix": asdict(KATZ_A), "pace": text})
+    return publish(options, figures_of(found), notes=notes)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import psutil
 
 from benchmarks.filled_cache import (
+    DIMENSION_COUNT,
     ENCODER,
     LATENT_BYTES,
     SCOPE,
@@ -33,7 +33,8 @@ from benchmarks.filled_cache import (
     filled_in,
     vectors,
 )
-from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
+from lab.runs.intervals import percentile
+from lab.runs.measure import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.embedding import Embedding
@@ -48,7 +49,6 @@ INSERTS_PER_S = 20
 WARM_S = 15.0
 BURST_COUNT = 500
 CONCURRENT_COUNT = 16
-PAPERS = "NIRVANA about 100 ms, MoDM 50 ms a search"
 
 
 @dataclass
@@ -231,9 +231,8 @@ def main() -> int:
         if large:
             figures += large_figures(filled(options, large, Path(folder)), count)
         else:
-            figures.append(Figure("p99 of a lookup, 1,000,000 entries, inserts", None, at_most(20.0, "ms"), [], None))
-    notes = {"dimensions": len(vectors(1, 1, 0)[0]), "inserts_per_s": INSERTS_PER_S, "papers": PAPERS}
-    notes |= {"recall": "see tests/contract/stores/test_index_rebuild.py", "concurrent": CONCURRENT_COUNT}
+            figures.append(Figure("p99 of a lookup, 1,000,000 entries, inserts", None, at_most(20.0, "ms")))
+    notes = {"dimensions": DIMENSION_COUNT, "inserts_per_s": INSERTS_PER_S, "concurrent": CONCURRENT_COUNT}
     return publish(options, figures, notes=notes)
 
 
@@ -247,28 +246,24 @@ def latency_figures(name: str, answers: Answers, p50_ms: float | None, p99_ms: f
     middle = informative("ms") if p50_ms is None else at_most(p50_ms, "ms")
     tail = informative("ms") if p99_ms is None else at_most(p99_ms, "ms")
     return [
-        measured(f"p50 of a lookup, {name}", took, percentile(50), middle),
-        measured(f"p99 of a lookup, {name}", took, percentile(99), tail),
-        counted(f"lookups given up, {name}", answers.skipped_count, len(took), informative("lookups"), []),
+        measured(f"p50 of a lookup, {name}", took, percentile(0.5), middle),
+        measured(f"p99 of a lookup, {name}", took, percentile(0.99), tail),
+        counted(f"lookups given up, {name}", answers.skipped_count, len(took), informative("lookups")),
     ]
 
 
 def throughput_figures(name: str, answers: Answers) -> list[Figure]:
-    figure = Figure(f"lookups a second, {name}, quiet", answers.per_s, at_least(500.0, "1/s"), [answers.per_s], None)
+    figure = Figure(f"lookups a second, {name}, quiet", answers.per_s, at_least(500.0, "1/s"), 1)
     return [
         figure,
-        counted(f"given up among them, {name}", answers.skipped_count, len(answers.took_ms), informative(), []),
+        counted(f"given up among them, {name}", answers.skipped_count, len(answers.took_ms), informative()),
     ]
 
 
 def processor_figure(name: str, answers: Answers) -> Figure:
     """Report processor time, on which other processes of the machine have little effect."""
     value = answers.processor_ms
-    return Figure(f"processor time of a lookup, gateway and index, {name}", value, informative("ms"), [value], None)
-
-
-def percentile(share: float) -> Callable[[Sequence[float]], float]:
-    return lambda took: float(np.percentile(np.asarray(took), share))
+    return Figure(f"processor time of a lookup, gateway and index, {name}", value, informative("ms"), 1)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,21 +14,19 @@ import argparse
 import asyncio
 import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from benchmarks.emulated_runs import clients_of, emulated_suite
-from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
-from benchmarks.seen_delays import with_delays
+from benchmarks.seen_speed import with_delays
+from benchmarks.suites.emulated import clients_of, emulated_suite
 from lab.runs import RequestRecord, StartKind
 from lab.runs.load import LoadSettings, play
+from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario_file import read_scenario
@@ -134,7 +132,7 @@ def largest_difference(pairs: Sequence[tuple[int, Sequence[int]]]) -> float:
     return max(abs(real[step] - statistics.fmean(run[step] for run in runs)) for step in KINDS)
 
 
-def compare(count: int, calibration: int) -> tuple[list[Figure], dict[str, Any]]:
+def compare(count: int, calibration: int) -> list[Figure]:
     workload, other = log_of(count, 1), log_of(calibration, 2)
     with tempfile.TemporaryDirectory(prefix="cache-parity") as folder:
         fleet = Path(folder) / "fleet.toml"
@@ -152,17 +150,7 @@ def compare(count: int, calibration: int) -> tuple[list[Figure], dict[str, Any]]
         measured("live: share of hits", [one for one, _ in hits], _percent, informative("%")),
         measured("simulated: share of hits", [hit for _, of in hits for hit in of], _percent, informative("%")),
     ]
-    unanswered = [sum(not record.outcome.answered for record in records) for records in (real, *simulated)]
-    notes = {
-        "requests": count,
-        "rate_per_s": RATE,
-        "simulations": SIMULATIONS,
-        "live shares by K": shares([one for one, _ in pairs]),
-        "simulated shares by K": [shares(run) for run in runs],
-        "unanswered: live, then simulated": unanswered,
-        "same start in the first simulation": _percent([one == others[0] for one, others in pairs]),
-    }
-    return figures, notes
+    return figures
 
 
 def _hit_difference(hits: Sequence[tuple[bool, Sequence[bool]]]) -> float:
@@ -181,9 +169,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     options = parse_options("cache_parity", __doc__, add_options)
     count, calibration = (120, 60) if options.quick else (options.rest["count"], CALIBRATION_COUNT)
-    began = time.monotonic()
-    figures, notes = compare(count, calibration)
-    return publish(options, figures, notes=notes | {"duration_s": round(time.monotonic() - began)})
+    notes = {"requests": count, "rate_per_s": RATE, "simulations": SIMULATIONS}
+    return publish(options, compare(count, calibration), notes=notes)
 
 
 if __name__ == "__main__":

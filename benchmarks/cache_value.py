@@ -19,42 +19,35 @@ and an attribute scorer that neither route nor were trained with the router's gi
 """
 
 import argparse
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.chosen import only
 from benchmarks.image_scorers import ImageScorers, check_scorers
-from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
-from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
-from benchmarks.reuse_ceiling import LogStart, ReuseTables, log_starts, throughput_ceiling
+from benchmarks.reuse_ceiling import ReuseTables, donors_above, donors_at_share, hit_share, log_starts
 from benchmarks.reuse_quality import (
     BOTH_GATE,
     IMAGES_GATE,
     LATENTS_GATE,
+    OF_CEILING,
+    ArmRounds,
     Distances,
     FeatureSpace,
     QualityGate,
     ScoredImages,
-)
-from benchmarks.selector_profile import PROFILES, LocalEncoder
-from benchmarks.statistics import ratio_of_sums
-from benchmarks.value_figures import (
-    OF_CEILING,
-    ArmRounds,
     failing_control,
     image_figures,
     quality_figures,
     score_figure,
     throughput_figures,
 )
+from benchmarks.selector_profile import PROFILES, LocalEncoder
 from benchmarks.value_runs import (
     ALL_LIGHT,
     BOTH,
@@ -72,6 +65,8 @@ from benchmarks.value_runs import (
     ServedImage,
     value_suites,
 )
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.policies.selector_profiles import (
     ReuseKind,
@@ -151,8 +146,8 @@ def main() -> int:
     told = teller(began)
     played = [play_log(name, plan, bands, by_log[name], options, told) for name, plan, bands in logs_of(options)]
     scorers = ImageScorers(rest["scorer"], rest["encoder"])
-    figures, notes = figures_of(played, by_log, scorers)
-    notes |= manner(options, by_log) | {"duration_s": round(time.monotonic() - began)}
+    figures = figures_of(played, by_log, scorers)
+    notes = {name: rest[name] for name in ("count", "warm", "rounds", "in_flight", "log_seed")}
     return publish(options, figures, notes=notes)
 
 
@@ -205,52 +200,28 @@ def play_log(
         return ValuedLog(name, log, plan, runs, vanilla, player.generate_vanilla(plan.rows, OTHER_SEED))
 
 
-def figures_of(
-    played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], scorers: ImageScorers
-) -> tuple[list[Figure], dict[str, Any]]:
-    """Return all figures, and the logs' findings."""
-    figures, notes = list[Figure](), dict[str, Any]()
+def figures_of(played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], scorers: ImageScorers) -> list[Figure]:
+    figures: list[Figure] = []
     encoder = LocalEncoder(open_model(ENCODER))
     for one in played:
         profiles = by_log[one.name]
-        found, notes[one.name] = throughputs(one, profiles, encoder)
-        figures += found
+        figures += throughputs(one, profiles, encoder)
         lenient = by_log[DENSE].images
         if one.other_seed:
             figures += gated(one, profiles, lenient, scorers, encoder)
         else:
             figures += [*scored(one, scorers), *scored_controls(one, scorers)]
-    return figures, notes
+    return figures
 
 
-def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> tuple[list[Figure], dict[str, Any]]:
-    """Return the throughput of every arm, and its requests' starts next to the starts that the log's hits allow."""
-    figures: list[Figure] = []
-    notes: dict[str, Any] = {}
+def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> Iterator[Figure]:
+    """Yield the throughput of every arm, and of both arms together ÷ the better one."""
     of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()
     for arm in REUSING:
         rounds = rounds_of(one, arm, profiles, encoder)
         of_vanilla = at_least(PAPERS[arm.name]) if one.name == DENSE and arm.name in PAPERS else informative()
-        figures += throughput_figures(one.name, rounds, of_vanilla, of_ceiling)
-        notes[arm.name] = starts_told(rounds, [one.runs[arm.name].images[row] for row in one.plan.rows])
-        steps = rounds.costs.heavy_step_s, rounds.costs.light_step_s
-        notes["milliseconds a step: heavy, light"] = [round(1000 * step_s, 2) for step_s in steps]
-    figures.append(better_figure(one))
-    return figures, notes
-
-
-def starts_told(rounds: ArmRounds, served: Sequence[ServedImage]) -> dict[str, Any]:
-    """Return an arm's ceilings and hits: the log's, and the served ones."""
-    starts, instant = ([start for part in of for start in part] for of in (rounds.starts, rounds.instant_starts))
-    told: dict[str, Any] = {"saved steps served": saved_counts(served), "why from noise": reason_counts(served)}
-    for name, found in (
-        ("the log's hits", starts),
-        ("the log's hits, were every picture there at once", instant),
-        ("the hits served", starts_of_served(served)),
-    ):
-        hits = float(np.mean([start.saved_steps > 0 for start in found]))
-        told[name] = {"share": round(hits, 3), "ceiling": round(throughput_ceiling(found, rounds.costs), 3)}
-    return told
+        yield from throughput_figures(one.name, rounds, of_vanilla, of_ceiling)
+    yield better_figure(one)
 
 
 def better_figure(one: ValuedLog) -> Figure:
@@ -289,23 +260,6 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
         starts=[[seen[row] for row in part] for part in plan.rounds],
         instant_starts=[[instant[row] for row in part] for part in plan.rounds],
     )
-
-
-def starts_of_served(served: Sequence[ServedImage]) -> list[LogStart]:
-    """Return the images' real starts."""
-    return [LogStart(image.model == LIGHT, image.saved_steps) for image in served]
-
-
-def saved_counts(served: Sequence[ServedImage]) -> dict[str, int]:
-    """Return the number of images by skipped steps and kind of start."""
-    names = [f"{image.kind} {image.saved_steps}" for image in served]
-    return {name: names.count(name) for name in sorted(set(names))}
-
-
-def reason_counts(served: Sequence[ServedImage]) -> dict[str, int]:
-    """Return the number of images from noise by reason, without the reason's numbers."""
-    reasons = [re.sub(r"[0-9.]+", "#", image.reason) for image in served if image.kind == "noise"]
-    return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
 def scored(one: ValuedLog, scorers: ImageScorers) -> Iterator[Figure]:
@@ -379,22 +333,6 @@ def retrieved_images(one: ValuedLog, profile: SelectorProfile, encoder: LocalEnc
     lowest = min((row.min_similarity for row in profile.thresholds()), default=2.0)
     donors = donors_above(one.log.embeddings, images, lowest)
     return [one.vanilla[donors[row]].data for row in one.plan.rows]
-
-
-def manner(options: Options, by_log: Mapping[str, ReuseProfiles]) -> dict[str, Any]:
-    """Return the notes of the setting."""
-    rest = options.rest
-    return {
-        "logs": [f"{name}: {plan.warm_count} + {plan.count}" for name, plan, _ in logs_of(options)],
-        "how the dense log is made": f"{DENSE_SHARE:g} of it in the bands above {DENSE_ABOVE:g}, DiffusionDB's ages",
-        "log seed": rest["log_seed"],
-        "in flight": rest["in_flight"],
-        "profiles": {name: [one.latents.name, one.images.name] for name, one in by_log.items()},
-        "tables": {name: [str(one.latents.thresholds()), str(one.images.thresholds())] for name, one in by_log.items()},
-        "ceiling": "N n h / sum of (N - K) h over misses and latents and (n' - k) l over refined images; "
-        "h = vanilla's seconds / (requests N), l = all-light's seconds / (requests n')",
-        "judges": "judge of attributes, and dual encoder of another seed; no weight of either serves",
-    }
 
 
 if __name__ == "__main__":

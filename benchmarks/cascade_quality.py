@@ -14,19 +14,17 @@ Latency is an idle suite's: light, score, and heavy for deferred requests, as se
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.frechet import FrechetReference, Moments, moments
-from benchmarks.report import Figure, Target, informative, parse_options, publish, surely_above
-from benchmarks.router import QUICK_COUNT, RATES, seconds
+from benchmarks.image_distances import FrechetReference, Moments, moments
+from benchmarks.router import QUICK_COUNT, RATES
 from benchmarks.routing_data import (
     CLIP_SCORE,
     DIFFSERVE,
@@ -44,6 +42,7 @@ from benchmarks.routing_data import (
 )
 from benchmarks.routing_estimates import deferred_weights, figure_of, resampling_weights, served_values
 from benchmarks.routing_networks import NETWORKS, NetworkPlan, real_margins, trained_network
+from lab.runs.measure import Figure, Target, informative, interleave, parse_options, publish, seconds_of, surely_above
 from pentimento.diffusion.discriminators import open_discriminator
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
@@ -58,7 +57,6 @@ from zoo.train.parts import WORK
 
 SEEDS = 20
 DISTANCE_RESAMPLES = 200
-ENDS = (0.0, *RATES, 1.0)
 Value = Callable[[str, float], Array]
 """By router and rate: the value over all prompts, then over each resample."""
 
@@ -89,8 +87,7 @@ def main() -> int:
         *gains("Fréchet distance", confidences, distances, sign=-1.0),
     ]
     costs = latencies(pairs, 1 if options.quick else 5)
-    notes = {"prompts": count, "pictures": 2 * count, "seconds": costs}
-    return publish(options, figures, notes=notes | {"curves": curves(confidences, scores, distances, costs)})
+    return publish(options, figures, notes={"prompts": count, "seconds": costs})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +194,7 @@ def gains(what: str, confidences: Mapping[str, Array], value: Value, sign: float
 def gain(name: str, values: Array, target: Target) -> Figure:
     """Report a difference with its interval; its samples are the resamples."""
     found, interval = figure_of(values)
-    return Figure(name, round(found, 5), target, [round(float(each), 5) for each in values[1:]][:200], interval)
+    return Figure(name, round(found, 5), target, len(values) - 1, interval)
 
 
 def latencies(pairs: GeneratedPairs, rounds: int) -> dict[str, float]:
@@ -208,11 +205,12 @@ def latencies(pairs: GeneratedPairs, rounds: int) -> dict[str, float]:
         name: generation(name, pairs.prompts.captions[0]) for name in (LIGHT, HEAVY)
     }
     calls["score"] = lambda: network.confidences([pixels])
-    timed: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            timed[name].append(seconds(call))
+    timed = interleave({name: timing(call) for name, call in calls.items()}, rounds + 1)
     return {name: round(statistics.median(samples[1:]), 4) for name, samples in timed.items()}
+
+
+def timing(call: Callable[[], object]) -> Callable[[int], float]:
+    return lambda number: seconds_of(call)
 
 
 def generation(name: str, caption: str) -> Callable[[], object]:
@@ -220,23 +218,6 @@ def generation(name: str, caption: str) -> Callable[[], object]:
     entry, pipeline = entry_of(name, WEIGHTS), load_pipeline(WEIGHTS / name)
     steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])
     return lambda: generate(pipeline, [caption], [1], steps, scale, 1)
-
-
-def curves(
-    confidences: Mapping[str, Array], scores: Value, distances: Value, costs: Mapping[str, float]
-) -> dict[str, Sequence[dict[str, Any]]]:
-    """Return each router's served quality with intervals, and latency, at each rate."""
-    names = [name for name in confidences if not name.startswith(RANDOM)] + [RANDOM]
-    return {name: [point(name, rate, scores, distances, costs) for rate in ENDS] for name in names}
-
-
-def point(name: str, rate: float, scores: Value, distances: Value, costs: Mapping[str, float]) -> dict[str, Any]:
-    """Return a point of a curve; intervals as [low, high]."""
-    found: dict[str, Any] = {"deferred": rate, "seconds": round(costs[LIGHT] + costs["score"] + rate * costs[HEAVY], 4)}
-    for what, value in (("share of attributes", scores), ("Fréchet distance", distances)):
-        whole, interval = figure_of(value(name, rate))
-        found[what] = [round(whole, 5), interval.low, interval.high]
-    return found
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
+from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
 from pentimento.sdk import Client, ImageRequest
 from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite, local_suite
@@ -89,7 +89,7 @@ def memory_figures(name: str, limit_mb: int, weights: list[dict[str, dict[str, f
     resident = [weight[name]["rss_mb"] for weight in weights]
     proportional = [weight[name]["pss_mb"] for weight in weights]
     return [
-        Figure(f"{name} RSS", max(resident), at_most(limit_mb, "MB"), resident, None),
+        Figure(f"{name} RSS", max(resident), at_most(limit_mb, "MB"), len(resident)),
         measured(f"{name} PSS", proportional, statistics.median, informative("MB")),
     ]
 
@@ -101,7 +101,7 @@ def torch_figure(name: str, weights: list[dict[str, dict[str, float]]]) -> Figur
     samples: list[Any] = [{"torch_files_mapped": count} for count in mapped]
     samples.append({"heavy_modules_imported": imported})
     value = max(mapped) + len(imported)
-    return Figure(f"{name} without torch", value, at_most(0, "traces of torch"), samples, None)
+    return Figure(f"{name} without torch", value, at_most(0, "traces of torch"), len(samples))
 
 
 def heavy_imports(module: str) -> list[str]:

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
 from lab.fixtures.browser import running_browser, why_no_browser
+from lab.runs.measure import at_most, counted, informative, measured, parse_options, publish
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.image_request import ImageRequest
 from pentimento.sdk import Client
@@ -108,12 +108,11 @@ def main() -> int:
     errors = [f"{one.name}: {error}" for one in all_looks for error in one.errors]
     violations = [f"{one.name}: {violation}" for one in audited for violation in one.violations]
     of_slowest = [load_s for name, load_s in loads if name.startswith(slowest)]
-    most_bytes = max(audited, key=lambda one: one.bytes_count)
     figures = [
         measured(f"load, slowest page ({slowest}), median", of_slowest, statistics.median, at_most(LOAD_LIMIT_S, "s")),
         measured("load, all pages, the longest", [one for _, one in loads], max, informative("s")),
-        counted("console errors", len(errors), len(all_looks), at_most(0), errors),
-        counted("axe violations", len(violations), max(len(audited), len(violations)), at_most(0), violations),
+        counted("console errors", len(errors), len(all_looks), at_most(0)),
+        counted("axe violations", len(violations), max(len(audited), len(violations)), at_most(0)),
         measured(
             "bytes of a page, the largest", [one.bytes_count for one in audited], max, at_most(BYTES_LIMIT, "bytes")
         ),
@@ -123,8 +122,7 @@ def main() -> int:
             if (seconds := [one for name, one in loads if name.startswith(page)])
         ),
     ]
-    notes = {"rounds": len(timed), "largest": most_bytes.name, "pages": PAGES, "themes": THEMES, "widths_px": WIDTHS_PX}
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"rounds": len(timed)})
 
 
 if __name__ == "__main__":

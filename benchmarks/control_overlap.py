@@ -69,9 +69,8 @@ class OverlapSubject:
 class TimedImage:
     """Store the times of one image under `control_count` ControlNets, as means per step in seconds.
 
-    They are those of the worker's halves, or of its whole pass without a ControlNet; of the slowest ControlNet's pass,
-    and of writing its residuals. `denoise_s` is the whole stage with opening of the streams; `steady_s` is a step once
-    they are open; `device_s` is the compute of all devices.
+    They are those of the worker's halves and of the slowest ControlNet's pass. `denoise_s` is the whole stage with
+    opening of the streams; `steady_s` is a step once they are open; `device_s` is the compute of all devices.
     """
 
     control_count: int
@@ -80,9 +79,7 @@ class TimedImage:
     steady_s: float
     encode_s: float
     decode_s: float
-    whole_s: float
     control_s: float
-    deliver_s: float
     device_s: float
     spans: tuple[Span, ...]
     # whether no replica had embedded its control images
@@ -188,9 +185,7 @@ def _timed(
         steady_s=between / max(len(steps) - 1, 1),
         encode_s=_mean(own, "encode"),
         decode_s=_mean(own, "decode"),
-        whole_s=_mean(own, "whole"),
         control_s=max((_computing_s(spans, all_of) for spans, all_of in zip(passes, others, strict=True)), default=0.0),
-        deliver_s=max((_mean(spans, "deliver") for spans in others), default=0.0),
         device_s=sum(_length(span) for spans in (own, *others) for span in spans if span.what != "deliver"),
         spans=tuple(span for spans in (own, *others) for span in spans),
         model_s=sum(_length(span) for span in own) / step_count,

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.parts import PartResult, publish_parts
 from benchmarks.pipelined_link import LinkSetting, link_part
 from benchmarks.pipelined_quality import BOUNDS, TOLD, QualitySetting, bounds_part, quality_part
-from benchmarks.report import Options, parse_options
+from lab.runs.measure import Options, parse_options
+from lab.runs.parts import PartResult, publish_parts
 from pentimento.domain.errors import NotFound
 
 PARTS = ("bounds", *TOLD, "link")

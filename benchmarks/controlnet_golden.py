@@ -14,13 +14,12 @@ absolute difference of any element of the final latents.
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
 from lab.fixtures.checkpoints import (
     SIDE_PX,
     write_checkpoint,
@@ -36,6 +35,7 @@ from lab.fixtures.controlled_generation import (
     conditions_for,
 )
 from lab.fixtures.diffusers_reference import Case
+from lab.runs.measure import Figure, Notes, Options, at_most, measured, parse_options, publish
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import Scheduler
 from zoo.drawing.conditions import as_rgb_condition
@@ -66,7 +66,6 @@ class ComparedImage:
     """Store one image's difference from diffusers', alone and among others; None if diffusers' is not finite."""
 
     subject: str
-    controlled: ControlledCase
     alone: float | None
     among_others: float | None
 
@@ -133,7 +132,7 @@ def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[Comp
         for (case, conditions), among in zip(images, together, strict=True):
             wanted = theirs.controlled(case, conditions)
             alone = engine.controlled(case, conditions)
-            yield ComparedImage(name, case, largest(wanted, alone), largest(wanted, among))
+            yield ComparedImage(name, largest(wanted, alone), largest(wanted, among))
 
 
 @contextmanager
@@ -171,18 +170,8 @@ def main() -> int:
     for name, write in SUBJECTS.items():
         with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
             compared += compare(name, write(Path(folder)), options.quick)
-    rows = [
-        {
-            "subject": one.subject,
-            "case": {**asdict(one.controlled.case), "scheduler": one.controlled.case.scheduler.value},
-            "settings": [asdict(setting) for setting in one.controlled.settings],
-            "alone": one.alone,
-            "among_others": one.among_others,
-        }
-        for one in compared
-    ]
     not_finite = sum(one.alone is None for one in compared)
-    notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite, "cases": rows}
+    notes: Notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite}
     return publish(options, figures_of(compared), notes=notes)
 
 

@@ -23,7 +23,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,14 +30,15 @@ from typing import Any
 import torch
 
 from benchmarks.control_overlap import Blocks, OverlapSubject, TimedImage, started, trace_events
-from benchmarks.report import TRACES, Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.emulation.pace import read_pace
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
 from lab.fixtures.controlled_generation import conditions_for
 from lab.fixtures.controlnet_serving import PACED, REAL, register
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet
-from lab.fixtures.machine import ROOT
+from lab.runs.intervals import median_ratio
+from lab.runs.machine import ROOT
+from lab.runs.measure import TRACES, Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.files.adapter_registry import read_adapters
 from zoo.registry import WEIGHTS
@@ -188,7 +188,7 @@ def figures_of(name: str, images: Sequence[TimedImage]) -> list[Figure]:
     three = [image for image in images if image.control_count == 3]
     if three:
         pairs = [(many.denoise_s, single.denoise_s) for many, single in zip(three, one, strict=True)]
-        figures.append(measured(f"{name}: 3C over 1C", pairs, _median_ratio, at_most(1.10)))
+        figures.append(measured(f"{name}: 3C over 1C", pairs, median_ratio, at_most(1.10)))
     for label, group in (("0C", free), ("1C", one), ("3C", three)):
         if group:
             seconds = [image.device_s for image in group]
@@ -200,15 +200,6 @@ def _speed_up(name: str, what: str, values: Sequence[float]) -> Figure:
     return measured(f"{name}: {what}", values, median, informative("x"))
 
 
-def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return median(many / single for many, single in pairs)
-
-
-def rows_of(images: Sequence[TimedImage]) -> list[dict[str, Any]]:
-    """Return rows in milliseconds, without the spans."""
-    return [{key: value for key, value in asdict(image).items() if key != "spans"} for image in images]
-
-
 def _own_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subject", choices=[*SUBJECTS], action="append", help="only these (default: all)")
 
@@ -218,14 +209,12 @@ def main() -> int:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
-    rounds, figures, notes = 2 if options.quick else 7, [], {}
+    rounds, figures = 2 if options.quick else 7, list[Figure]()
     for name in options.rest["subject"] or SUBJECTS:
         few = min(rounds, 3) if name == "sd15-size" else rounds
         images = asyncio.run(images_of(name, few, options.quick, cores, TRACES))
         figures += figures_of(name, images)
-        notes[name] = rows_of(images)
-    pinned = {"worker": cores[0], "replicas and this process": cores[-1]}
-    return publish(options, figures, notes={"threads": 1, "cores": pinned, "pictures": notes})
+    return publish(options, figures, notes={"threads": 1})
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ on arrival.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import numpy as np
 
-from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
+from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
 from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 from pentimento.policies.residency import Loadable, ResidentSet
 
@@ -105,12 +106,8 @@ def figures_of(service: str, runs: Sequence[Calls]) -> list[Figure]:
             has_target = policy == "controlnet_svc" and places == published_places
             name = f"service {service}, {places} resident, {policy}"
             shares = [played(calls, places) for calls in runs]
-            figures.append(measured(name, shares, _mean, at_least(share) if has_target else informative()))
+            figures.append(measured(name, shares, fmean, at_least(share) if has_target else informative()))
     return sorted(figures, key=lambda figure: figure.target.limit is None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
 
 
 def run(options: Options) -> int:
@@ -120,8 +117,7 @@ def run(options: Options) -> int:
         runs = [calls_of(mix, count, seed) for seed in range(seeds)]
         figures += figures_of(service, runs)
     figures.sort(key=lambda figure: figure.target.limit is None)
-    notes = {"requests": count, "seeds": list(range(seeds)), "mixes": [KATZ_A.source, KATZ_B.source]}
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"requests": count, "seeds": seeds})
 
 
 if __name__ == "__main__":

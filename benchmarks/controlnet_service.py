@@ -11,10 +11,8 @@ difference of any element of the final latents.
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,10 +25,10 @@ from benchmarks.controlnet_golden import (
     ControlledSubject,
     largest,
 )
-from benchmarks.report import Figure, Options, measured, parse_options, publish
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase
 from lab.fixtures.controlnet_serving import controlled_by_service
 from lab.fixtures.diffusers_reference import Case
+from lab.runs.measure import measured, parse_options, publish
 from pentimento.domain.generation import Scheduler
 
 SERVED = tuple(SUBJECTS)
@@ -57,44 +55,38 @@ def cases_for(schedulers: tuple[Scheduler, ...], most: int, quick: bool) -> list
     return cases
 
 
-async def compare(name: str, subject: ControlledSubject, quick: bool) -> AsyncIterator[dict[str, Any]]:
-    """Yield each image with its difference; None if diffusers' is not finite."""
+async def differences(name: str, subject: ControlledSubject, quick: bool) -> list[float]:
+    """Return the difference of each image that is finite in diffusers."""
+    found = []
     theirs = ControlledByDiffusers(subject.model, subject.controlnets)
     async with controlled_by_service(subject.model, subject.controlnets) as ours:
         schedulers = FLOW if "sd3" in name else DIFFUSION
         for case in cases_for(schedulers, len(subject.controlnets), quick):
             # 256 levels, as in the images that the service receives
             conditions = [(told * 255.0).round() / 255.0 for told in subject.conditions[: len(case.settings)]]
-            found = await ours.controlled(case, conditions)
-            difference = largest(theirs.controlled(case, conditions), found)
-            settings = [asdict(setting) for setting in case.settings]
-            asked = {**asdict(case.case), "scheduler": case.case.scheduler.value}
-            yield {"subject": name, "case": asked, "settings": settings, "difference": difference}
+            difference = largest(theirs.controlled(case, conditions), await ours.controlled(case, conditions))
+            if difference is not None:
+                found.append(difference)
+    return found
 
 
-async def compare_all(quick: bool) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+async def all_differences(quick: bool) -> dict[str, list[float]]:
+    """Return the differences by model."""
+    found = {}
     for name in QUICK if quick else SERVED:
         with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-            subject = SUBJECTS[name](Path(folder))
-            rows += [row async for row in compare(name, subject, quick)]
-    return rows
-
-
-def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
-    """Return the figures over all models first, then by model."""
-    finite = [row for row in rows if row["difference"] is not None]
-    groups = {"max abs difference of the final latents, through controlnet_svc": finite}
-    for name in dict.fromkeys(row["subject"] for row in rows):
-        groups[name] = [row for row in finite if row["subject"] == name]
-    return [measured(name, [row["difference"] for row in own], max, TARGET) for name, own in groups.items()]
+            found[name] = await differences(name, SUBJECTS[name](Path(folder)), quick)
+    return found
 
 
 def main() -> int:
-    options: Options = parse_options("controlnet_service", __doc__)
+    options = parse_options("controlnet_service", __doc__)
     torch.set_num_threads(1)
-    rows = asyncio.run(compare_all(options.quick))
-    return publish(options, figures_of(rows), notes={"dtype": "float32", "threads": 1, "cases": rows})
+    by_model = asyncio.run(all_differences(options.quick))
+    every = list(chain.from_iterable(by_model.values()))
+    figures = [measured("max abs difference of the final latents, through controlnet_svc", every, max, TARGET)]
+    figures += [measured(name, own, max, TARGET) for name, own in by_model.items()]
+    return publish(options, figures, notes={"dtype": "float32", "threads": 1})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 
-from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
+from lab.runs.measure import Figure, Options, at_most, measured, parse_options, publish
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 
 QUEUED_COUNT = 10_000
@@ -73,9 +73,8 @@ class LoadedDataplane:
 def main() -> int:
     options = parse_options("dispatch_cost", __doc__)
     figures = [cost_figure(options, worker_count, target_us) for worker_count, target_us in TARGETS_US.items()]
-    sizes = {"queued": QUEUED_COUNT, "tenants": TENANT_COUNT, "credits": CREDIT_COUNT}
-    notes = {**sizes, "lives_a_sample": REQUESTS_PER_SAMPLE}
-    return publish(options, figures, notes=notes)
+    notes = {"queued": QUEUED_COUNT, "tenants": TENANT_COUNT, "credits": CREDIT_COUNT}
+    return publish(options, figures, notes={**notes, "requests_per_sample": REQUESTS_PER_SAMPLE})
 
 
 def cost_figure(options: Options, worker_count: int, target_us: float) -> Figure:

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from benchmarks.peer_orders import PeerOrder
-from benchmarks.value_runs import start_kind
+from benchmarks.peers.orders import PeerOrder
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
 from zoo.registry import entry_of
 
 if TYPE_CHECKING:
-    from benchmarks.diffusers_litserve import PeerProcess
+    from benchmarks.peers.diffusers_litserve import PeerProcess
 
 HEAVY, LIGHT = "tiny-heavy", "tiny-light"
 LORAS = ("tiny-lora-neon", "tiny-lora-blueprint", "tiny-lora-mosaic")
@@ -66,14 +65,13 @@ class LogRow:
 class SideRun:
     """Collect a side's run.
 
-    PNGs by row, seconds of each answer by row, seconds of its rounds, images' starts or the reasons for none, each
-    image's steps, and processor seconds by service.
+    PNGs by row, seconds of each answer by row, seconds of its rounds, each image's steps, and processor seconds by
+    service.
     """
 
     images: dict[int, bytes] = field(default_factory=dict)
     latencies_s: dict[int, float] = field(default_factory=dict)
     round_s: list[float] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     processor_s: dict[str, float] = field(default_factory=dict)
 
@@ -89,14 +87,9 @@ class SideRun:
         ordered = sorted(self.latencies_s.values())
         return ordered[math.ceil(0.95 * len(ordered)) - 1]
 
-    def trial_row(self, name: str | int, client_count: int) -> list[object]:
-        """Return a trial as JSON values: images a second, and the p95, null if it failed."""
-        rate, p95_s = len(self.images) / sum(self.round_s), self.p95_s
-        return [name, client_count, round(rate, 3), round(p95_s, 3) if math.isfinite(p95_s) else None]
 
-
-# an encoded image, its start, and its steps
-Generate = Callable[[LogRow], Awaitable[tuple[bytes, str, int]]]
+# an encoded image and its steps
+Generate = Callable[[LogRow], Awaitable[tuple[bytes, int]]]
 
 
 @dataclass(frozen=True)
@@ -114,11 +107,11 @@ class Sides:
         """Return the function that fills an arm's cache."""
         return lambda asked: self._by_suite(asked, arm, binding=True)
 
-    async def _by_peer(self, asked: LogRow) -> tuple[bytes, str, int]:
+    async def _by_peer(self, asked: LogRow) -> tuple[bytes, int]:
         order = peer_order(asked)
-        return await self.peer.generate(order), "noise", order.steps
+        return await self.peer.generate(order), order.steps
 
-    async def _by_suite(self, asked: LogRow, arm: EndArm, *, binding: bool) -> tuple[bytes, str, int]:
+    async def _by_suite(self, asked: LogRow, arm: EndArm, *, binding: bool) -> tuple[bytes, int]:
         request = ImageRequest(
             asked.prompt,
             # LoRAs belong to one model, so that requests with LoRAs name it
@@ -129,9 +122,7 @@ class Sides:
             binding_steps=binding,
         )
         image = await self.clients[arm.name].generate(request)
-        made = image.provenance
-        thinned = ", thinned" if made.route.thinned_steps else ""
-        return image.data, f"{made.spec.model} from {start_kind(made)}{thinned}", made.steps_run
+        return image.data, image.provenance.steps_run
 
 
 def peer_order(asked: LogRow) -> PeerOrder:
@@ -150,13 +141,11 @@ async def play(generate: Generate, asked: Sequence[LogRow], client_count: int, r
         for one in left:
             began = time.monotonic()
             try:
-                run.images[one.row], told, steps = await generate(one)
+                run.images[one.row], steps = await generate(one)
                 run.steps.append(steps)
                 run.latencies_s[one.row] = time.monotonic() - began
-            except PentimentoError as error:
-                told = f"failed: {error.reason}"
+            except PentimentoError:
                 run.latencies_s[one.row] = float("inf")
-            run.told.append(told)
 
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:

@@ -3,7 +3,7 @@
     python -m benchmarks.end_to_end --scorer SCORERS --encoder OTHERS [--count 240] [--rounds 3]
 
 SCORERS and OTHERS are work folders of training (see `benchmarks.image_scorers`). The peer and the arms below generate a
-scene log (`zoo.scene_log`), alternating round by round, with the LoRAs of the production mix
+scene log (`zoo.scene_log`), in a drawn order in each round, with the LoRAs of the production mix
 (`workloads.production.MLORA`, its base models and LoRAs mapped to the zoo's). Every client of a side requests its next
 image when it has the last one. A side has the number of clients that serves it best while 95 % of its answers come
 within the SLO, four times a single image's time with the peer. A search before the run finds these numbers, and the
@@ -29,7 +29,6 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.diffusers_litserve import diffusers_peer
 from benchmarks.end_sides import (
     ARMS,
     EQUAL_STEPS,
@@ -47,13 +46,24 @@ from benchmarks.end_sides import (
     play,
 )
 from benchmarks.image_scorers import ImageScorers, check_scorers
-from benchmarks.peer_orders import PeerSettings
-from benchmarks.report import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.reuse_quality import QualityGate, ScoredImages
-from benchmarks.statistics import quantile, ratio_of_sums
-from benchmarks.suite_processes import processor_s
-from benchmarks.value_figures import image_figures
+from benchmarks.peers.diffusers_litserve import diffusers_peer
+from benchmarks.peers.orders import PeerSettings
+from benchmarks.reuse_quality import QualityGate, ScoredImages, image_figures
+from benchmarks.suites.processes import processor_s
 from benchmarks.value_runs import SETTINGS
+from lab.runs.intervals import quantile, ratio_of_sums
+from lab.runs.measure import (
+    Figure,
+    Options,
+    Target,
+    at_least,
+    at_most,
+    drawn_orders,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from lab.workloads.production import MLORA, choose
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.identity import Role
@@ -98,7 +108,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="end-to-end") as folder, suites(Path(folder)) as running:
         runs, notes = asyncio.run(play_all(options, running, asked))
     scorers = ImageScorers(rest["scorer"], rest["encoder"])
-    figures = figures_of(runs, log, rest["warm"], scorers, float(str(notes["slo_s"])))
+    figures = figures_of(runs, log, rest["warm"], scorers, float(notes["slo_s"]))
     notes |= {"log": len(asked), "mix": MLORA.source, "seconds": round(time.monotonic() - began)}
     return publish(options, figures, notes=notes)
 
@@ -164,27 +174,27 @@ def core_count() -> int:
 
 async def play_all(
     options: Options, running: Mapping[str, tuple[LocalSuite, str]], asked: Sequence[LogRow]
-) -> tuple[dict[str, SideRun], dict[str, object]]:
+) -> tuple[dict[str, SideRun], dict[str, str | float]]:
     """Return all sides' images, and their settings."""
     rest = options.rest
     trial = asked[: rest["search"]]
-    settings, slo_s, peer_clients, peer_trials = await best_peer(options, trial)
+    settings, slo_s, peer_clients = await best_peer(options, trial)
     async with diffusers_peer(WEIGHTS / HEAVY, WEIGHTS, settings) as peer, clients_of(running) as clients:
         peer.pause()
         sides = Sides(peer, clients)
         for arm in ARMS:
             if arm.cached:
                 await play(sides.filler(arm), asked[: rest["warm"]], peer_clients, SideRun())
-        thinning_clients, trials = await best_clients(options, sides, trial, slo_s)
+        thinning_clients = await best_clients(options, sides, trial, slo_s)
         runs: dict[str, SideRun] = {PEER: SideRun()} | {arm.name: SideRun() for arm in ARMS}
-        for number, part in enumerate(parts_of(asked[rest["warm"] :], rest["rounds"])):
-            for side in (None, *ARMS)[:: 1 if number % 2 == 0 else -1]:
+        parts = parts_of(asked[rest["warm"] :], rest["rounds"])
+        for part, order in zip(parts, drawn_orders((None, *ARMS), len(parts)), strict=True):
+            for side in order:
                 count = thinning_clients if side is not None and side.thins else peer_clients
                 suite = running[side.name][0] if side is not None else None
                 await play_round(sides, side, part, count, runs, suite)
-    notes: dict[str, object] = {"slo_s": slo_s, "peer": settings.name, "peer's clients": peer_clients}
-    notes |= {"clients of arms that thin": thinning_clients, "trials of the peer": peer_trials, "trials": trials}
-    return runs, notes
+    clients_of_both = {"peer's clients": peer_clients, "clients of arms that thin": thinning_clients}
+    return runs, {"slo_s": slo_s, "peer": settings.name, **clients_of_both}
 
 
 async def play_round(
@@ -208,9 +218,9 @@ async def play_round(
     print(f"{name}: {len(part) / run.round_s[-1]:.2f} a second, p95 {run.p95_s:.2f} s", flush=True)
 
 
-async def best_peer(options: Options, trial: Sequence[LogRow]) -> tuple[PeerSettings, float, int, list[list[object]]]:
-    """Return the peer's best settings, the SLO, its best number of clients, and all trials."""
-    cores, slo_s, trials = core_count(), 0.0, list[list[object]]()
+async def best_peer(options: Options, trial: Sequence[LogRow]) -> tuple[PeerSettings, float, int]:
+    """Return the peer's best settings, the SLO, and its best number of clients."""
+    cores, slo_s = core_count(), 0.0
     best: tuple[float, PeerSettings, int] | None = None
 
     async def try_settings(settings: PeerSettings) -> None:
@@ -225,7 +235,6 @@ async def best_peer(options: Options, trial: Sequence[LogRow]) -> tuple[PeerSett
             run = SideRun()
             run.round_s.append(await play(generate, trial, clients, run))
         rate = len(trial) / sum(run.round_s)
-        trials.append(run.trial_row(settings.name, clients))
         print(f"peer, {settings.name}: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
         if run.p95_s <= slo_s and (best is None or rate > best[0]):
             best = rate, settings, clients
@@ -241,27 +250,24 @@ async def best_peer(options: Options, trial: Sequence[LogRow]) -> tuple[PeerSett
             async with asyncio.timeout(COMPILE_LIMIT_S):
                 await try_settings(compiled)
         except TimeoutError:
-            trials.append([compiled.name, f"not up within {COMPILE_LIMIT_S:g} s"])
-    return best[1], slo_s, best[2], trials
+            print(f"peer, {compiled.name}: not up within {COMPILE_LIMIT_S:g} s", flush=True)
+    return best[1], slo_s, best[2]
 
 
-async def best_clients(
-    options: Options, sides: Sides, trial: Sequence[LogRow], slo_s: float
-) -> tuple[int, list[list[object]]]:
+async def best_clients(options: Options, sides: Sides, trial: Sequence[LogRow], slo_s: float) -> int:
     """Return the number of clients with which all but the cache, which has these prompts, is fastest within the SLO, or
-    the fewest if none is; and all trials."""
+    the fewest if none is."""
     searched = ARMS[1]
-    trials, best = list[list[object]](), (0.0, CLIENTS[0])
+    best = (0.0, CLIENTS[0])
     for count in CLIENTS[:1] if options.quick else CLIENTS:
         run = SideRun()
         longer = [replace(one, row=one.row + turn * len(trial)) for turn in range(3) for one in trial]
         run.round_s.append(await play(sides.generate(searched), longer, count, run))
         rate = len(longer) / sum(run.round_s)
-        trials.append(run.trial_row(searched.name, count))
         print(f"{count} clients: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
         if run.p95_s <= HELD_SHARE * slo_s:
             best = max(best, (rate, count))
-    return best[1], trials
+    return best[1]
 
 
 @asynccontextmanager
@@ -290,16 +296,15 @@ def figures_of(
     for name, run in runs.items():
         found.append(measured(f"{name}: steps of an image", run.steps, fmean, informative("steps")))
         found += [
-            Figure(f"{name}: {service}, processor time of an image", spent / len(run.steps), informative("s"), [], None)
+            Figure(f"{name}: {service}, processor time of an image", spent / len(run.steps), informative("s"))
             for service, spent in sorted(run.processor_s.items())
         ]
         rate = len(run.latencies_s) / sum(run.round_s)
-        found.append(Figure(f"{name}: images a second", rate, informative("1/s"), run.round_s, None))
+        found.append(Figure(f"{name}: images a second", rate, informative("1/s"), len(run.round_s)))
         late = [value > slo_s for value in run.latencies_s.values()]
         share = sum(late) / len(late)
         target = at_most(0.05) if name in (PEER, EVERYTHING.name) else informative()
-        counts = [[told, run.told.count(told)] for told in sorted(set(run.told))]
-        found.append(Figure(f"{name}: answers after the SLO, of all", share, target, counts, None))
+        found.append(Figure(f"{name}: answers after the SLO, of all", share, target, len(late)))
     rows = sorted(set.intersection(*(set(run.images) for run in runs.values())))
     reference = scored(peer, log, rows, scorers)
     for arm in ARMS:

@@ -14,17 +14,17 @@ NIRVANA's 24 % belongs to its log under CLIP's similarities (hits 0.88, 0.08 at 
 result also shows how much this log allows, removing one cause of the difference after the other.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-from benchmarks.paper_constants import MI210_SECONDS
-from benchmarks.paper_systems import IMAGE_RULES, hit_share, mixture_scenario, prompt_content, prompt_load, run
-from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import ratio_of_sums
+from benchmarks.papers.constants import MI210_SECONDS
+from benchmarks.papers.systems import IMAGE_RULES, hit_share, mixture_scenario, prompt_content, prompt_load, run
 from lab.runs import RequestRecord
 from lab.runs.figures import mean_quality
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
 from lab.simulator.scenario import Scenario
 from lab.workloads import Workload
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Threshold
@@ -67,15 +67,15 @@ class SpentSeconds:
         """Return the share of all steps that was skipped."""
         return sum(step * share for step, share in (self.starts or {}).items()) / STEPS
 
-    def row(self) -> list[object]:
-        """Return it as JSON values."""
-        numbers = (self.hit_share, self.answered_share, self.quality)
-        starts = {str(step): round(share, 4) for step, share in sorted((self.starts or {}).items())}
-        return [self.system, self.seed, round(self.device_s, 3), *(round(number, 4) for number in numbers), starts]
+    def line(self) -> str:
+        return (
+            f"{self.system}, seed {self.seed}: {self.device_s:.3f} s an image, hits {self.hit_share:.4f}, "
+            f"answered {self.answered_share:.4f}, quality {self.quality:.4f}, saved {self.saved:.4f}"
+        )
 
 
 def main() -> int:
-    options = parse_options("energy", __doc__, add_options)
+    options = parse_options("energy", __doc__)
     warm, count, seeds = (500, 300, range(2)) if options.quick else (CAPACITY, 3_000, range(1, 6))
     spent: dict[str, list[SpentSeconds]] = {BUSY: [], SWAMPED: []}
     account: list[SpentSeconds] = []
@@ -84,18 +84,12 @@ def main() -> int:
         for name, scenario in systems(warm).items():
             for way, found in spent.items():
                 found.append(spent_by(name, run(loaded(scenario, way), load, seed), seed))
-                print(way, found[-1].row(), flush=True)
+                print(way, found[-1].line(), flush=True)
         for name, scenario in account_of(warm).items():
             account.append(spent_by(name, run(scenario, load, seed), seed))
-            print(account[-1].row(), flush=True)
-    notes = {"requests a minute": PER_MINUTE, "seconds an image": MI210_SECONDS, "simulated": True, "warm": warm}
-    notes |= {"rows": "system, seed, device-seconds an image, hits, answered, quality, shares by first step"}
+            print(account[-1].line(), flush=True)
     figures = [*figures_of(spent[BUSY], BUSY), *accounted(account), *figures_of(spent[SWAMPED], SWAMPED)]
-    return publish(options, figures, notes=notes)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add no options."""
+    return publish(options, figures, notes={"requests_a_minute": PER_MINUTE, "simulated": True, "warm": warm})
 
 
 def load_of(warm: int, count: int, seed: int) -> Workload:
@@ -185,10 +179,9 @@ def figures_of(spent: Sequence[SpentSeconds], way: str) -> list[Figure]:
     found.append(measured(name, pairs, ratio_of_sums, at_most(1.0)))
     for name in by_system:
         own = [one for one in spent if one.system == name]
-        rows = [one.row() for one in own]
-        hits, quality = (_mean([one.hit_share for one in own]), _mean([one.quality for one in own]))
-        found.append(Figure(f"{way}, {name}: requests that start from the cache", hits, informative(), rows, None))
-        found.append(Figure(f"{way}, {name}: quality of answered requests", quality, informative(), rows, None))
+        hits, quality = (fmean([one.hit_share for one in own]), fmean([one.quality for one in own]))
+        found.append(Figure(f"{way}, {name}: requests that start from the cache", hits, informative(), len(own)))
+        found.append(Figure(f"{way}, {name}: quality of answered requests", quality, informative(), len(own)))
     return found
 
 
@@ -196,14 +189,9 @@ def accounted(account: Sequence[SpentSeconds]) -> list[Figure]:
     """Return the share of steps that NIRVANA saves, by removed cause: the limit that this log sets."""
     found = []
     for name in dict.fromkeys(one.system for one in account):
-        rows = [one.row() for one in account if one.system == name]
-        saved = _mean([one.saved for one in account if one.system == name])
-        found.append(Figure(f"NIRVANA's steps saved: {name}", saved, informative(), rows, None))
+        saved = [one.saved for one in account if one.system == name]
+        found.append(Figure(f"NIRVANA's steps saved: {name}", fmean(saved), informative(), len(saved)))
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import quantile
 from benchmarks.worker_load import WorkerArrival, worker_under_load
 from lab.fixtures.worker_process import START_S
+from lab.runs.intervals import percentile
+from lab.runs.measure import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.supervisor.models import find_model
 from services.unet_worker.loop_lag import LoopLagProbe
@@ -29,6 +28,7 @@ from services.unet_worker.wiring import wire
 
 MAX_BATCH = 8
 STREAMS = 2 * MAX_BATCH
+p99 = percentile(0.99)
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
         asyncio.run(keep_busy(options.rest["load"]))
         return 0
     idle, busy = asyncio.run(measure(options, find_model(options.rest["model"]).path))
-    notes: dict[str, Any] = {"model": options.rest["model"], "max_batch": MAX_BATCH, "streams": STREAMS}
+    notes = {"model": options.rest["model"], "max_batch": MAX_BATCH, "streams": STREAMS}
     return publish(options, figures_of(idle, busy), notes=notes)
 
 
@@ -121,10 +121,6 @@ async def keep_busy(address: str) -> None:
                 await worker.ask(WorkerArrival(number, 0.0, steps[number % len(steps)]))
 
         await asyncio.gather(*(stream(number) for number in range(STREAMS)))
-
-
-def p99(samples: Sequence[float]) -> float:
-    return quantile(sorted(samples), 0.99)
 
 
 def figures_of(idle: Sequence[float], busy: Sequence[float]) -> list[Figure]:

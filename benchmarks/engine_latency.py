@@ -2,7 +2,7 @@
 from the prompt to the final latent.
 
 All sides run in this process with one torch thread. diffusers' pipelines run in inference mode, as ours does, and the
-compiled one uses the same `torch.compile` settings. Each round requests the same image from every side, in rotating
+compiled one uses the same `torch.compile` settings. Each round requests the same image from every side, in a drawn
 order; prompts never repeat, so that no cache helps. Ours is the engine as the worker runs it: submitted from another
 thread, answered by a listener. The latents of a round must agree within 1e-3, or the benchmark fails.
 """
@@ -12,13 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from lab.fixtures.latent_listener import generated_together
+from lab.runs.intervals import ratio_of_medians
+from lab.runs.measure import Figure, Options, at_most, drawn_orders, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -87,18 +87,20 @@ def diffusers_side(model: Path, steps: int, *, compiled: bool) -> Side:
 
 def run_round(sides: dict[str, Side], number: int) -> dict[str, float]:
     """Return milliseconds by side."""
-    names = list(sides)
-    order = names[number % len(names) :] + names[: number % len(names)]
-    latents, milliseconds = {}, {}
-    for name in order:
+    latents: dict[str, Tensor] = {}
+
+    def milliseconds(name: str) -> float:
         began = time.perf_counter()
         latents[name] = sides[name](f"a red circle, number {number}", 1000 + number)
-        milliseconds[name] = (time.perf_counter() - began) * 1e3
+        return (time.perf_counter() - began) * 1e3
+
+    (order,) = drawn_orders(sides, 1, seed=number)
+    found = {name: milliseconds(name) for name in order}
     for name, latent in latents.items():
         difference = (latent - latents["diffusers eager"]).abs().max().item()
         if not difference <= TOLERANCE:
             raise RuntimeError(f"{name} is {difference:g} away from diffusers: not the same image")
-    return milliseconds
+    return found
 
 
 def figures_of(rounds: Sequence[dict[str, float]]) -> list[Figure]:
@@ -110,10 +112,6 @@ def figures_of(rounds: Sequence[dict[str, float]]) -> list[Figure]:
     for name in rounds[0]:
         figures.append(measured(name, [one[name] for one in rounds], statistics.median, informative("ms")))
     return figures
-
-
-def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(ours for ours, _ in pairs) / statistics.median(theirs for _, theirs in pairs)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -144,14 +142,8 @@ def main() -> int:
         run_round(sides, number)
     count = 3 if options.quick else options.rest["rounds"]
     rounds = [run_round(sides, WARM_UP_ROUNDS + number) for number in range(count)]
-    notes: dict[str, Any] = {
-        "model": options.rest["model"],
-        "steps": options.rest["steps"],
-        "guidance_scale": GUIDANCE_SCALE,
-        "torch_threads": 1,
-        "warm_up_rounds": WARM_UP_ROUNDS,
-        "seeds": "1000 + the round's number",
-    }
+    notes = {name: options.rest[name] for name in ("model", "steps")}
+    notes |= {"guidance_scale": GUIDANCE_SCALE, "torch_threads": 1, "warm_up_rounds": WARM_UP_ROUNDS}
     return publish(options, figures_of(rounds), notes=notes)
 
 

@@ -14,8 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import quantile, ratio_of_sums
 from benchmarks.worker_load import (
     STEPS,
     Answer,
@@ -31,6 +29,18 @@ from benchmarks.worker_load import (
     worker_under_load,
 )
 from lab.fixtures.worker_process import worker_process
+from lab.runs.intervals import percentile, ratio_of_sums
+from lab.runs.measure import (
+    Figure,
+    Options,
+    at_least,
+    at_most,
+    drawn_orders,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from pentimento.supervisor.models import find_model
 
 SHORT_FIRST_STEP = 40
@@ -43,15 +53,7 @@ SIDES = {"with": "--preempt", "without": "--no-preempt"}
 def main() -> int:
     options = parse_options("engine_preempt", __doc__, add_options)
     lone_s, rounds = asyncio.run(run_rounds(options))
-    notes = {
-        **options.rest,
-        "short_first_step": SHORT_FIRST_STEP,
-        "steps": STEPS,
-        "lone_picture_s": lone_s,
-        "rate_per_s": rate_per_s(options, lone_s),
-        "failures": {name: sorted({text for one in rounds for text in failures(one[name])}) for name in SIDES},
-        "seeds": "the round's number",
-    }
+    notes = {**options.rest, "lone_image_s": lone_s, "rate_per_s": rate_per_s(options, lone_s)}
     return publish(options, figures_of(rounds), notes=notes)
 
 
@@ -91,7 +93,7 @@ async def run_rounds(options: Options) -> tuple[float, list[dict[str, StreamOutc
         lone_s = await single_image_s(workers["with"].ask, 1 if options.quick else 5)
         rounds = []
         for number in range(1 if options.quick else options.rest["rounds"]):
-            names = list(workers) if number % 2 else list(reversed(workers))
+            (names,) = drawn_orders(workers, 1, seed=number)
             arrivals = stream(options, rate_per_s(options, lone_s), number)
             outcomes = {name: await drive(workers[name].ask, arrivals) for name in names}
             for name, outcome in outcomes.items():
@@ -129,7 +131,7 @@ THROUGHPUT_TARGET = at_least(0.97, "x")
 
 def figures_of(rounds: Sequence[dict[str, StreamOutcome]]) -> list[Figure]:
     if any(failures(outcome) for one in rounds for outcome in one.values()):
-        return [Figure(RATIO, None, RATIO_TARGET, [], None), Figure(THROUGHPUT, None, THROUGHPUT_TARGET, [], None)]
+        return [Figure(RATIO, None, RATIO_TARGET), Figure(THROUGHPUT, None, THROUGHPUT_TARGET)]
     # grouped by round for the interval: waits within a round are correlated
     latencies = [[[answer.latency_s for answer in short(one[name])] for one in rounds] for name in SIDES]
     pairs = [list(zip(*one, strict=True)) for one in zip(*latencies, strict=True)]
@@ -143,7 +145,7 @@ def figures_of(rounds: Sequence[dict[str, StreamOutcome]]) -> list[Figure]:
 
 
 def p99(rounds: Sequence[Sequence[float]]) -> float:
-    return quantile(sorted(latency_s for one in rounds for latency_s in one), 0.99)
+    return percentile(0.99)([latency_s for one in rounds for latency_s in one])
 
 
 def ratio_of_p99(rounds: Sequence[Sequence[tuple[float, float]]]) -> float:

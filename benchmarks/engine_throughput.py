@@ -22,14 +22,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
-from benchmarks.climbing import STEP, WIDE_STEP, ClimbTrial, Promise, RateRun, best, climb, climb_up, limit_of
-from benchmarks.litserve_server import TOGETHER
-from benchmarks.litserve_side import litserve_side, write_donors
-from benchmarks.report import Figure, Interval, Options, at_least, informative, parse_options, publish
-from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval
-from benchmarks.worker_load import FIRST_STEPS, Ask, single_image_s, worker_under_load
+from benchmarks.peers.litserve import TOGETHER, litserve_side, write_donors
+from benchmarks.worker_load import (
+    STEP,
+    WIDE_STEP,
+    Ask,
+    ClimbTrial,
+    Promise,
+    RateRun,
+    best,
+    climb,
+    climb_up,
+    limit_of,
+    single_image_s,
+    worker_under_load,
+)
 from lab.fixtures.worker_process import keep_off_a_core, worker_process
+from lab.runs.intervals import paired_ratio, paired_ratio_interval
+from lab.runs.measure import Figure, Interval, Options, at_least, informative, parse_options, publish
 from pentimento.supervisor.models import find_model
 
 TARGET = at_least(1.5, "x")
@@ -82,31 +94,20 @@ def main() -> int:
     ours, theirs = ([pair[side] for pair in found.rounds] for side in (0, 1))
     figures = [
         ratio_figure("images per second, ours / LitServe's best", found.rounds),
-        Figure("ours", mean(ours), informative("images/s"), ours, None),
-        Figure("LitServe at its best", mean(theirs), informative("images/s"), theirs, None),
-        Figure("bound of p95", found.promise.p95_s, informative("s"), [found.lone_s], None),
+        Figure("ours", fmean(ours), informative("images/s"), len(ours)),
+        Figure("LitServe at its best", fmean(theirs), informative("images/s"), len(theirs)),
+        Figure("bound of p95", found.promise.p95_s, informative("s"), 1),
     ]
-    notes = {
-        **options.rest,
-        "litserve_batch_sizes": SIZES,
-        "litserve_time_outs_s": (0.0, *WAITS_S),
-        "best_of_grid": dict(zip(("max_batch_size", "batch_timeout_s"), found.pair, strict=True)),
-        "first_steps": FIRST_STEPS,
-        "lone_picture_s": found.lone_s,
-        "search_seed": SEARCH_SEED,
-        "seeds": "the round's number",
-        "torch_threads": 1,
-        "cores_of_a_side": "any" if core is None else 1,
-        "runs": [run.row() for run in found.runs],
-    }
+    size, wait_s = found.pair
+    notes = {**options.rest, "lone_image_s": found.lone_s, "litserve_batch_size": size, "litserve_wait_s": wait_s}
     return publish(options, figures, notes=notes)
 
 
 def ratio_figure(name: str, pairs: Sequence[tuple[float, float]]) -> Figure:
     interval = None
     if len(pairs) > 1:
-        interval = Interval(*paired_ratio_interval(pairs), CONFIDENCE, "Student's t of the logarithms over rounds")
-    return Figure(name, paired_ratio(pairs), TARGET, pairs, interval)
+        interval = Interval(*paired_ratio_interval(pairs), "Student's t of the logarithms over rounds")
+    return Figure(name, paired_ratio(pairs), TARGET, len(pairs), interval)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -202,10 +203,6 @@ async def run_rounds(options: Options, found: Findings, servers: Servers, rates:
             limit = limit_of(runs)
             reached[side], swing, rates[side] = limit.images_per_s, limit.rate_per_s / rates[side], limit.rate_per_s
         found.rounds.append((reached[0], reached[1]))
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

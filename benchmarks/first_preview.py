@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.report import at_most, informative, measured, parse_options, publish
+from lab.runs.measure import at_most, informative, measured, parse_options, publish
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 PROMPT = "a red circle left of a blue square"

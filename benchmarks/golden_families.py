@@ -13,16 +13,15 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
 from lab.fixtures.worker_process import worker_process
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
+from lab.runs.measure import Figure, Notes, Options, at_most, measured, parse_options, publish
 from pentimento.domain.generation import Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
 
@@ -108,13 +107,8 @@ def main() -> int:
     for name in options.rest["models"] or [*zoo_pipelines(), *RANDOM_CHECKPOINTS]:
         with checkpoint(name) as model:
             compared[name] = asyncio.run(compare(model, options.quick))
-    rows = [
-        {"model": name, **asdict(case), "scheduler": case.scheduler.value, "difference": value}
-        for name, pairs in compared.items()
-        for case, value in pairs
-    ]
-    not_finite = sum(row["difference"] is None for row in rows)
-    notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite, "cases": rows}
+    not_finite = sum(value is None for pairs in compared.values() for _, value in pairs)
+    notes: Notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite}
     return publish(options, figures_of(compared), notes=notes)
 
 

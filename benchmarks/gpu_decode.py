@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu_checkpoints import autoencoder
 from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
-from benchmarks.report import at_most, informative, measured
+from lab.runs.measure import at_most, informative, measured
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
 from pentimento.domain.errors import PentimentoError

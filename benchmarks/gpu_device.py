@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
-from benchmarks.report import informative, measured
+from lab.runs.measure import informative, measured
 
 
 def device_row(setup: GpuSetup) -> RowResult:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of
-from benchmarks.report import at_most, measured
+from lab.runs.measure import at_most, measured
 from pentimento.diffusion.kernels import KernelMode, kernels_for, reference
 from pentimento.domain.errors import PentimentoError
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from benchmarks.gpu_checkpoints import saved_pipeline
 from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
-from benchmarks.report import Figure, Target, at_most, informative, measured
 from lab.fixtures.latent_listener import generated_together
+from lab.runs.measure import Figure, Target, at_most, informative, measured
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchmarks.report import Figure, Options, at_least, default_out, parse_options, publish
-from lab.fixtures.machine import ROOT, installed_version
+from lab.runs.machine import ROOT, installed_version
+from lab.runs.measure import Figure, Options, at_least, default_out, parse_options, publish
 
 ROUNDS = 20
 QUICK_ROUNDS = 3
@@ -134,7 +134,7 @@ def main() -> int:
         collected.not_run |= {name: "INTERRUPTED" for name in chosen["rows"] if name not in ended}
     for what, reason in collected.not_run.items():
         print(f"not run: {what}: {reason}")
-    measured_rows = Figure("rows that ran", len(collected.row_s), at_least(len(chosen["rows"]), "rows"), [], None)
+    measured_rows = Figure("rows that ran", len(collected.row_s), at_least(len(chosen["rows"]), "rows"))
     notes = {"not_run": collected.not_run, "row_s": collected.row_s, "rounds": rounds, "tiny": chosen["tiny"]}
     notes |= {name: installed_version(name) for name in ("triton", "diffusers")}
     return publish(options, [*collected.figures, measured_rows], device=chosen["device"], notes=notes)

@@ -22,7 +22,7 @@ from benchmarks.gpu_checkpoints import saved_pipeline
 from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_pictures import COMPILED_PEER, GUIDANCE_SCALE, PEER, TINY_STEPS, compiled_peer
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
-from benchmarks.report import Figure, at_most, informative, measured
+from lab.runs.measure import Figure, at_most, informative, measured
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient, GeneratedImage

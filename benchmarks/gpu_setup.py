@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.report import Figure, Target, at_least, informative, measured
+from lab.runs.measure import Figure, Target, at_least, informative, measured
 from pentimento.diffusion.engine import cuda_recorder
 from pentimento.domain.errors import FailedPrecondition
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu_networks import SIZES, RandomControlNet, RandomUNet
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of, reason_of
-from benchmarks.report import at_least, informative, measured
+from lab.runs.measure import at_least, informative, measured
 from pentimento.diffusion.controlnets import ControlNetForm
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input

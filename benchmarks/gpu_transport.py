@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_setup import GpuSetup, RowResult
-from benchmarks.report import informative, measured
+from lab.runs.measure import informative, measured
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.tensors.cuda import region_directory

@@ -18,10 +18,9 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -30,10 +29,10 @@ from benchmarks.attacks.calls import CROSSED
 from benchmarks.attacks.table import ATTACKS
 from benchmarks.attacks.target import PUBLIC, AttackTarget
 from benchmarks.bystander import GENERATE, Bystander
-from benchmarks.report import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
-from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, quantile, ratio_interval
-from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
+from benchmarks.suites.processes import members, peak_rss_bytes, reset_peak
 from lab.fixtures.certificates import Authority
+from lab.runs.intervals import percentile, ratio_interval
+from lab.runs.measure import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
@@ -52,6 +51,7 @@ AFTER_S = 1.0
 ATTACK_LIMIT_S = 45.0
 RECOVERY_LIMIT_S = 30.0
 REST_LIMIT_S, REST_STEP_S = 30.0, 0.5
+p99 = percentile(0.99)
 QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
 # A tenth of the weight of the suite's processes; lower, and the attacker would get no time during a busy suite.
 NICENESS = 10
@@ -93,16 +93,16 @@ class Played:
     def crossed(self) -> list[str]:
         return [answer for answer in self.answers if answer.startswith(CROSSED)]
 
-    def row(self) -> dict[str, object]:
-        """Return the row for people, with percentiles instead of samples."""
-        shown = {name: value for name, value in asdict(self).items() if name not in ("quiet_s", "attacked_s")}
+    def line(self) -> str:
+        """Return the attack's effect in a line, with percentiles of milliseconds instead of all."""
         times = {
             f"{kind} {phase} p99 ms": round(1e3 * p99(seconds), 2)
             for phase, kinds in (("quiet", self.quiet_s), ("attacked", self.attacked_s))
             for kind, seconds in kinds.items()
             if seconds
         }
-        return shown | times
+        effect = (self.answers, self.growth_mib, self.kept_mib, self.gone, self.failures)
+        return f"{self.attack}: canary {self.canary_ok} after {self.canary_s} s, {effect}, {times}"
 
 
 class AttackTrial:
@@ -127,7 +127,7 @@ class AttackTrial:
             played = []
             for name in attacks:
                 played.append(await self._play(name, bystander, reference))
-                print(json.dumps(played[-1].row()), flush=True)
+                print(played[-1].line(), flush=True)
                 if not played[-1].canary_ok:
                     break
         return played
@@ -277,7 +277,8 @@ def main() -> int:
             with local_suite((*FLAGS, *setting.flags), environment=setting.environment) as suite:
                 trial = AttackTrial(suite, setting, folder, quiet_s)
                 played += asyncio.run(trial.run(attacks[len(played) :]))
-    return publish(options, figures_of(played), notes=notes_of(options, played))
+    notes = {"mode": "open" if options.rest["open"] else "tokens and TLS", "attackers_niceness": NICENESS}
+    return publish(options, figures_of(played), notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -286,54 +287,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def figures_of(played: list[Played]) -> list[Figure]:
-    growth = [(one.attack, name, mib) for one in played for name, mib in one.growth_mib.items()]
-    kept = [(one.attack, name, mib) for one in played for name, mib in one.kept_mib.items()]
-    gone = [f"{name} after {one.attack}" for one in played for name in one.gone]
+    growth = [mib for one in played for mib in one.growth_mib.values()]
+    kept = [mib for one in played for mib in one.kept_mib.values()]
+    gone = sum(len(one.gone) for one in played)
     canaries = [one.canary_ok for one in played]
-    crossed = [answer for one in played for answer in one.crossed]
-    failures = Counter(reason for one in played for reason in Counter(one.failures).elements())
+    crossed = sum(len(one.crossed) for one in played)
+    failures = sum(sum(one.failures.values()) for one in played)
     calls = sum(len(seconds) for one in played for seconds in one.attacked_s.values())
     return [
-        Figure("largest growth of a process", max(mib for _, _, mib in growth), GROWTH, growth, None),
-        Figure("most kept by a process after a rest", max(mib for _, _, mib in kept), KEPT, kept, None),
+        Figure("largest growth of a process", max(growth), GROWTH, len(growth)),
+        Figure("most kept by a process after a rest", max(kept), KEPT, len(kept)),
         slowdown("another tenant's calls, p99 under attack / before", played, paints=False),
         slowdown("another tenant's pictures, p99 under attack / before", played, paints=True),
-        counted("another tenant's calls that failed", failures.total(), calls, at_most(0, "calls"), sorted(failures)),
-        Figure("processes that ended", len(gone), at_most(0, "processes"), gone, None),
-        counted("canaries unlike before", canaries.count(False), len(canaries), at_most(0), list(map(int, canaries))),
-        Figure("roles crossed, pickles loaded", len(crossed), at_most(0, "times"), crossed, None),
+        counted("another tenant's calls that failed", failures, calls, at_most(0, "calls")),
+        Figure("processes that ended", gone, at_most(0, "processes")),
+        counted("canaries unlike before", canaries.count(False), len(canaries), at_most(0)),
+        Figure("roles crossed, pickles loaded", crossed, at_most(0, "times")),
     ]
 
 
 def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Target = SLOWDOWN) -> Figure:
-    """Return p99 over all attacks ÷ p99 over all quiet phases, with the milliseconds of both as samples; none if a run
-    was too short for either."""
+    """Return p99 over all attacks ÷ p99 over all quiet phases; none if a run was too short for either."""
     quiet = milliseconds([one.quiet_s for one in played], paints)
     under_attack = milliseconds([one.attacked_s for one in played], paints)
-    samples = [{"quiet": quiet, "under attack": under_attack}]
     if min(len(quiet), len(under_attack)) < 2:
-        return Figure(name, None, target, samples, None)
-    interval = Interval(*ratio_interval(under_attack, quiet, p99), CONFIDENCE, BOOTSTRAP)
-    return Figure(name, p99(under_attack) / p99(quiet), target, samples, interval)
+        return Figure(name, None, target)
+    interval = Interval(*ratio_interval(under_attack, quiet, p99))
+    return Figure(name, p99(under_attack) / p99(quiet), target, len(under_attack), interval)
 
 
 def milliseconds(phases: Sequence[dict[str, list[float]]], paints: bool) -> list[float]:
     """Return the milliseconds of calls that generate images, or of the others."""
     kinds = [seconds for phase in phases for kind, seconds in phase.items() if (kind == GENERATE) == paints]
     return [round(1e3 * value, 3) for seconds in kinds for value in seconds]
-
-
-def p99(values: Sequence[float]) -> float:
-    return quantile(sorted(values), 0.99)
-
-
-def notes_of(options: Options, played: list[Played]) -> dict[str, object]:
-    return {
-        "mode": "open" if options.rest["open"] else "tokens and TLS",
-        "attacks": [one.row() for one in played],
-        "environment": ENVIRONMENT,
-        "attackers_niceness": NICENESS,
-    }
 
 
 if __name__ == "__main__":

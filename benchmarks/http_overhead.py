@@ -15,10 +15,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.http_client import HttpClient
-from benchmarks.instant_suite import InstantSuite, instant_suite
-from benchmarks.report import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import quantile
+from benchmarks.peers.http_client import HttpClient
+from benchmarks.suites.instant import InstantSuite, instant_suite
+from lab.runs.intervals import percentile
+from lab.runs.measure import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
@@ -156,7 +156,7 @@ def figures(sides: dict[str, TimedSide]) -> list[Figure]:
     for side in sides.values():
         latencies = side.times.latency_ms
         found.append(measured(f"{side.name}, p50", latencies, statistics.median, informative("ms")))
-        found.append(measured(f"{side.name}, p99", latencies, quantile_of(0.99), informative("ms")))
+        found.append(measured(f"{side.name}, p99", latencies, percentile(0.99), informative("ms")))
     return found
 
 
@@ -164,13 +164,9 @@ def rate(name: str, values: Sequence[float], target: Target | None = None) -> Fi
     return measured(name, values, statistics.median, target or informative("1/s"))
 
 
-def quantile_of(share: float) -> Callable[[Sequence[float]], float]:
-    return lambda values: quantile(sorted(values), share)
-
-
 def added(share: float) -> Callable[[Sequence[tuple[float, float]]], float]:
     """Return the difference of both sides' quantiles."""
-    of = quantile_of(share)
+    of = percentile(share)
     return lambda pairs: of([ours for ours, _ in pairs]) - of([theirs for _, theirs in pairs])
 
 

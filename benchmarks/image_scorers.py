@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.reuse_quality import Array, ScoredImages
 from pentimento.pictures.decoding import decode
+from zoo.drawing.captions import UNSAID
 from zoo.drawing.dataset import as_pixels
 from zoo.evaluate.encoder_apart import EncoderApart, check_encoder_apart
 from zoo.evaluate.examination import BATCH, Examiner
@@ -63,3 +64,25 @@ def pixels_of(image: bytes) -> Tensor:
     """Return an encoded image as uint8 (3, height, width)."""
     array = decode(image, "picture", lambda found: np.asarray(found.convert("RGB")))
     return torch.from_numpy(array.copy()).permute(2, 0, 1)
+
+
+ATTRIBUTES_SEEN = "attributes_seen"
+
+
+class AttributeScorer:
+    """Score the share of requested attributes that an image shows (`services`' `QualityJudge`)."""
+
+    name = ATTRIBUTES_SEEN
+
+    def __init__(self, work: Path, asked: Sequence[Sequence[int]]) -> None:
+        """Load the scorer; `asked` has a class index per attribute for each row (`Utterance.asked`)."""
+        check_trained(work, "judge", f"--work {work}")
+        self._examiner = Examiner(WEIGHTS, work)
+        self._asked = torch.tensor(asked)
+
+    def qualities(self, images: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        """Return the shares, 0..1."""
+        wanted = self._asked[list(rows)]
+        right, _ = self._examiner.read(torch.stack([pixels_of(image) for image in images]), wanted)
+        shares: list[float] = (right.sum(dim=1) / (wanted != UNSAID).sum(dim=1)).tolist()
+        return shares

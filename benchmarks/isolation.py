@@ -31,7 +31,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from lab.runs.measure import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
 from pentimento.domain.embedding import Embedding
@@ -324,20 +324,15 @@ async def run(number: int, timed: int) -> tuple[list[Figure], dict[str, Any]]:
             bare = await play(altered(process, index=True, ledger=True), 2, bare_number, owners)
             taken = await times(client, timed)
             await channel.close()
-    rows = [
-        {"route": route, "lookups": whole.lookups[route], "hits": whole.hits[route], "foreign": whole.foreign[route],
-         "foreign without filter and check": bare.foreign[route]}
-        for route in sorted(whole.lookups)
-    ]  # fmt: skip
     least, none, shown = at_least(100_000 * number / 1_000_000), at_most(0), informative()
     both = f"without both, in {bare_number} of the same lookups"
     others, own = (f"{what} prompts against nobody's, AUC of times" for what in ("others'", "own"))
     figures = [
-        counted("foreign starts", whole.foreign.total(), number, none, rows),
-        counted("with the ledger's check alone", unfiltered.foreign.total(), half, none, []),
-        counted("with the index's filter alone", unchecked.foreign.total(), half, none, []),
-        counted(both, bare.foreign.total(), bare_number, least, []),
-        counted("lookups with a start", whole.hits.total(), number, shown, []),
+        counted("foreign starts", whole.foreign.total(), number, none),
+        counted("with the ledger's check alone", unfiltered.foreign.total(), half, none),
+        counted("with the index's filter alone", unchecked.foreign.total(), half, none),
+        counted(both, bare.foreign.total(), bare_number, least),
+        counted("lookups with a start", whole.hits.total(), number, shown),
         measured(others, taken, lambda of: area(of, "others", "nobody"), at_most(0.55)),
         measured(own, taken, lambda of: area(of, "own", "nobody"), shown),
     ]
@@ -352,9 +347,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     options = parse_options("isolation", __doc__, add_options)
     number, timed = (4_000, 600) if options.quick else (options.rest["lookups"], 6_000)
-    began = time.monotonic()
     figures, notes = asyncio.run(run(number, timed))
-    return publish(options, figures, notes=notes | {"duration_s": round(time.monotonic() - began)})
+    return publish(options, figures, notes=notes)
 
 
 if __name__ == "__main__":

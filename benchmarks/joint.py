@@ -30,28 +30,29 @@ from random import Random
 
 import numpy as np
 
-from benchmarks.measured_quality import (
-    AUROC,
-    AUROC_BY_ENCODER,
-    AUROC_DIFFSERVE,
-    HIT_DEVIATION,
-    HIT_MEAN,
-    correlation_of,
-    own_deviation,
-)
-from benchmarks.paper_constants import (
+from benchmarks.papers.constants import (
     AZURE_SEGMENT_S,
     CASCADES,
     DISCRIMINATOR_S,
     MI210_SECONDS,
 )
-from benchmarks.paper_systems import IMAGE_RULES, curve
-from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
-from benchmarks.trace_shapes import THREE
+from benchmarks.papers.systems import (
+    AUROC,
+    AUROC_BY_ENCODER,
+    AUROC_DIFFSERVE,
+    HIT_DEVIATION,
+    HIT_MEAN,
+    IMAGE_RULES,
+    THREE,
+    correlation_of,
+    curve,
+    own_deviation,
+)
 from lab.emulation.adapter_costs import AdapterCosts
 from lab.emulation.costs import from_latencies
 from lab.planners.registry import POLICIES
 from lab.runs.figures import mean_quality
+from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
@@ -164,14 +165,7 @@ def main() -> int:
             traces = traces_of(case, system, 1 if options.quick else options.rest["seeds"])
             found[case][system] = loads_of(system, traces, segment_s, CASES[case])
             print(case, system, round(carried(found[case][system]), 3), means(found[case][system]), flush=True)
-    notes = {
-        "samples": "a trace each: [peak a second, violations, quality] of every load that was tried; ours, theirs",
-        "shapes": list(THREE),
-        "slo_s": SLO_S,
-        "segment_s": segment_s,
-        "simulated": True,
-    }
-    return publish(options, figures_of(found), notes=notes)
+    return publish(options, figures_of(found), notes={"slo_s": SLO_S, "segment_s": segment_s, "simulated": True})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

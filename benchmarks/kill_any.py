@@ -19,18 +19,16 @@ import asyncio
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.commits import count_commits
-from benchmarks.faulted_load import STEPS, FaultedLoad, count_of, read_journal, request_figures, request_rows
-from benchmarks.report import Figure, Options, at_most, informative, parse_options, publish
-from benchmarks.restarted_suite import RestartedSuite, restarted_suite
-from benchmarks.suite_remains import half_written, left_after_the_end, open_grants, orphan_objects
+from benchmarks.suites.faulted_load import STEPS, FaultedLoad, count_commits, count_of, read_journal, request_figures
+from benchmarks.suites.processes import half_written, left_after_the_end, open_grants, orphan_objects
+from benchmarks.suites.restarted import RestartedSuite, restarted_suite
+from lab.runs.measure import Figure, at_most, informative, parse_options, publish
 from pentimento.sdk import AsyncClient, RetryPolicy
 
 # Sweepers run within this benchmark's waits; no request is abandoned for many faults.
@@ -196,7 +194,7 @@ def main() -> int:
         trial = KillAnyTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(faults, options.rest["clients"]))
         read_journal(suite.journal, load.samples)
-    return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
+    return publish(options, figures_of(trial, load), notes={**options.rest, "steps": STEPS})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -214,27 +212,15 @@ def figures_of(trial: KillAnyTrial, load: FaultedLoad) -> list[Figure]:
         count_of("cancelled because their client's connection broke", left, informative("requests")),
         remaining("orphan processes", remains.orphans, "processes"),
         remaining("orphan files", remains.files, "files"),
-        Figure("grants left", remains.grants, at_most(0, "grants"), [remains.grants], None),
+        Figure("grants left", remains.grants, at_most(0, "grants"), 1),
         remaining("sockets left", remains.sockets, "sockets"),
         remaining("ends of the suite that nobody asked for", remains.ended_by_itself, "ends"),
-        Figure("processes outlive a killed supervisor", remains.outlived_s, informative("s"), [], None),
+        Figure("processes outlive a killed supervisor", remains.outlived_s, informative("s")),
     ]
 
 
 def remaining(name: str, found: list[str], unit: str) -> Figure:
-    return Figure(name, len(found), at_most(0, unit), found, None)
-
-
-def notes_of(options: Options, trial: KillAnyTrial, load: FaultedLoad) -> dict[str, object]:
-    return {
-        "faults": [asdict(fault) for fault in trial.faults],
-        "faults_by_kind": dict(Counter(f"{fault.process} {fault.kind}" for fault in trial.faults)),
-        "requests": request_rows(load.samples),
-        "not_accepted": dict(Counter(sample.error for sample in load.samples if not sample.accepted)),
-        "steps": STEPS,
-        "environment": ENVIRONMENT,
-        **{name: options.rest[name] for name in ("workers", "clients", "seed")},
-    }
+    return Figure(name, len(found), at_most(0, unit))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.commits import count_commits
-from benchmarks.faulted_load import STEPS, FaultedLoad, read_journal, request_figures, request_rows
-from benchmarks.report import Figure, Options, informative, measured, parse_options, publish
+from benchmarks.suites.faulted_load import STEPS, FaultedLoad, count_commits, read_journal, request_figures
+from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import WorkerView
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.worker import WorkerClient
@@ -65,7 +64,7 @@ def main() -> int:
         trial = KillOneTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(kills, options.rest["clients"]))
         read_journal(journal, load.samples)
-    return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
+    return publish(options, figures_of(trial, load), notes={**options.rest, "steps": STEPS})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -169,20 +168,6 @@ def figures_of(trial: KillOneTrial, load: FaultedLoad) -> list[Figure]:
             informative("s"),
         ),
     ]
-
-
-def notes_of(options: Options, trial: KillOneTrial, load: FaultedLoad) -> dict[str, object]:
-    return {
-        "kills": [asdict(kill) for kill in trial.kills],
-        "requests": request_rows(load.samples),
-        "seed": options.rest["seed"],
-        "workers": options.rest["workers"],
-        "clients": options.rest["clients"],
-        "steps": STEPS,
-        "not_accepted": [sample.error for sample in load.samples if not sample.accepted],
-        "longest_ejection_s": max(kill.ejected_s for kill in trial.kills),
-        "seconds_a_picture_without_faults": load.reference_s,
-    }
 
 
 if __name__ == "__main__":

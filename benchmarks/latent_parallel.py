@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -29,12 +29,22 @@ import grpc.aio
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.fixtures.controlnet_serving import PACED, ServedControlNet, replica_process, shared_folder
 from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint
-from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import START_S, start_on
 from lab.fixtures.worker_under_test import png_of
+from lab.runs.machine import ROOT
+from lab.runs.measure import (
+    Figure,
+    Options,
+    at_least,
+    at_most,
+    drawn_orders,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
@@ -126,10 +136,11 @@ class PairBench:
         self._numbers = itertools.count(1)
 
     async def round(self, turn: int) -> PairRound:
-        """Run each arm; the first arm rotates from round to round."""
+        """Run each arm, in a drawn order."""
         arms: dict[str, PairImage] = {}
         latents: dict[str, Tensor] = {}
-        for name in (*ARMS[turn % 3 :], *ARMS[: turn % 3]):
+        (order,) = drawn_orders(ARMS, 1, seed=turn)
+        for name in order:
             arms[name], latents[name] = await self._generate(name)
         difference = float((latents["pair"] - latents["alone"]).abs().max())
         return PairRound(**arms, difference=difference)
@@ -286,13 +297,11 @@ def main() -> int:
     if len(cores) < 2:
         raise SystemExit("two cores are needed")
     figures: list[Figure] = []
-    notes: dict[str, object] = {"cores": cores, "threads": 1, "flags": FLAGS}
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         for subject in subjects(options, Path(folder)):
             rounds = asyncio.run(measure(subject, cores))
             figures += figures_of(subject.name, rounds, subject.steps)
-            notes[subject.name] = {"steps": subject.steps, "rounds": [asdict(one) for one in rounds]}
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"threads": 1})
 
 
 if __name__ == "__main__":

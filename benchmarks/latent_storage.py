@@ -30,8 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.report import Figure, informative, measured, parse_options, publish
 from benchmarks.selector_profile import LocalEncoder
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from pentimento.diffusion.latents import LatentFormat, latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.weights import quiet_loaders
@@ -92,8 +93,7 @@ def main() -> int:
         generated = generate(name, log.prompts)
         figures += [*sizes(name, generated), *speeds(name, generated, 20 if options.quick else ROUND_COUNT)]
         figures += differences(name, generated, encoder)
-    notes = {"prompts": count, "log seed": seed, "steps": STEP_COUNT, "kept before": KEPT_STEPS, "peer": "none told"}
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"prompts": count, "log_seed": seed, "steps": STEP_COUNT})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +121,7 @@ def sizes(name: str, generated: GeneratedLog) -> Iterator[Figure]:
             check_lossless(tensors[0], stored_as)
             pairs = [(len(latent_to_bytes(one, stored_as)), len(latent_to_bytes(one))) for one in tensors]
             yield measured(
-                f"{name}: {what}, {stored_as.value}: bytes of the exact latent's", pairs, _ratio, informative()
+                f"{name}: {what}, {stored_as.value}: bytes of the exact latent's", pairs, ratio_of_sums, informative()
             )
 
 
@@ -176,7 +176,7 @@ def differences(name: str, generated: GeneratedLog, encoder: LocalEncoder) -> It
         what = f"{where}: float16 instead of exact"
         yield from compared(what, exact, compact)
         pairs = [(float(one), float(other)) for one, other in zip(score(compact), score(exact), strict=True)]
-        yield measured(f"{what}: CLIPScore of the exact one's", pairs, _ratio, informative())
+        yield measured(f"{what}: CLIPScore of the exact one's", pairs, ratio_of_sums, informative())
 
 
 def compared(what: str, exact: Sequence[bytes], other: Sequence[bytes]) -> Iterator[Figure]:
@@ -187,7 +187,7 @@ def compared(what: str, exact: Sequence[bytes], other: Sequence[bytes]) -> Itera
     yield measured(f"{what}: largest difference", largest, max, informative("grey levels"))
     yield measured(f"{what}: mean difference", means, statistics.fmean, informative("grey levels"))
     if any(squares):
-        yield Figure(f"{what}: PSNR", psnr_db(statistics.fmean(squares)), informative("dB"), squares, None)
+        yield Figure(f"{what}: PSNR", psnr_db(statistics.fmean(squares)), informative("dB"), len(squares))
 
 
 def pixels(png: bytes) -> Pixels:
@@ -198,10 +198,6 @@ def pixels(png: bytes) -> Pixels:
 def psnr_db(mean_square: float) -> float:
     """Return the peak signal-to-noise ratio of a mean squared difference of grey levels above 0."""
     return 10 * math.log10(255**2 / mean_square)
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(ours for ours, _ in pairs) / sum(exact for _, exact in pairs)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from benchmarks.image_distances import structural_similarity
 from benchmarks.image_scorers import pixels_of
 from benchmarks.lora_patch import ENDS, RANK
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.structural_similarity import structural_similarity
 from lab.fixtures.full_size import write_full_size_checkpoint
 from lab.fixtures.latent_listener import LatentListener
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
+from lab.runs.measure import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import Lora, layers_of, lora_file_in, read_lora
@@ -293,7 +293,7 @@ def main() -> int:
         figures += quality_figures(gallery, bound, lora)
     above = [float(steps > 0) for steps in allowed.values()]
     figures.append(measured("LoRAs of the zoo that may come late", above, sum, informative()))
-    return publish(options, figures, notes={"bounds": allowed, "steps": study.step_count, "threads": 1})
+    return publish(options, figures, notes={"steps": study.step_count, "threads": 1})
 
 
 if __name__ == "__main__":

@@ -8,31 +8,23 @@ the first at another weight; with two LoRAs for the fourth, which makes every ro
 one image only; and without any. All alternate in one process on one thread.
 """
 
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 import torch
 
-from benchmarks.report import at_least, informative, measured, parse_options, publish
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.lora_reference import latents_of_engine, read_set, spec_of_case
+from lab.runs.measure import at_least, informative, interleave, measured, parse_options, publish, seconds_of
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import AdapterSet
-from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.domain.generation import Scheduler
 from zoo.registry import WEIGHTS
 
 Styles = tuple[tuple[tuple[str, float], ...], ...]
 FOUR: Styles = ((("neon", 1.0),), (("blueprint", 1.0),), (("mosaic", 1.0),), (("neon", 0.5),))
 WITH_A_PAIR: Styles = (*FOUR[:3], (("neon", 0.5), ("mosaic", 0.5)))
 ONE: Styles = (FOUR[0], (), (), ())
-
-
-def seconds_of(model: DiffusionModel, specs: Sequence[GenerationSpec], sets: Sequence[AdapterSet]) -> float:
-    began_at = time.perf_counter()
-    latents_of_engine(model, specs, sets)
-    return time.perf_counter() - began_at
 
 
 def sets_of(model: DiffusionModel, images: Styles) -> list[AdapterSet]:
@@ -48,21 +40,25 @@ def main() -> int:
     specs = [replace(spec_of_case(model, case), seed=seed) for seed in range(len(FOUR))]
     four, pair, one = (sets_of(model, styles) for styles in (FOUR, WITH_A_PAIR, ONE))
     none: list[AdapterSet] = [()] * len(specs)
-    sides = (none, four, pair, one)
-    warm_ups = [seconds_of(model, specs, sets) for sets in sides]
-    rounds = [tuple(seconds_of(model, specs, sets) for sets in sides) for _ in range(2 if options.quick else 15)]
-    seconds = list(zip(*rounds, strict=True))
+    sides = {"without": none, "four": four, "pair": pair, "one": one}
+    acts = {
+        name: lambda _, sets=sets: seconds_of(lambda: latents_of_engine(model, specs, sets))
+        for name, sets in sides.items()
+    }
+    interleave(acts, 1)
+    seconds = interleave(acts, 2 if options.quick else 15)
     of_four, of_pair, of_one = (
-        [plain / own for plain, own in zip(seconds[0], side, strict=True)] for side in seconds[1:]
+        [plain / own for plain, own in zip(seconds["without"], seconds[name], strict=True)]
+        for name in ("four", "pair", "one")
     )
     figures = [
         measured("throughput with four LoRAs / without", of_four, median, at_least(0.8)),
         measured("the same, one of them two LoRAs", of_pair, median, informative()),
         measured("throughput with a LoRA for one of four / without", of_one, median, informative()),
-        measured("without", seconds[0], median, informative("s")),
-        measured("with four LoRAs", seconds[1], median, informative("s")),
+        measured("without", seconds["without"], median, informative("s")),
+        measured("with four LoRAs", seconds["four"], median, informative("s")),
     ]
-    return publish(options, figures, notes={"steps": case.steps, "threads": 1, "warm_ups_s": warm_ups})
+    return publish(options, figures, notes={"steps": case.steps, "threads": 1})
 
 
 if __name__ == "__main__":

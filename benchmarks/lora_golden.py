@@ -22,13 +22,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import at_most, informative, measured, parse_options, publish
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
 from lab.fixtures.lora_reference import (
     WeightedFile,
-    distance,
     exact_latents_of_diffusers,
     latents_of_diffusers,
     latents_of_engine,
@@ -36,6 +34,7 @@ from lab.fixtures.lora_reference import (
     spec_of_case,
 )
 from lab.fixtures.lora_serving import StyledWorker, styled_worker
+from lab.runs.measure import at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.generation import Scheduler
@@ -56,7 +55,7 @@ DENOISER_ALONE = "one that leaves text encoders alone"
 
 @dataclass(frozen=True)
 class StyledImage:
-    """Store one image's difference from diffusers', and the change that its LoRAs made."""
+    """Store one image's differences from diffusers'."""
 
     subject: str
     patched: float
@@ -64,7 +63,6 @@ class StyledImage:
     served_alone: float
     served_beside: float
     largest_element: float
-    changed: float
     our_error: float
     their_error: float
 
@@ -76,7 +74,6 @@ def compare(
     name: str, checkpoint: Path, model: DiffusionModel, served: StyledWorker, files: Sequence[WeightedFile], case: Case
 ) -> StyledImage:
     spec, adapters = spec_of_case(model, case), read_set(model, files)
-    (plain,) = latents_of_engine(model, [spec], [()])
     (patched,) = latents_of_engine(model, [spec], [adapters])
     beside, _ = latents_of_engine(model, [spec, spec], [adapters, ()])
     fused = latents_of_diffusers(checkpoint, case, files, fused=True)
@@ -89,7 +86,6 @@ def compare(
         served_alone=float((served.latents(case, files) - fused).abs().max()),
         served_beside=float((served.latents(case, files, beside_a_plain_one=True) - layers).abs().max()),
         largest_element=float(fused.abs().max()),
-        changed=distance(patched, plain),
         our_error=float((patched - exact).abs().max()),
         their_error=float((fused - exact).abs().max()),
     )
@@ -160,18 +156,7 @@ def main() -> int:
         # in the image with our worst error relative to theirs
         measured("patched / fuse_lora, from double precision", errors, _worst_ratio, informative()),
     ]
-    rows = [
-        {
-            "subject": one.subject,
-            "largest_element": one.largest_element,
-            "changed_by_its_loras": one.changed,
-            "patched": one.patched,
-            "error": one.our_error,
-            "error_of_diffusers": one.their_error,
-        }
-        for one in compared
-    ]
-    return publish(options, figures, notes={"dtype": "float32", "threads": 1, "pictures": rows})
+    return publish(options, figures, notes={"dtype": "float32", "threads": 1})
 
 
 if __name__ == "__main__":

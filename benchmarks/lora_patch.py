@@ -25,8 +25,8 @@ from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
+from lab.runs.measure import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
 
@@ -127,15 +127,15 @@ def main() -> int:
         theirs = load_file(file)
     patch, ours = WeightPatch(unet, "unet"), WeightedLora(lora)
     before = digest(unet)
-    for _ in range(10 if options.quick else options.rest["cycles"]):
+    cycles = 10 if options.quick else options.rest["cycles"]
+    for _ in range(cycles):
         patch.hold((ours,))
         saved_bytes = patch.saved_bytes
         patch.hold(())
     same_bits = digest(unet) == before
     touched = sum(unet.get_submodule(name).weight.nbytes for name in lora.components["unet"])
     rounds = [one_round(unet, patch, ours, theirs) for _ in range(2 if options.quick else 7)]
-    notes = {"lora_bytes": lora.size_bytes, "read_s": read_s, "touched_bytes": touched, "threads": 1}
-    notes["cycles"] = 10 if options.quick else options.rest["cycles"]
+    notes = {"lora_bytes": lora.size_bytes, "read_s": read_s, "touched_bytes": touched, "threads": 1, "cycles": cycles}
     return publish(options, figures_of(rounds, same_bits, saved_bytes / touched), notes=notes)
 
 

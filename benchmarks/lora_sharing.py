@@ -19,14 +19,13 @@ late patch (`benchmarks.zoo_phenomena`: how late a LoRA may come).
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.prompt_logs import DIFFUSIONDB, Vectors, read_vectors
-from benchmarks.report import Figure, informative, measured, parse_options, publish
+from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from lab.workloads.production import KATZ_A, KATZ_B, MLORA, Choice, ProductionMix, choose
 from pentimento.domain.cache import CacheScope, latent_key, latent_keys
 from pentimento.policies.cache_selection import (
@@ -183,21 +182,8 @@ def main() -> int:
     for name, mix in MIXES.items():
         for figure in figures_of_mix(name, mix, vectors):
             print(figure.line(), flush=True)
-            figures.append(plain_samples(figure))
-    notes: dict[str, Any] = {
-        "prompts": len(vectors),
-        "draws of models and LoRAs": SEEDS,
-        "table": [(rule.min_similarity, rule.saved_share) for rule in RULES.latents],
-        "mixes": {name: mix.source for name, mix in MIXES.items()},
-        "composite": "prompts of DiffusionDB (CC0; MiniLM embeddings), models and LoRAs drawn by the mixes",
-        "samples": "by block: requests, hits bound, hits shared, steps bound, steps shared",
-    }
-    return publish(options, figures, notes=notes)
-
-
-def plain_samples(figure: Figure) -> Figure:
-    """Return the figure with its blocks as JSON values."""
-    return replace(figure, samples=[list(astuple(block)) for block in figure.samples])
+            figures.append(figure)
+    return publish(options, figures, notes={"prompts": len(vectors), "draws": SEEDS})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -19,15 +19,16 @@ divides the answers by that bound. Neither changes the first.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.paper_constants import MI210_SECONDS
-from benchmarks.paper_systems import mixture_scenario, prompt_content, prompt_load, run
-from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.papers.constants import MI210_SECONDS
+from benchmarks.papers.systems import mixture_scenario, prompt_content, prompt_load, run
 from lab.planners.registry import POLICIES
 from lab.runs import RequestRecord
+from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from lab.simulator.scenario import Scenario
 from lab.workloads import Content, Segment, Workload, fluctuating
 from lab.workloads.builders import MODM_FLUCTUATION
@@ -45,7 +46,7 @@ LEAST_FOLLOWED = 0.97
 
 @dataclass(frozen=True)
 class Watched:
-    """Store one run: shares (0..1) by segment and in all, reallocations and models.
+    """Store one run: shares (0..1), reallocations and models.
 
     The shares are answered requests, the most that devices could carry, and answered requests of that. `moved_at_s` are
     the seconds at which devices changed their models; `smalls` are the small models that had devices, in order.
@@ -54,11 +55,9 @@ class Watched:
     system: str
     load: str
     seed: int
-    by_segment: tuple[float, ...]
     followed: float
     bound: float
     of_carried: float
-    carried: tuple[float, ...]
     moved_at_s: tuple[float, ...]
     smalls: tuple[str, ...]
 
@@ -66,13 +65,6 @@ class Watched:
     def most_in_dwell(self) -> int:
         """Return the most reallocations within one dwell time."""
         return max((sum(at <= other < at + DWELL_S for other in self.moved_at_s) for at in self.moved_at_s), default=0)
-
-    def row(self) -> list[object]:
-        """Return it as JSON values."""
-        shares = [round(share, 4) for share in self.by_segment]
-        carried = [round(share, 4) for share in self.carried]
-        followed = [round(share, 5) for share in (self.followed, self.bound, self.of_carried)]
-        return [self.system, self.load, self.seed, *followed, shares, carried, self.moved_at_s, self.smalls]
 
 
 class WatchedAllocator:
@@ -108,15 +100,7 @@ def main() -> int:
             print(
                 system, seed, [(one.load, round(one.followed, 3), one.most_in_dwell) for one in runs[-6:]], flush=True
             )
-    notes = {
-        "runs: system, load, seed, followed, bound, of bound, followed and bound by segment, moves (s), small models": [
-            r.row() for r in runs
-        ],
-        "period_s": PERIOD_S,
-        "dwell_s": DWELL_S,
-        "simulated": True,
-    }
-    return publish(options, figures_of(runs), notes=notes)
+    return publish(options, figures_of(runs), notes={"period_s": PERIOD_S, "dwell_s": DWELL_S, "simulated": True})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -132,20 +116,20 @@ def figures_of(runs: Sequence[Watched]) -> list[Figure]:
         for load in dict.fromkeys(one.load for one in own):
             here = [one for one in own if one.load == load]
             shares = [one.followed for one in here]
-            found.append(measured(f"{system}, {load}: answered ÷ asked", shares, _mean, follows))
+            found.append(measured(f"{system}, {load}: answered ÷ asked", shares, fmean, follows))
             bounds, carried = [one.bound for one in here], [one.of_carried for one in here]
-            found.append(measured(f"{system}, {load}: what can be carried ÷ asked", bounds, _mean, informative()))
-            found.append(measured(f"{system}, {load}: answered ÷ what can be carried", carried, _mean, informative()))
+            found.append(measured(f"{system}, {load}: what can be carried ÷ asked", bounds, fmean, informative()))
+            found.append(measured(f"{system}, {load}: answered ÷ what can be carried", carried, fmean, informative()))
         most = [one.most_in_dwell for one in own]
         found.append(measured(f"{system}: reallocations in a dwell time, at most", most, max, calm))
         swings = [one for one in own if one.load.startswith("Fig. 17")]
         found.append(
             measured(
-                f"{system}: reallocations of a swinging run", [len(r.moved_at_s) for r in swings], _mean, informative()
+                f"{system}: reallocations of a swinging run", [len(r.moved_at_s) for r in swings], fmean, informative()
             )
         )
         switches = [len(one.smalls) - 1 for one in swings if one.load.endswith("x2")]
-        found.append(measured(f"{system}: switches of the small model, twice the load", switches, _mean, informative()))
+        found.append(measured(f"{system}: switches of the small model, twice the load", switches, fmean, informative()))
     return found
 
 
@@ -180,12 +164,11 @@ def _watched(system: str, load: str, seed: int, workload: Workload, edges: Seque
         asked, answered = asked[1:], answered[1:]
     carried = carried_shares(records, edges)[-len(asked) :]
     kept = np.minimum(asked, answered)
-    shares = tuple(float(share) for share in kept / np.maximum(asked, 1))
     most = asked * carried
     bound, of_carried = float(most.sum() / asked.sum()), float(np.minimum(kept, most).sum() / most.sum())
     moved, smalls = tuple(allocator.moved_at_s), tuple(allocator.smalls)
     followed = float(kept.sum() / asked.sum())
-    return Watched(system, load, seed, shares, followed, bound, of_carried, tuple(map(float, carried)), moved, smalls)
+    return Watched(system, load, seed, followed, bound, of_carried, moved, smalls)
 
 
 def carried_shares(records: Sequence[RequestRecord], edges: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -217,10 +200,6 @@ def scenario_of(system: str, rate: float) -> Scenario:
 
 def _content(count: int, seed: int) -> Content:
     return prompt_content(CACHE + count, CACHE, SLO_S, seed)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
 
 
 if __name__ == "__main__":

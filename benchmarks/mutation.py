@@ -32,10 +32,9 @@ from benchmarks.mutation_runs import (
     run_all,
 )
 from benchmarks.mutation_targets import changed_since, chosen_module
-from benchmarks.parts import PartResult, merge_parts
-from benchmarks.report import (
+from lab.runs.machine import ROOT
+from lab.runs.measure import (
     Figure,
-    Interval,
     Options,
     Target,
     at_least,
@@ -44,9 +43,9 @@ from benchmarks.report import (
     parse_options,
     print_figures,
     publish,
+    share,
 )
-from benchmarks.statistics import CONFIDENCE, binomial_interval
-from lab.fixtures.machine import ROOT
+from lab.runs.parts import PartResult, merge_parts
 
 EQUIVALENTS = ROOT / "benchmarks" / "mutation_equivalents.toml"
 TARGET = 0.9
@@ -223,16 +222,13 @@ def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents)
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
     print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
     return [
-        share(f"{name}: killed", telling, known, at_least(TARGET)),
-        share(f"{name}: killed, equivalent ones included", outcomes, known, informative()),
+        killed_share(f"{name}: killed", telling, at_least(TARGET)),
+        killed_share(f"{name}: killed, equivalent ones included", outcomes, informative()),
     ]
 
 
-def share(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents, target: Target) -> Figure:
-    killed = sum(outcome.is_killed for outcome in outcomes)
-    low, high = binomial_interval(killed, len(outcomes))
-    samples = [row(outcome, known) for outcome in outcomes]
-    return Figure(name, killed / len(outcomes), target, samples, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
+def killed_share(name: str, outcomes: Sequence[MutantOutcome], target: Target) -> Figure:
+    return share(name, sum(outcome.is_killed for outcome in outcomes), len(outcomes), target)
 
 
 def row(outcome: MutantOutcome, known: Equivalents) -> list[str]:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from benchmarks.mutation_operators import Mutant
 from benchmarks.mutation_plugin import LOADED, PLUGINS
-from lab.fixtures.machine import ROOT, git
+from lab.runs.machine import ROOT, git
 
 NICENESS = 10
 # A mutant that hangs is stopped after its tests' time so many times over, and some more for a busy machine.

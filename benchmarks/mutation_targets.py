@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.mutation_runs import MutatedModule
-from lab.fixtures.machine import ROOT, git
+from lab.runs.machine import ROOT, git
 
 PRODUCT = ("pentimento", "services", "lab")
 LEVELS = ("unit", "contract", "services", "integration")

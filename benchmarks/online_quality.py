@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.selector_profile import PROFILES
+from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.policies.cache_selection import SelectionRules, Threshold, skipped_steps
 from pentimento.policies.followed_rules import FollowedRow, followed_rows, in_force, row_of
@@ -207,13 +207,7 @@ def main() -> int:
     count = 4 if options.quick else options.rest["histories"]
     profiles = [one for one in read_selector_profiles([PROFILES]).profiles if one.thresholds()]
     figures = [figure for profile in profiles for figure in figures_of(profile, count)]
-    notes = {
-        "histories": count,
-        "parts, in requests": PARTS,
-        "profiles": {one.name: str(one.thresholds()) for one in profiles},
-        "composite": "similarities and what hits keep are drawn; tables and rules are the shipped ones",
-    }
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"histories": count})
 
 
 if __name__ == "__main__":

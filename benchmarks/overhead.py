@@ -4,7 +4,7 @@ The engine in one process has only the worker's steps, decoder and encoder, so t
 frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode without encoding. Compiled is
 compared with compiled, and eager with eager.
 
-A round requests the same prompt, seed and steps from every side, in rotating order, all timed by this client's clock
+A round requests the same prompt, seed and steps from every side, in a drawn order, all timed by this client's clock
 from the call to the received image. Prompts never repeat, so that no cache helps; cache lookups run and must miss (the
 gateway's threshold is a cosine of 1), and finished images are written to it. Each side has one torch thread in a
 separate process. The pixels of a mode's sides must agree within one level of 255.
@@ -23,8 +23,9 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
-from benchmarks.image_process import ImageMaker, ImageOrder, image_process
-from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
+from benchmarks.peers.image_process import ImageMaker, ImageOrder, image_process
+from lab.runs.intervals import ratio_of_medians
+from lab.runs.measure import Figure, at_most, drawn_orders, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import Client, ImageRequest
@@ -65,10 +66,11 @@ def main() -> int:
         suites = {mode: stack.enter_context(suite_of(model, mode)) for mode in MODES}
         sides = sides_of(stack, suites, model)
         every = [run_round(sides, number) for number in range(WARM_UP_ROUNDS + count)]
-        caches = {mode: asyncio.run(cache_statistics(suite)) for mode, suite in suites.items()}
-    for cache in caches.values():
-        check_lookups(cache, len(every))
-    return publish(options, list(figures_of(every[WARM_UP_ROUNDS:])), notes=notes_of(options, caches))
+        for suite in suites.values():
+            check_lookups(asyncio.run(cache_statistics(suite)), len(every))
+    notes = {"model": options.rest["model"], "steps": STEPS, "guidance_scale": GUIDANCE_SCALE}
+    notes |= {"torch_threads": 1, "warm_up_rounds": WARM_UP_ROUNDS}
+    return publish(options, list(figures_of(every[WARM_UP_ROUNDS:])), notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -110,12 +112,12 @@ def order_of(number: int) -> ImageOrder:
 
 
 def run_round(sides: Mapping[tuple[str, str], Generate], number: int) -> TimedRound:
-    """Call every side once, rotating the first one."""
-    names, order = list(sides), order_of(number)
-    first = number % len(names)
+    """Call every side once, in a drawn order."""
+    order = order_of(number)
     images: dict[tuple[str, str], bytes] = {}
     milliseconds: dict[tuple[str, str], float] = {}
-    for name in names[first:] + names[:first]:
+    (names,) = drawn_orders(sides, 1, seed=number)
+    for name in names:
         began = time.perf_counter()
         images[name] = sides[name](order)
         milliseconds[name] = (time.perf_counter() - began) * 1000
@@ -161,28 +163,11 @@ def figures_of(rounds: Sequence[TimedRound]) -> Iterator[Figure]:
             of_side = [one.milliseconds[mode, side] for one in rounds]
             yield measured(f"{mode}: {side}, median", of_side, statistics.median, informative("ms"))
         levels = [one.pixel_differences[mode] for one in rounds]
-        yield Figure(f"{mode}: largest pixel difference", max(levels), at_most(1, "of 255"), levels, None)
+        yield Figure(f"{mode}: largest pixel difference", max(levels), at_most(1, "of 255"), len(levels))
 
 
 def difference_of_medians(samples: Sequence[tuple[float, float]]) -> float:
     return statistics.median(ours for ours, _ in samples) - statistics.median(theirs for _, theirs in samples)
-
-
-def ratio_of_medians(samples: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(ours for ours, _ in samples) / statistics.median(theirs for _, theirs in samples)
-
-
-def notes_of(options: Options, caches: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    return {
-        "model": options.rest["model"],
-        "steps": STEPS,
-        "guidance_scale": GUIDANCE_SCALE,
-        "seeds": "1000 + the round's number",
-        "torch_threads": 1,
-        "warm_up_rounds": WARM_UP_ROUNDS,
-        "cache": dict(caches),
-        "configuration": {**NEVER_A_HIT, **ALONE, COMPILE: "by mode"},
-    }
 
 
 if __name__ == "__main__":

@@ -20,9 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare_refusals import bare_refusals
-from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, played, steady_load
-from benchmarks.report import (
+from benchmarks.peers.bare_refusals import bare_refusals
+from benchmarks.stolen_time import StolenTime
+from benchmarks.suites.emulated import FLEETS, capacity_per_s, emulated_suite, played, steady_load
+from lab.emulation.fleet_file import EmulatedFleet, largest_batch, measured_batches, read_fleet
+from lab.runs import Outcome, Report, RequestRecord, make_report
+from lab.runs.answers import GENERATOR
+from lab.runs.intervals import paired_ratio, paired_ratio_interval, percentile
+from lab.runs.measure import (
     Figure,
     Interval,
     Options,
@@ -35,11 +40,6 @@ from benchmarks.report import (
     parse_options,
     publish,
 )
-from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval, quantile
-from benchmarks.stolen_time import StolenTime
-from lab.emulation.fleet_file import EmulatedFleet, largest_batch, measured_batches, read_fleet
-from lab.runs import Outcome, Report, RequestRecord, make_report
-from lab.runs.answers import GENERATOR
 from lab.workloads import Workload
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
@@ -114,22 +114,14 @@ class OverloadRun:
     bare_s: Sequence[float]
     stolen: float
 
-    def row(self) -> dict[str, Any]:
+    def line(self) -> str:
         report = self.report
-        return {
-            "share_of_capacity": self.share,
-            "requests": report.overall.total,
-            "goodput_per_s": self.goodput,
-            "counts": {outcome.value: count for outcome, count in report.overall.counts.items()},
-            "jain": report.jain if math.isfinite(report.jain) else None,
-            "p50_s": report.overall.latency_s.p50 if report.overall.latency_s.count else None,
-            "stolen_share": round(self.stolen, 4),
-            "dropped_once_accepted": self.rejections.dropped_count,
-            "other_rejections": sorted(set(self.rejections.others)),
-            "generator_late_p99_s": next(
-                (stage.seconds.p99 for stage in report.stages if stage.name == GENERATOR), None
-            ),
-        }
+        counts = {outcome.value: count for outcome, count in report.overall.counts.items()}
+        late = next((stage.seconds.p99 for stage in report.stages if stage.name == GENERATOR), None)
+        return (
+            f"{self.share:g} x capacity: goodput {self.goodput:.2f}/s, {counts}, Jain {report.jain:.3f}, stolen "
+            f"{self.stolen:.4f}, dropped once accepted {self.rejections.dropped_count}, generator late p99 {late} s"
+        )
 
 
 def main() -> int:
@@ -224,7 +216,7 @@ async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> Overload
     report = make_report(f"{load.share:g} x capacity", records, {"kind": "emulated"})
     goodput = goodput_of(records, load.settled_s, load.until_s)
     found = OverloadRun(load.share, report, goodput, rejections, bare_s, stolen.share())
-    print(found.row(), flush=True)
+    print(found.line(), flush=True)
     return found
 
 
@@ -235,8 +227,7 @@ def goodput_of(records: Sequence[RequestRecord], from_s: float, until_s: float) 
 
 def figures(rounds: Sequence[Sequence[OverloadRun]]) -> list[Figure]:
     runs = [run for each in rounds for run in each]
-    rows = [run.row() for run in runs]
-    found = goodput_figures([[(run.share, run.goodput) for run in each[:-1]] for each in rounds], rows)
+    found = goodput_figures([[(run.share, run.goodput) for run in each[:-1]] for each in rounds])
     over = [run for run in runs if run.share in GOODPUT]
     seconds = [value for run in over for value in run.rejections.seconds]
     others = [reason for run in runs for reason in run.rejections.others]
@@ -244,15 +235,15 @@ def figures(rounds: Sequence[Sequence[OverloadRun]]) -> list[Figure]:
     found.append(rejection_figure("time to reject, p99", seconds, REJECTION))
     bare_s = [value for run in over for value in run.bare_s]
     found.append(rejection_figure("time a server takes that only refuses, p99", bare_s, informative("ms")))
-    found.append(counted("rejections without RetryInfo", len(others), max(rejected_count, 1), at_most(0), others[:50]))
+    found.append(counted("rejections without RetryInfo", len(others), max(rejected_count, 1), at_most(0)))
     given_up = [run.rejections.dropped_count for run in over]
     answered = [run.report.overall.total - len(run.rejections.seconds) for run in over]
-    found.append(counted("accepted, then dropped", sum(given_up), max(sum(answered), 1), informative(), given_up))
+    found.append(counted("accepted, then dropped", sum(given_up), max(sum(answered), 1), informative()))
     found.append(fairness_figure([each[-1].report.jain for each in rounds]))
     return found
 
 
-def goodput_figures(rounds: Sequence[Sequence[tuple[float, float]]], rows: list[dict[str, Any]]) -> list[Figure]:
+def goodput_figures(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[Figure]:
     """Return the goodput of each overload over its round's peak.
 
     `rounds` has the share of capacity and the goodput per second of each load of one tenant. The interval is over
@@ -263,22 +254,22 @@ def goodput_figures(rounds: Sequence[Sequence[tuple[float, float]]], rows: list[
     for load in (share for share, _ in rounds[0] if share in GOODPUT):
         pairs = [(dict(each)[load], peak) for each, peak in zip(rounds, peaks, strict=True)]
         name, known = f"goodput at {load:g} x capacity / peak", all(min(pair) > 0 for pair in pairs)
-        interval = Interval(*paired_ratio_interval(pairs), CONFIDENCE, LOGARITHMS) if known and len(pairs) > 1 else None
-        found.append(Figure(name, paired_ratio(pairs) if known else None, GOODPUT[load], rows, interval))
+        interval = Interval(*paired_ratio_interval(pairs), LOGARITHMS) if known and len(pairs) > 1 else None
+        found.append(Figure(name, paired_ratio(pairs) if known else None, GOODPUT[load], len(pairs), interval))
     return found
 
 
 def fairness_figure(indices: Sequence[float]) -> Figure:
     """Return the smallest of the rounds' indices."""
     least = min(indices) if all(math.isfinite(index) for index in indices) else None
-    return Figure("Jain index, greedy and modest tenant, least of the rounds", least, FAIRNESS, list(indices), None)
+    return Figure("Jain index, greedy and modest tenant, least of the rounds", least, FAIRNESS, len(indices))
 
 
 def rejection_figure(name: str, seconds: Sequence[float], target: Target) -> Figure:
     if len(seconds) < 2:
-        return Figure(name, None, target, list(seconds), None)
+        return Figure(name, None, target, len(seconds))
     milliseconds = [1e3 * value for value in seconds]
-    return measured(name, milliseconds, lambda values: quantile(sorted(values), 0.99), target)
+    return measured(name, milliseconds, percentile(0.99), target)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,14 @@ The results follow from the inputs, so that they only show that the inputs are r
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.paper_diffserve import figure_4, figure_5, figure_6, figure_7, figure_8
-from benchmarks.paper_katz import katz_14
-from benchmarks.paper_mixture import figure_10, figure_11, figure_12_13, figure_17, nirvana_throughput
-from benchmarks.paper_orders import Comparison
-from benchmarks.paper_plots import plot_all
-from benchmarks.parts import PartResult, merge_parts
-from benchmarks.report import PLOTS, Figure, at_least, parse_options, publish
+from benchmarks.papers.diffserve import figure_4, figure_5, figure_6, figure_7, figure_8
+from benchmarks.papers.katz import katz_14
+from benchmarks.papers.mixture import figure_10, figure_11, figure_12_13, figure_17, nirvana_throughput
+from benchmarks.papers.plots import Rows, plot_all
+from benchmarks.papers.systems import Comparison
+from lab.runs.measure import PLOTS, Figure, at_least, parse_options, publish
+from lab.runs.parts import PartResult, merge_parts
 
 FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
     "diffserve4": figure_4,
@@ -48,23 +47,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def as_part(name: str, comparison: Comparison) -> PartResult:
-    rows: list[Mapping[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
-    rows += [{"beside": case, "orders": dict(orders)} for case, orders in comparison.beside.items()]
-    replayed = name in REPLAYED
-    shown = f"{name}: acceptance test on replayed inputs" if replayed else name
-    figure = Figure(shown, comparison.share, at_least(1.0, "of checks" if replayed else "of orderings"), rows, None)
-    return PartResult([figure], {"compared": comparison.note, "not": comparison.failed})
+    shown = f"{name}: acceptance test on replayed inputs" if name in REPLAYED else name
+    target = at_least(1.0, "of checks" if name in REPLAYED else "of orderings")
+    return PartResult([Figure(shown, comparison.share, target, len(comparison.orders))])
 
 
 def main() -> int:
     options = parse_options("paper_figures", __doc__, add_options)
     found: dict[str, PartResult] = {}
+    rows: dict[str, Rows] = {}
     for name in options.rest["only"] or FIGURES:
         comparison = FIGURES[name](options.quick)
         print(f"{name}: " + "\n".join(comparison.lines()), flush=True)
         found[name] = as_part(name, comparison)
+        rows[name] = comparison.rows
     figures, notes = merge_parts(options.out if options.rest["only"] else None, list(FIGURES), found)
-    rows = {figure.name.partition(": ")[0]: figure.samples for figure in figures if figure.samples}
     plot_all(rows, options.rest["plots"] or PLOTS)
     return publish(options, figures, notes={"parts": notes})
 

@@ -35,14 +35,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from benchmarks.parity_figures import DIAGNOSED, PREDICTED, ComparedLoad, Tally, figures
-from benchmarks.report import Options, parse_options, publish
-from benchmarks.seen_delays import with_delays
-from benchmarks.seen_speed import ObservedRun, changes_seen, speed_seen, with_course, with_speed
+from benchmarks.seen_speed import ObservedRun, changes_seen, speed_seen, with_course, with_delays, with_speed
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
+from benchmarks.suites.emulated import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from lab.emulation.fleet_file import read_fleet
 from lab.runs import RequestRecord, make_report
+from lab.runs.measure import Options, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario_file import read_scenario
 from lab.workloads import Workload
@@ -94,7 +93,11 @@ def main() -> int:
     options = parse_options("parity", __doc__, add_options)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         pairs = [pair for side in sides(options, Path(folder)) for pair in compare(options, side, Path(folder))]
-    return publish(options, figures(pairs), notes=notes(options))
+    return publish(
+        options,
+        figures(pairs),
+        notes={"slo_factor": SLO_FACTOR, "duration_s": options.rest["duration"], "simulations": SIMULATIONS},
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +157,7 @@ def compare(options: Options, side: Side, folder: Path) -> list[ComparedLoad]:
     if side.real:
         pairs += [pair(f"{side.name}, {DIAGNOSED}", diagnosed(of_load)) for of_load in by_load]
     for one in pairs:
-        print(one.row(), flush=True)
+        print(one.line(), flush=True)
     return pairs
 
 
@@ -308,19 +311,6 @@ def scenario_of(side: Side, folder: Path) -> Scenario:
         f"[dataplane]\nconfidence_threshold = {fleet.confidence_threshold}\nfall_back = false\n"
     )
     return read_scenario(path).scenarios[0]
-
-
-def notes(options: Options) -> dict[str, Any]:
-    return {
-        "loads": options.rest["loads"],
-        "slo_factor": SLO_FACTOR,
-        "duration_s": options.rest["duration"],
-        "real_worker": {"rounds": REAL_ROUNDS, "turn_s": REAL_TURN_S, "calibration_s": REAL_CALIBRATION_S},
-        "simulations": SIMULATIONS,
-        "calibration": "delays outside queues and devices, and a real worker's speed, from runs of their own",
-        "host": "the prediction does not know what the host took from a real worker during a load; the diagnosis does",
-        "emulated": "sixteen devices: profiled times, no pictures are painted",
-    }
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report import Figure, Interval, Target, at_most, informative
-from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, bootstrap_interval
 from lab.runs import Outcome, Report, RequestRecord
+from lab.runs.intervals import BOOTSTRAP, bootstrap_interval
+from lab.runs.measure import Figure, Interval, Target, at_most, informative
 
 VIOLATIONS = at_most(1.1, "points")
 LATENCY = at_most(5.0, "%")
@@ -66,27 +65,15 @@ class ComparedLoad:
     def simulated_mean(self, figure: Of) -> float:
         return statistics.fmean(figure(report) for report in self.simulated)
 
-    def row(self) -> dict[str, Any]:
-        """Return [live, simulated, standard deviation of one simulated run]: chance moves a live run about as far."""
-        return {
-            "side": self.side,
-            "rate_per_s": self.rate,
-            "requests": self.live.overall.total,
-            "violation_share": self._beside(violations_of),
-            "p50_s": self._beside(p50_of),
-            "p95_s": self._beside(p95_of),
-            "quality": None if self.quality_percent is None else self._beside(quality_of),
-            "deferral_share": self._beside(lambda report: report.deferral_share),
-            "stages_mean_s": {stage: self._beside(partial(stage_of, stage)) for stage in self._stages()},
-        }
+    def line(self) -> str:
+        """Return live figures with the means of the simulated ones and the standard deviation of one simulated run:
+        chance moves a live run about as far."""
+        names = {"violations": violations_of, "p50": p50_of, "p95": p95_of, "quality": quality_of}
+        return f"{self.side}, {self.rate:.2f}/s: " + ", ".join(self._told(*one) for one in names.items())
 
-    def _stages(self) -> list[str]:
-        return list(dict.fromkeys(stage.name for report in (self.live, *self.simulated[:1]) for stage in report.stages))
-
-    def _beside(self, figure: Of) -> list[float | None]:
+    def _told(self, name: str, figure: Of) -> str:
         values = [figure(report) for report in self.simulated]
-        found = [figure(self.live), float(np.mean(values)), float(np.std(values, ddof=1))]
-        return [round(value, 5) if math.isfinite(value) else None for value in found]
+        return f"{name} {figure(self.live):.4g}, simulated {np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}"
 
 
 def violations_of(report: Report) -> float:
@@ -123,28 +110,22 @@ def latencies_apart(percentile: float, turns: Tallies) -> float:
     return 100.0 * abs(statistics.fmean(simulated) / live - 1.0)
 
 
-def stage_of(name: str, report: Report) -> float:
-    """Return the mean seconds of requests in the stage."""
-    return next((stage.seconds.mean for stage in report.stages if stage.name == name), math.nan)
-
-
 def figures(pairs: Sequence[ComparedLoad]) -> list[Figure]:
     """Return figures by side: the mean over its loads if DiffServe gives a mean, the worst load for latencies."""
     found = []
     for side in dict.fromkeys(pair.side for pair in pairs):
         mine = [pair for pair in pairs if pair.side == side]
-        rows = [pair.row() for pair in mine]
         violations = [pair.violations_points for pair in mine]
         p50, p95 = (partial(latencies_apart, percentile) for percentile in (50, 95))
         found += [
-            figure(mine, "SLO violations, mean", statistics.fmean(violations), VIOLATIONS, rows, violations_apart),
-            figure(mine, "SLO violations, worst", max(violations), informative("points"), rows),
-            figure(mine, "p50 latency, worst", max(pair.percent(p50_of) for pair in mine), LATENCY, rows, p50),
-            figure(mine, "p95 latency, worst", max(pair.percent(p95_of) for pair in mine), LATENCY, rows, p95),
+            figure(mine, "SLO violations, mean", statistics.fmean(violations), VIOLATIONS, violations_apart),
+            figure(mine, "SLO violations, worst", max(violations), informative("points")),
+            figure(mine, "p50 latency, worst", max(pair.percent(p50_of) for pair in mine), LATENCY, p50),
+            figure(mine, "p95 latency, worst", max(pair.percent(p95_of) for pair in mine), LATENCY, p95),
         ]
         qualities = [pair.quality_percent for pair in mine if pair.quality_percent is not None]
         if qualities:
-            found.append(figure(mine, "quality, mean", statistics.fmean(qualities), QUALITY, rows))
+            found.append(figure(mine, "quality, mean", statistics.fmean(qualities), QUALITY))
     return found
 
 
@@ -153,20 +134,20 @@ def figure(
     name: str,
     value: float,
     target: Target,
-    rows: Sequence[Any],
     apart: Callable[[Tallies], float] | None = None,
 ) -> Figure:
     """Return a figure over one side's loads; `apart` is the difference of one load, for the interval."""
     side = pairs[0].side
     combine = max if name.endswith("worst") else statistics.fmean
+    between = None
+    if apart is not None:
+        between = interval([pair.turns for pair in pairs], lambda loads: combine([apart(load) for load in loads]))
     return Figure(
         f"{side}: {name}, simulated against live",
         value if math.isfinite(value) else None,
         informative(target.unit) if side.endswith(DIAGNOSED) else target,
-        rows,
-        None
-        if apart is None
-        else interval([pair.turns for pair in pairs], lambda loads: combine([apart(load) for load in loads])),
+        len(pairs),
+        between,
     )
 
 
@@ -176,4 +157,4 @@ def interval(loads: Sequence[Tallies], statistic: Callable[[Sequence[Tallies]], 
     if len(rounds) < 2:
         return None
     low, high = bootstrap_interval(rounds, lambda drawn: statistic(list(zip(*drawn, strict=True))))
-    return Interval(low, high, CONFIDENCE, f"{BOOTSTRAP} over rounds")
+    return Interval(low, high, f"{BOOTSTRAP} over rounds")

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.parts import PartResult
-from benchmarks.report import Figure, at_least, informative, measured
-from benchmarks.slow_link import slow_link
+from benchmarks.suites.slow_link import slow_link
 from lab.emulation.pace import DevicePace, PassTimes, read_pace
 from lab.fixtures.controlled_generation import ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import (
@@ -24,8 +22,10 @@ from lab.fixtures.controlnet_serving import (
     shared_folder,
 )
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import START_S, worker_process
+from lab.runs.machine import ROOT
+from lab.runs.measure import Figure, at_least, drawn_orders, informative, measured
+from lab.runs.parts import PartResult
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 
@@ -70,12 +70,9 @@ CASES = (LinkCase("A10G", 8.0, 4.0), LinkCase("H800", 1.0, 16.0))
 def link_part(setting: LinkSetting) -> PartResult:
     """Run both modes alternating, and compare them with the ideal."""
     figures: list[Figure] = []
-    notes = {}
     for case in CASES:
-        seconds = asyncio.run(_measured(case, setting))
-        figures += _figures(case, setting, seconds)
-        notes[case.name] = {"slower_than_pace": case.slower, "stretch": case.stretch, "seconds": seconds}
-    return PartResult(figures, {"pace": H800.name, "gbit_per_s": GBIT_PER_S, **notes})
+        figures += _figures(case, setting, asyncio.run(_measured(case, setting)))
+    return PartResult(figures, {"pace": H800.name, "gbit_per_s": GBIT_PER_S})
 
 
 def ideal_s(pace: DevicePace, case: LinkCase, steps: int) -> float:
@@ -93,10 +90,10 @@ def _figures(case: LinkCase, setting: LinkSetting, seconds: dict[str, list[float
     yield measured(f"link: {case.name}, synchronous", reached["synchronous"], median, informative("of ideal"))
     encode, decode, control = (one.of(1) for one in (pace.encode, pace.decode, pace.controlnets[0].step))
     serial = (max(encode, control) + decode) / (control + encode + decode)
-    yield Figure(f"link: {case.name}, without parallelism", round(serial, 4), informative("of ideal"), [], None)
+    yield Figure(f"link: {case.name}, without parallelism", round(serial, 4), informative("of ideal"))
     transfer_s = RESIDUAL_BYTES * 8 / (GBIT_PER_S * 1e9) * case.stretch
     most = min(1.0, ideal / setting.steps / transfer_s)
-    yield Figure(f"link: {case.name}, most that the link allows", round(most, 4), informative("of ideal"), [], None)
+    yield Figure(f"link: {case.name}, most that the link allows", round(most, 4), informative("of ideal"))
 
 
 async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[float]]:
@@ -114,9 +111,8 @@ async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[floa
         async with serving_together(worker, [served]) as together:
             await _denoise_s(together, LinkSetting(1, 2, 1), 0)
             found: dict[str, list[float]] = {mode: [] for mode in MODES}
-            for number in range(setting.rounds):
-                # alternating, with the order reversed every other time
-                for mode in list(MODES)[:: 1 if number % 2 else -1]:
+            for modes in drawn_orders(MODES, setting.rounds):
+                for mode in modes:
                     first = setting.synchronous_steps * MODES[mode]
                     found[mode].append(await _denoise_s(together, setting, first))
                     print(f"{case.name}, {mode}: {found[mode][-1]:.2f} s", flush=True)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.parts import PartResult
-from benchmarks.report import Figure, Target, at_least, at_most, informative
-from benchmarks.structural_similarity import structural_similarity
-from benchmarks.zoo_curves.setting import figure, numbers
+from benchmarks.image_distances import structural_similarity
+from benchmarks.zoo_curves.setting import figure
 from lab.fixtures.controlled_generation import ControlledCase
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
+from lab.runs.measure import Figure, Target, at_least, at_most, informative
+from lab.runs.parts import PartResult
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import load_model
 from pentimento.domain.adapters import PipeliningBound
@@ -64,20 +64,19 @@ def bounds_part(setting: QualitySetting) -> PartResult:
     """Find the first step with residuals like those of the step before, and write its file."""
     # after the prompts that quality is measured on
     prompts = examination_prompts(setting.bound_prompts, first=setting.prompt_count)
-    found, figures, curves = [], [], {}
+    found, figures = [], []
     for name, told in TOLD.items():
         controlnet = entry_of(f"tiny-controlnet-{name}", WEIGHTS)
         for steps in setting.bound_steps:
             cosines = _adjacent_cosines(name, told(prompts), prompts, steps)
             by_step = np.quantile(cosines, LEAST_ALIKE, axis=1)
             first = first_alike_step(by_step.tolist())
-            curves[f"{name}, {steps} steps"] = numbers(by_step)
             base = entry_of(BASE, WEIGHTS)["digest"]
             found.append(MeasuredBound(controlnet["name"], controlnet["digest"], base, steps, first))
             told_name = f"bounds: {name}, first step of {steps} from which adjacent residuals stay alike"
-            figures.append(Figure(told_name, first, informative("steps"), numbers(by_step), None))
+            figures.append(Figure(told_name, first, informative("steps"), len(by_step)))
     write_pipelining_bounds(setting.bounds, found)
-    return PartResult(figures, {"prompts": setting.bound_prompts, "cosine, lowest tenth of prompts": curves})
+    return PartResult(figures, {"prompts": setting.bound_prompts})
 
 
 def _adjacent_cosines(name: str, conditions: Tensor, prompts: Prompts, steps: int) -> Array:
@@ -136,15 +135,14 @@ def compared(name: str, synchronous: Array, pipelined: Array, other: Array) -> I
     of two seeds. Values are (prompts, 1), of the same prompts."""
     difference = estimate(mean_difference, pipelined, synchronous)
     seeds = estimate(mean_difference, other, synchronous)
-    samples = numbers(np.concatenate([synchronous, pipelined, other], axis=1))
-    yield figure(f"{name}, synchronous", estimate(mean, synchronous), informative(), samples)
+    yield figure(f"{name}, synchronous", estimate(mean, synchronous), informative(), len(synchronous))
     yield figure(f"{name}, pipelined minus synchronous", difference, informative())
     yield figure(f"{name}, another seed minus synchronous", seeds, informative())
     sure = max(0.0, -difference.high)
-    yield Figure(f"{name}, loss beyond the paired bootstrap", round(sure, 5), at_most(0.0), [], None)
+    yield Figure(f"{name}, loss beyond the paired bootstrap", round(sure, 5), at_most(0.0))
     noise = max(abs(seeds.low), abs(seeds.high))
     beyond = max(0.0, -difference.value - noise)
-    yield Figure(f"{name}, loss beyond what seeds differ by", round(beyond, 5), at_most(0.0), [], None)
+    yield Figure(f"{name}, loss beyond what seeds differ by", round(beyond, 5), at_most(0.0))
 
 
 def _alike(name: str, synchronous: Tensor, pipelined: Tensor, other: Tensor) -> Iterator[Figure]:
@@ -153,8 +151,8 @@ def _alike(name: str, synchronous: Tensor, pipelined: Tensor, other: Tensor) -> 
     seeds = structural_similarity(one, three).numpy()[:, None]
     between = estimate(mean, seeds)
     target: Target = at_least(round(between.value, 5))
-    yield figure(f"{name}: SSIM of synchronous and pipelined, one seed", estimate(mean, modes), target, numbers(modes))
-    yield figure(f"{name}: SSIM of two seeds, synchronous", between, informative(), numbers(seeds))
+    yield figure(f"{name}: SSIM of synchronous and pipelined, one seed", estimate(mean, modes), target, len(modes))
+    yield figure(f"{name}: SSIM of two seeds, synchronous", between, informative(), len(seeds))
 
 
 async def _generated(

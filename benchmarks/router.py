@@ -15,26 +15,13 @@ Figures of images have a bootstrap over prompts. The three readers are trained o
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.report import (
-    Figure,
-    Target,
-    at_least,
-    counted,
-    informative,
-    measured,
-    parse_options,
-    publish,
-    surely_above,
-)
 from benchmarks.routing_data import (
     BY_PROMPT,
     CLIP_SCORE,
@@ -44,13 +31,25 @@ from benchmarks.routing_data import (
     GeneratedPairs,
     Reading,
     WorkFolders,
-    deferred_rows,
     held_out_pairs,
     random_confidences,
     readings,
     shipped_confidences,
 )
 from benchmarks.routing_estimates import aurocs, figure_of, resampling_weights, served_values
+from lab.runs.intervals import ratio_of_medians
+from lab.runs.measure import (
+    Figure,
+    Target,
+    at_least,
+    counted,
+    informative,
+    measured,
+    parse_options,
+    publish,
+    seconds_of,
+    surely_above,
+)
 from pentimento.diffusion.discriminators import open_discriminator
 from zoo.drawing.dataset import as_pixels
 from zoo.evaluate.estimates import Array
@@ -59,11 +58,6 @@ from zoo.train.parts import WORK
 
 RATES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 QUICK_COUNT = 256
-HOW = {
-    "samples of an AUROC": "light's value : heavy's : confidence, one a prompt",
-    "samples of a gain": "row : ours : theirs, of the prompts that the two cascades serve by different models",
-    "readers": "judges: share of the attributes asked for that they see; encoder: cosine of picture and caption",
-}
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def main() -> int:
         deferral_gap(routed),
     ]
     figures.append(score_cost(pairs))
-    return publish(options, figures, notes={**HOW, "prompts": len(pairs.prompts), "threads": rest["threads"]})
+    return publish(options, figures, notes={"prompts": len(pairs.prompts), "threads": rest["threads"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -120,9 +114,7 @@ def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
         for router, confidence in routed.confidences.items():
             value, interval = figure_of(aurocs(confidence, read.as_good, routed.weights))
             target = at_least(0.8) if router == PROMPT_AWARE else informative()
-            rows = zip(read.light, read.heavy, confidence, strict=True)
-            samples = [f"{light:.4g}:{heavy:.4g}:{sure:.4g}" for light, heavy, sure in rows]
-            yield Figure(f"AUROC by {reader}: {router}", round(value, 4), target, samples, interval)
+            yield Figure(f"AUROC by {reader}: {router}", round(value, 4), target, len(confidence), interval)
 
 
 def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
@@ -133,7 +125,7 @@ def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
             theirs = aurocs(routed.confidences[baseline], read.as_good, routed.weights)
             value, interval = figure_of(aurocs(ours, read.as_good, routed.weights) - theirs)
             name = f"AUROC by {reader}: {PROMPT_AWARE} - {baseline}"
-            yield Figure(name, round(value, 4), informative(), [], interval)
+            yield Figure(name, round(value, 4), informative(), 0, interval)
 
 
 def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:
@@ -151,19 +143,7 @@ def gain(
     """Return the first router's mean value less the second's, at the same deferral rate."""
     ours, theirs = (served_values(each, read.light, read.heavy, rate, weights) for each in confidences)
     value, interval = figure_of(ours - theirs)
-    return Figure(name, round(value, 5), target, served_apart(confidences, read, rate), interval)
-
-
-def served_apart(confidences: tuple[Array, Array], read: Reading, rate: float) -> list[str]:
-    """Return the prompts that two routers serve by different models, with either client's value."""
-    served = []
-    for confidence in confidences:
-        values = read.light.copy()
-        rows = deferred_rows(confidence, rate)
-        values[rows] = read.heavy[rows]
-        served.append((set(rows.tolist()), values))
-    (mine, ours), (others, theirs) = served
-    return [f"{row}:{ours[row]:.4g}:{theirs[row]:.4g}" for row in sorted(mine ^ others)]
+    return Figure(name, round(value, 5), target, len(read.light), interval)
 
 
 def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
@@ -172,12 +152,11 @@ def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
     assert head is not None
     foreseen = routed.confidences[BY_PROMPT]
     hard = np.flatnonzero(foreseen < head.record.hard_below)
-    told = [round(float(value), 4) for value in foreseen]
-    yield counted("prompts that skip the light model", len(hard), len(told), informative("prompts"), told)
+    yield counted("prompts that skip the light model", len(hard), len(foreseen), informative("prompts"))
     for reader, read in routed.readings.items():
         wrong = read.as_good[hard]
         name = f"of these, light would have been as good, by {reader}"
-        yield counted(name, int(wrong.sum()), max(len(hard), 1), informative("prompts"), wrong.tolist())
+        yield counted(name, int(wrong.sum()), max(len(hard), 1), informative("prompts"))
 
 
 def deferral_gap(routed: RoutedPrompts) -> Figure:
@@ -187,7 +166,7 @@ def deferral_gap(routed: RoutedPrompts) -> Figure:
     confidence = routed.confidences[PROMPT_AWARE]
     samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]
     largest = max(abs(told - found) for told, found in samples)
-    return Figure("f(t) of the head, largest gap to held-out prompts", round(largest, 4), informative(), samples, None)
+    return Figure("f(t) of the head, largest gap to held-out prompts", round(largest, 4), informative(), len(samples))
 
 
 def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:
@@ -197,20 +176,13 @@ def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:
     prompt = np.full(network.head.record.embedding_width, 0.1, np.float32)
     pixels = [as_pixels(image[None]).numpy()[0] for image in pairs.light[: rounds + 1]]
     alone, reading = network.confidences, network.confidences_with
-    samples = [(seconds(reading, [each], [prompt]), seconds(alone, [each])) for each in pixels][1:]
-    return measured("seconds of a score with the prompt ÷ without", samples, median_ratio, informative())
-
-
-def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the median of the firsts ÷ that of the seconds."""
-    return statistics.median(ours for ours, _ in pairs) / statistics.median(theirs for _, theirs in pairs)
-
-
-def seconds(work: Callable[..., object], *given: object) -> float:
-    """Return the seconds of a call."""
-    began = time.perf_counter()
-    work(*given)
-    return time.perf_counter() - began
+    pairs_of_seconds = [
+        (seconds_of(lambda: reading([each], [prompt])), seconds_of(lambda: alone([each])))  # noqa: B023 - called here
+        for each in pixels
+    ]
+    return measured(
+        "seconds of a score with the prompt ÷ without", pairs_of_seconds[1:], ratio_of_medians, informative()
+    )
 
 
 if __name__ == "__main__":

@@ -153,12 +153,6 @@ def real_confidences(discriminator: PictureDiscriminator, images: Tensor) -> Arr
     return np.array([value for part in parts for value in discriminator.confidences(part)])
 
 
-def deferred_rows(confidence: Array, rate: float) -> Array:
-    """Return the deferred rows: the share `rate` with the least confidence."""
-    order: Array = np.argsort(confidence, kind="stable")
-    return order[: round(rate * len(order))]
-
-
 def random_confidences(count: int, seeds: int) -> Mapping[str, Array]:
     """Return a random router's draw for each seed."""
     return {f"{RANDOM} {seed}": np.random.default_rng(seed).random(count) for seed in range(seeds)}

@@ -5,12 +5,10 @@ A resample is a row of weights (how often each prompt was drawn), so that compar
 its own thresholds: a deferral rate is a share of its prompts.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from benchmarks.report import Interval
-from benchmarks.statistics import CONFIDENCE
+from lab.runs.intervals import CONFIDENCE
+from lab.runs.measure import Interval
 from zoo.evaluate.estimates import Array
 
 RESAMPLES = 1_000
@@ -58,10 +56,4 @@ def figure_of(values: Array) -> tuple[float, Interval]:
     """Return the first resample's value, which has every prompt once, and the interval of the others."""
     tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(values[1:], (tail, 1.0 - tail))
-    return float(values[0]), Interval(round(float(low), 5), round(float(high), 5), CONFIDENCE, METHOD)
-
-
-def mean_over(draws: Callable[[int], Array], count: int) -> Array:
-    """Return the mean over a router's seeds."""
-    found: Array = np.mean([draws(seed) for seed in range(count)], axis=0)
-    return found
+    return float(values[0]), Interval(round(float(low), 5), round(float(high), 5), METHOD)

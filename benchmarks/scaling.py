@@ -16,15 +16,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import grpc.aio
 from PIL import Image, ImageDraw
 
-from benchmarks.commits import count_commits
-from benchmarks.faulted_load import DEADLINE_MS, FaultedLoad, read_journal, request_figures, request_rows
-from benchmarks.report import Figure, Options, at_most, informative, parse_options, publish
+from benchmarks.suites.faulted_load import DEADLINE_MS, FaultedLoad, count_commits, read_journal, request_figures
 from lab.fixtures.worker_under_test import png_of
+from lab.runs.measure import Figure, at_most, informative, parse_options, publish
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.worker import WorkerClient
@@ -174,12 +173,11 @@ def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
         waits = [replica.work_s for replica in scaled.added]
         ups = [replica.up_s for replica in scaled.added]
         name = f"{scaled.service}: the later of the added replicas has done work after being ready"
-        figures.append(Figure(name, max(waits), at_most(SERVES_WITHIN_S, "s"), waits, None))
-        figures.append(Figure(f"{scaled.service}: command to ready", max(ups), informative("s"), ups, None))
-        drained = Figure(f"{scaled.service}: removed replicas drained", scaled.down_s, informative("s"), [], None)
-        figures.append(drained)
+        figures.append(Figure(name, max(waits), at_most(SERVES_WITHIN_S, "s"), len(waits)))
+        figures.append(Figure(f"{scaled.service}: command to ready", max(ups), informative("s"), len(ups)))
+        figures.append(Figure(f"{scaled.service}: removed replicas drained", scaled.down_s, informative("s")))
     killed = [name for scaled in trial.scaled for name in scaled.killed]
-    figures.append(Figure("removed replicas that had to be killed", len(killed), at_most(0, "replicas"), killed, None))
+    figures.append(Figure("removed replicas that had to be killed", len(killed), at_most(0, "replicas")))
     return [*figures, *request_figures(load.samples)]
 
 
@@ -192,19 +190,11 @@ def main() -> int:
         trial = ScalingTrial(suite)
         load = asyncio.run(trial.run(options.rest["clients"], 2.0 if options.quick else 10.0))
         read_journal(journal, load.samples)
-    return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
+    return publish(options, figures_of(trial, load), notes={"clients": options.rest["clients"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=8, help="clients with one request in flight each")
-
-
-def notes_of(options: Options, trial: ScalingTrial, load: FaultedLoad) -> dict[str, object]:
-    return {
-        "clients": options.rest["clients"],
-        "scaled": [asdict(scaled) for scaled in trial.scaled],
-        "requests": request_rows(load.samples),
-    }
 
 
 if __name__ == "__main__":

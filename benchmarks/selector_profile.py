@@ -18,13 +18,21 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.report import Figure, Interval, Target, informative, measured, parse_options, publish, surely_above
-from benchmarks.statistics import CONFIDENCE, binomial_interval, ratio_of_sums
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import (
+    Figure,
+    Target,
+    informative,
+    measured,
+    parse_options,
+    publish,
+    share,
+    surely_above,
+)
 from pentimento.diffusion.painting import NoiseStart
 from pentimento.diffusion.preprocessing import to_pixels
 from pentimento.diffusion.weights import quiet_loaders
@@ -113,9 +121,7 @@ def main() -> int:
     for reference in dict.fromkeys(profile.reference_model for profile in profiles):
         of_reference = [profile for profile in profiles if profile.reference_model == reference]
         figures += figures_of_reference(reference, of_reference, count, rest["log_seed"])
-    notes = {"prompts": count, "log seed": rest["log_seed"], "papers": list(PAPER.values())}
-    notes |= {profile.name: [len(profile.steps), profile.pair_count, profile.measured_at] for profile in profiles}
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"prompts": count, "log_seed": rest["log_seed"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +173,7 @@ def between_seeds(held_out: HeldOut) -> Figure:
         bool(image @ study.texts[row] >= alpha * float(study.images[row] @ study.texts[row]))
         for row, image in zip(rows, images, strict=True)
     ]
-    return shared(f"{held_out.profile.model} from scratch with another seed keeps {alpha:g}", kept, informative())
+    return kept_share(f"{held_out.profile.model} from scratch with another seed keeps {alpha:g}", kept, informative())
 
 
 def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
@@ -176,7 +182,7 @@ def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
     table, what = profile.thresholds(rule), f"{profile.kind.value} of {profile.model}, {rule.value}"
     target = surely_above(REQUIRED) if rule is ThresholdRule.LOWER_BOUND else informative()
     if not table:
-        yield Figure(f"{what}: no similarity is enough for any K", None, target, [], None)
+        yield Figure(f"{what}: no similarity is enough for any K", None, target)
         return
     for row in table:
         step = round(row.saved_share * profile.step_count)
@@ -185,7 +191,7 @@ def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
         name = (
             f"{what}, {step}/{profile.step_count} from {row.min_similarity:.4f} on: share that keeps {profile.alpha:g}"
         )
-        yield shared(name, [outcome.sample().keeps(profile.alpha) for outcome in found], target, found)
+        yield kept_share(name, [outcome.sample().keeps(profile.alpha) for outcome in found], target)
     yield from as_selected(held_out, table, what)
 
 
@@ -199,7 +205,7 @@ def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Ite
             found += held_out.outcomes([pair], step)
     name = f"{what}, as selected"
     kept = [outcome.sample().keeps(profile.alpha) for outcome in found]
-    yield shared(f"{name}: share that keeps {profile.alpha:g}", kept, informative())
+    yield kept_share(f"{name}: share that keeps {profile.alpha:g}", kept, informative())
     if not found:
         return
     ratios = [(outcome.quality, outcome.scratch_quality) for outcome in found]
@@ -207,19 +213,11 @@ def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Ite
     yield measured(f"{name}: quality kept in the mean ({paper})", ratios, ratio_of_sums, informative())
     prompts = len(set(held_out.study.prompts))
     saved = sum(outcome.skipped_steps for outcome in found) / profile.step_count / prompts
-    yield Figure(f"{name}: steps saved, of all prompts", saved, informative(), [len(found), prompts], None)
+    yield Figure(f"{name}: steps saved, of all prompts", saved, informative(), prompts)
 
 
-def shared(name: str, kept: Sequence[bool], target: Target, found: Sequence[ReuseOutcome] = ()) -> Figure:
-    """Return a share with its exact interval, or no value for no flags. Samples are similarity, quality, quality from
-    scratch."""
-    samples: list[Any] = [
-        [round(value, 4) for value in (one.pair.similarity, one.quality, one.scratch_quality)] for one in found
-    ] or [int(one) for one in kept]
-    if not kept:
-        return Figure(name, None, target, samples, None)
-    low, high = binomial_interval(sum(kept), len(kept))
-    return Figure(name, sum(kept) / len(kept), target, samples, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
+def kept_share(name: str, kept: Sequence[bool], target: Target) -> Figure:
+    return share(name, sum(kept), len(kept), target)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ time divided by the dataplane's events, with everything around them included.
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from random import Random
 
-from benchmarks.paper_constants import ARTEFACT_OVERPROVISION, CASCADES
-from benchmarks.paper_systems import cascade_load, cascade_scenario, cascade_settings
-from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.papers.constants import ARTEFACT_OVERPROVISION, CASCADES
+from benchmarks.papers.systems import cascade_load, cascade_scenario, cascade_settings
 from lab.planners.registry import POLICIES
+from lab.runs.intervals import ratio_of_medians
+from lab.runs.measure import Figure, Notes, at_least, at_most, informative, measured, parse_options, publish
 from lab.simulator import Simulation
 
 DEVICES = (16, 300, 3_000)
@@ -61,13 +61,9 @@ def main() -> int:
         pairs = [(many.event_us, few.event_us) for many, few in zip(passes[devices], passes[DEVICES[0]], strict=True)]
         limit = log(devices) / log(DEVICES[0])
         name = f"an event with {devices} devices ÷ with {DEVICES[0]}"
-        figures.append(measured(name, pairs, _ratio, at_most(limit)))
-    notes = {"requests": count, "repeats": repeats, "seeds": list(range(repeats)), "cascade": CASCADES[0].name}
+        figures.append(measured(name, pairs, ratio_of_medians, at_most(limit)))
+    notes: Notes = {"requests": count, "repeats": repeats, "cascade": CASCADES[0].name}
     return publish(options, figures, notes=notes)
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(many for many, _ in pairs) / statistics.median(few for _, few in pairs)
 
 
 if __name__ == "__main__":

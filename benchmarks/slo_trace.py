@@ -22,18 +22,29 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from benchmarks.measured_quality import AUROC, HIT_DEVIATION, HIT_MEAN, correlation_of, own_deviation
-from benchmarks.paper_constants import CASCADES, Cascade, Held
-from benchmarks.paper_systems import IMAGE_RULES, OURS, cascade_policy, cascade_scenario, cascade_settings, curve
-from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import ratio_of_sums
-from benchmarks.trace_shapes import THREE, Shape
+from benchmarks.papers.constants import CASCADES, Cascade, Held
+from benchmarks.papers.systems import (
+    AUROC,
+    HIT_DEVIATION,
+    HIT_MEAN,
+    IMAGE_RULES,
+    OURS,
+    THREE,
+    Shape,
+    cascade_policy,
+    cascade_scenario,
+    cascade_settings,
+    correlation_of,
+    curve,
+    own_deviation,
+)
 from lab.runs import RequestRecord
 from lab.runs.figures import mean_quality
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
 from lab.simulator.synthetic_log import synthetic_log
@@ -123,16 +134,11 @@ class TraceRun:
     request_count: int
     seed: int = 1
 
-    def row(self) -> list[object]:
-        """Return it as JSON values."""
-        return [
-            self.system,
-            self.trace,
-            self.seed,
-            round(self.violations, 5),
-            round(self.quality, 5),
-            self.request_count,
-        ]
+    def line(self) -> str:
+        return (
+            f"{self.system}, {self.trace}, seed {self.seed}: violations {self.violations:.5f}, "
+            f"quality {self.quality:.5f}, {self.request_count} requests"
+        )
 
 
 def main() -> int:
@@ -147,8 +153,7 @@ def main() -> int:
         runs = list(runs_of(played, seeds, segment_s, peak, constants))
         found = figures_of(runs, systems[-1]) if case == MEASURED else beside_control(runs)
         figures += [replace(figure, name=f"{case}: {figure.name}") if case != MEASURED else figure for figure in found]
-    notes: dict[str, Any] = {"peak a second": peak, "static cascade's capacity": peak / ABOVE, "slo_s": CASCADE.slo_s}
-    notes |= {"segment_s": segment_s, "shapes": {name: list(shape) for name, shape in THREE.items()}, "simulated": True}
+    notes = {"peak_per_s": peak, "slo_s": CASCADE.slo_s, "segment_s": segment_s, "simulated": True}
     return publish(options, figures, notes=notes)
 
 
@@ -162,7 +167,7 @@ def runs_of(
             for system in systems:
                 if seed == 1 or system in COMPARED:
                     run = run_of(system, name, workload, peak, seed, constants)
-                    print(run.row(), flush=True)
+                    print(run.line(), flush=True)
                     yield run
 
 
@@ -244,15 +249,14 @@ def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
     means = {name: (mean([r.violations for r in of]), mean([r.quality for r in of])) for name, of in by_system.items()}
     found = [fewer(by_system, name, ours, factor) for name, factor in FEWER.items() if name in by_system]
     better = [name for name, other in means.items() if name not in OUR_OWN and dominates(other, means[ours])]
-    found.append(Figure(f"systems that dominate {ours}", len(better), at_most(0), better, None))
+    found.append(Figure(f"systems that dominate {ours}", len(better), at_most(0)))
     for paper in PAPERS:
         if paper in means and paper != ours:
-            pairs = list(zip(by_system[ours], by_system[paper], strict=False))
-            rows: list[Any] = [[*own.row(), *other.row()] for own, other in pairs]
+            count = min(len(by_system[ours]), len(by_system[paper]))
             less = means[paper][0] - means[ours][0]
-            found.append(Figure(f"violations of {paper} − those of {ours}", less, at_least(0.0), rows, None))
+            found.append(Figure(f"violations of {paper} − those of {ours}", less, at_least(0.0), count))
             gained = means[ours][1] - means[paper][1]
-            found.append(Figure(f"quality of {ours} − that of {paper}", gained, at_least(0.0), rows, None))
+            found.append(Figure(f"quality of {ours} − that of {paper}", gained, at_least(0.0), count))
     if ours in by_system and CONTROL in by_system:
         found += beside_control(runs)
     for name, of in by_system.items():

@@ -22,9 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.emulated_runs import FLEETS, PROMPTS, clients_of, played
-from benchmarks.paper_constants import AZURE_SHAPE
-from benchmarks.report import Options, parse_options, publish
+from benchmarks.papers.constants import AZURE_SHAPE
 from benchmarks.slo_trace import (
     ABOVE,
     FALLING_BACK,
@@ -38,7 +36,9 @@ from benchmarks.slo_trace import (
     figures_of,
     mean,
 )
+from benchmarks.suites.emulated import FLEETS, PROMPTS, clients_of, played
 from lab.runs import RequestRecord
+from lab.runs.measure import Options, parse_options, publish
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
@@ -102,8 +102,6 @@ def main() -> int:
         by_side = [(side, list(runs_of(options, side))) for side in sides(options, Path(folder))]
     runs = [run for _, of_side in by_side for run in of_side]
     notes = {"shape": "azure", "segment_s": options.rest["segment"], "above": ABOVE, "swing": SWING}
-    notes |= {"provisioned_per_s": {side.name: side.provisioned_per_s for side, _ in by_side}}
-    notes |= {"slo_s": {side.name: side.slo_s for side, _ in by_side}}
     figures = [
         # one round: its difference from another is unknown
         replace(figure, name=f"{side}: {figure.name}", interval=None)
@@ -182,7 +180,7 @@ def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
         with planned_suite(side, system) as suite:
             records = [one for one in asyncio.run(play(suite, workload)) if one.arrived_s >= SETTLING_S]
         found = TraceRun(system, side.name, violations(records), quality(records, side), len(records))
-        print(found.row(), flush=True)
+        print(found.line(), flush=True)
         yield found
 
 

@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import Figure, Interval, Target, at_most, informative, parse_options, publish
 from benchmarks.soak_load import CLIENTS, SoakLoad
-from benchmarks.statistics import CONFIDENCE, slope_with_interval
-from benchmarks.suite_processes import Holdings, holdings, members
+from benchmarks.suites.processes import Holdings, holdings, members
+from lab.runs.intervals import slope_with_interval
+from lab.runs.measure import Figure, Interval, Target, at_most, informative, parse_options, publish
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 MIB = 1 << 20
@@ -177,7 +177,11 @@ def main() -> int:
         soak = Soak(suite, real, 2, options.rest["real_rate"], suite.state.path)
         asyncio.run(soak.run(real.requests // 10))
     figures = [*figures_of(volume, GROWTH), *figures_of(real, informative(GROWTH.unit))]
-    return publish(options, figures, notes=notes_of([volume, real]))
+    return publish(
+        options,
+        figures,
+        notes={"clients": CLIENTS, "requests": volume.requests, "requests_of_a_real_model": real.requests},
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +201,7 @@ def emulated() -> Iterator[LocalSuite]:
 
 
 def figures_of(part: SuiteRun, target: Target) -> list[Figure]:
-    """Report each process's growth against the target; for descriptors and threads the worst, with all as samples."""
+    """Report each process's growth against the target; for descriptors and threads the worst."""
     growing = [growth_figure(part, name, target) for name in sorted(part.start)]
     rest = [
         held_figure(part, "descriptors"),
@@ -205,10 +209,8 @@ def figures_of(part: SuiteRun, target: Target) -> list[Figure]:
         bounded_figure(part, "journal", [look.journal_bytes for look in part.looks]),
         bounded_figure(part, "store", [look.store_bytes for look in part.looks]),
     ]
-    bad = {how: count for how, count in part.endings.items() if how not in ("OK", "LEFT", "INVALID_FIELD")}
-    unexpected = Figure(
-        f"{part.name}: unexpected endings", sum(bad.values()), at_most(0, "requests"), sorted(bad.items()), None
-    )
+    bad = [count for how, count in part.endings.items() if how not in ("OK", "LEFT", "INVALID_FIELD")]
+    unexpected = Figure(f"{part.name}: unexpected endings", sum(bad), at_most(0, "requests"))
     return [*growing, *rest, unexpected]
 
 
@@ -222,9 +224,9 @@ def growth_figure(part: SuiteRun, process: str, target: Target) -> Figure:
     name = f"{part.name}: memory of {process}"
     means = binned(points)
     if len(means) < 3:
-        return Figure(name, None, target, points, None)
+        return Figure(name, None, target, len(points))
     slope, low, high = slope_with_interval(means)
-    return Figure(name, slope, target, means, Interval(low, high, CONFIDENCE, f"Student, {len(means)} bins"))
+    return Figure(name, slope, target, len(means), Interval(low, high, f"Student, {len(means)} bins"))
 
 
 def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -238,7 +240,7 @@ def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def held_figure(part: SuiteRun, what: str) -> Figure:
     more = {name: getattr(part.end[name], what) - getattr(held, what) for name, held in part.start.items()}
     worst = max(more.values())
-    return Figure(f"{part.name}: {what} at the end less at the start", worst, at_most(0), sorted(more.items()), None)
+    return Figure(f"{part.name}: {what} at the end less at the start", worst, at_most(0), len(more))
 
 
 def bounded_figure(part: SuiteRun, what: str, sizes: Sequence[int]) -> Figure:
@@ -248,21 +250,7 @@ def bounded_figure(part: SuiteRun, what: str, sizes: Sequence[int]) -> Figure:
     name = f"{part.name}: {what} in the last quarter / in the second"
     before = max(sizes[quarter : 2 * quarter], default=0)
     value = max(sizes[-quarter:]) / before if quarter and before else None
-    return Figure(name, value, target, list(sizes), None)
-
-
-def notes_of(parts: list[SuiteRun]) -> dict[str, object]:
-    def told(part: SuiteRun) -> dict[str, object]:
-        return {
-            "requests": part.requests,
-            "lasted_s": part.lasted_s,
-            "requests_per_s": round(part.requests / part.lasted_s, 1),
-            "endings": part.endings,
-            "start": {name: asdict(held) for name, held in part.start.items()},
-            "end": {name: asdict(held) for name, held in part.end.items()},
-        }
-
-    return {"clients": CLIENTS, "environment": ENVIRONMENT, "fleet": FLEET, **{part.name: told(part) for part in parts}}
+    return Figure(name, value, target, len(sizes))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from typing import Any
 import grpc.aio
 import psutil
 
-from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from benchmarks.tensor_streams import (
     BARE,
     FULL_NAME,
@@ -47,6 +46,8 @@ from benchmarks.tensor_streams import (
     ResidualSet,
     tensors_of,
 )
+from lab.runs.intervals import median_ratio
+from lab.runs.measure import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
@@ -255,8 +256,8 @@ async def use_streams(address: str, directory: RegionDirectory, count: int) -> i
     return opened
 
 
-def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
-    """Return the killed side, the number of regions named then, and after the next one was made."""
+def kill_round(source: random.Random, folder: Path) -> tuple[int, int]:
+    """Kill one side; return the number of regions named then, and after the next one was made."""
     shared, address = folder / "shared", f"unix:{folder}/k"
     directory = RegionDirectory(shared)
     with server(address, shared) as serving:
@@ -276,7 +277,7 @@ def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
             left = directory.region_count()
             client.kill()
     directory.create(RegionSize(1, 1)).close()
-    return who, left, directory.region_count()
+    return left, directory.region_count()
 
 
 def speed_figures(rounds: Sequence[Round]) -> list[Figure]:
@@ -293,10 +294,6 @@ def speed_figures(rounds: Sequence[Round]) -> list[Figure]:
         name = f"speed of {way} / of {machine}"
         figures.append(measured(name, pairs, median_ratio, informative()))
     return figures
-
-
-def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(one / other for one, other in pairs)
 
 
 def latency_figures(rounds: Sequence[Round]) -> list[Figure]:
@@ -321,14 +318,13 @@ def run(options: Options) -> int:
         small = asyncio.run(rounds_of(ZOO, zoo_steps, folder))
         killed = [kill_round(source, folder) for _ in range(kills)]
     figures = [*speed_figures(large), *latency_figures(small)]
-    left = sum(after for _, _, after in killed)
+    left = sum(after for _, after in killed)
     streams = kills * STREAMS_A_KILL
-    samples = [[who, before, after] for who, before, after in killed]
-    figures.append(counted(f"regions left of {streams} streams", left, streams, at_most(0, "regions"), samples))
-    by_name = sum(before for _, before, _ in killed)
+    figures.append(counted(f"regions left of {streams} streams", left, streams, at_most(0, "regions")))
+    by_name = sum(before for before, _ in killed)
     name = f"regions that had a name right after the kill, of {streams} streams"
-    figures.append(counted(name, by_name, streams, informative("regions"), samples))
-    notes = {"steps": steps, "zoo_steps": zoo_steps, "kills": kills, "streams_a_kill": STREAMS_A_KILL, "seed": 1}
+    figures.append(counted(name, by_name, streams, informative("regions")))
+    notes = {"steps": steps, "zoo_steps": zoo_steps, "kills": kills, "streams_a_kill": STREAMS_A_KILL}
     return publish(options, figures, notes=notes)
 
 

@@ -9,7 +9,7 @@ images in time. Rejected or dropped requests count in no arm.
 
 Real: prompts that did not make the profile (`zoo.scene_log`, another seed), with all steps and by the thinning that
 skips the most, same seeds; CLIPScore and attribute scores against the full run's, as in the profile. The stricter of
-the two counts. SCORERS is a work folder of training (`benchmarks.attribute_scorer`).
+the two counts. SCORERS is a work folder of training (`benchmarks.image_scorers`).
 
 No paper thins a running sampler; the ratio's target is ours.
 """
@@ -25,9 +25,14 @@ import numpy as np
 import torch
 
 from benchmarks.chosen import only
-from benchmarks.report import (
+from benchmarks.selector_profile import LocalEncoder
+from benchmarks.thinning_profiles import scorers_of
+from lab.emulation.costs import ModelCosts, costs_of
+from lab.emulation.fleet_file import read_fleet
+from lab.runs import Outcome, RequestRecord
+from lab.runs.intervals import median_ratio, ratio_of_sums
+from lab.runs.measure import (
     Figure,
-    Interval,
     at_least,
     at_most,
     counted,
@@ -35,14 +40,9 @@ from benchmarks.report import (
     measured,
     parse_options,
     publish,
+    share,
     surely_above,
 )
-from benchmarks.selector_profile import LocalEncoder
-from benchmarks.statistics import CONFIDENCE, binomial_interval
-from benchmarks.thinning_profiles import scorers_of
-from lab.emulation.costs import ModelCosts, costs_of
-from lab.emulation.fleet_file import read_fleet
-from lab.runs import Outcome, RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
@@ -83,11 +83,6 @@ class Round:
     answered_count: int
     least_share: float
 
-    def row(self) -> list[object]:
-        """Return it as JSON values."""
-        values = (self.goodput_per_s, self.late_count, self.thinned_count, self.answered_count, self.least_share)
-        return [self.load, self.seed, self.mode.value, *values]
-
 
 def main() -> int:
     options = parse_options("thinning", __doc__, add_options)
@@ -103,15 +98,9 @@ def main() -> int:
     figures += quality_figures(rounds)
     held_out = UnseenPrompts(rest["scorer"], 8 if options.quick else rest["prompts"], rest["log_seed"])
     figures += held_out_figures(profile, held_out)
-    notes = {
-        "profile": [profile.name, profile.step_count, profile.quality, profile.measured_at],
-        "fleet": FLEET.name,
-        "capacity a second": capacity_per_s(costs),
-        "deadline of so many runs": DEADLINE_RUNS,
-        "rounds": "load, seed, mode, goodput, late, thinned, answered, least share",
-        "seconds of arrivals a round": duration_s,
-    }
-    return publish(options, figures, notes=notes)
+    return publish(
+        options, figures, notes={"profile": profile.name, "fleet": FLEET.name, "capacity_per_s": capacity_per_s(costs)}
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -193,30 +182,19 @@ def figures_of(load: int, rounds: Sequence[Round]) -> Iterator[Figure]:
             for one, other in zip(arms[mode], arms[ThinningMode.OFF], strict=True)
         ]
         target = at_least(1.5) if mode is ThinningMode.LOAD else informative()
-        yield measured(f"goodput at {load}x, thinning by {mode.value} ÷ without", pairs, _ratio, target)
+        yield measured(f"goodput at {load}x, thinning by {mode.value} ÷ without", pairs, median_ratio, target)
         late, answered = sum(one.late_count for one in arms[mode]), sum(one.answered_count for one in arms[mode])
-        rows = [one.row() for one in arms[mode]]
         name = f"late at {load}x, of those answered, thinning by {mode.value}"
         target = at_most(0.01) if mode is ThinningMode.LOAD else informative()
-        yield Figure(name, late / answered, target, rows, _interval(late, answered))
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(on / off for on, off in pairs)
-
-
-def _interval(count: int, of: int) -> Interval:
-    low, high = binomial_interval(count, of)
-    return Interval(low, high, CONFIDENCE, "Clopper-Pearson")
+        yield share(name, late, answered, target)
 
 
 def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
     """Yield the number of thinned images, and of images thinned further than the profile allows."""
     answered, thinned = sum(one.answered_count for one in rounds), sum(one.thinned_count for one in rounds)
     below = sum(one.least_share < ALPHA for one in rounds)
-    rows = [one.row() for one in rounds]
-    yield counted("rounds with a picture thinned below alpha", below, len(rounds), at_most(0.0), samples=rows)
-    yield Figure("thinned, of all pictures of all arms", thinned / answered, informative(), [], None)
+    yield counted("rounds with a picture thinned below alpha", below, len(rounds), at_most(0.0))
+    yield Figure("thinned, of all pictures of all arms", thinned / answered, informative())
 
 
 @dataclass(frozen=True)
@@ -241,17 +219,13 @@ def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Itera
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)
     kept = sum(sample.keeps(profile.alpha) for sample in samples)
-    rows = [[round(sample.quality, 4), round(sample.full_quality, 4)] for sample in samples]
+    pairs = [(sample.quality, sample.full_quality) for sample in samples]
     what = f"{fewest.total} of {profile.step_count} steps, held-out prompts"
     name = f"{what}: share that keeps {profile.alpha:g}"
-    yield Figure(name, kept / len(samples), surely_above(0.95), rows, _interval(kept, len(samples)))
+    yield share(name, kept, len(samples), surely_above(0.95))
     name = f"{what}: pictures that keep less than {profile.alpha:g}"
-    yield counted(name, len(samples) - kept, len(samples), at_most(0.0), samples=rows)
-    yield measured(f"{what}: quality kept in the mean", rows, _mean_share, informative())
-
-
-def _mean_share(rows: Sequence[Sequence[float]]) -> float:
-    return sum(quality for quality, _ in rows) / sum(full for _, full in rows)
+    yield counted(name, len(samples) - kept, len(samples), at_most(0.0))
+    yield measured(f"{what}: quality kept in the mean", pairs, ratio_of_sums, informative())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ scorer in addition to CLIPScore. The stricter of the two scores counts.
     python -m benchmarks.thinning_profiles tiny-heavy --scorer SCORERS [--prompts 128] [--log-seed 21] [-- FLAGS]
 
 FLAGS are those of `python -m services.unet_worker.thinning_profile`. SCORERS is a work folder of training
-(`benchmarks.attribute_scorer`).
+(`benchmarks.image_scorers`).
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.attribute_scorer import AttributeScorer
+from benchmarks.image_scorers import AttributeScorer
 from benchmarks.selector_profile import LocalEncoder
 from pentimento.settings import load_settings
 from pentimento.supervisor.models import THINNING_PROFILES

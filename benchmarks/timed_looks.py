@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from benchmarks import joint, slo_trace
-from benchmarks.trace_shapes import SHAPES
+from benchmarks.papers.systems import SHAPES
 from lab.simulator import Scenario, Simulation
 from lab.workloads import Workload
 from pentimento.policies.plan.inputs import Decision, PlanInput, Policy

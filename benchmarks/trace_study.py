@@ -12,13 +12,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.report import PLOTS, Figure, informative, measured, parse_options, publish
 from lab.runs import save_panels
+from lab.runs.measure import PLOTS, Figure, informative, measured, parse_options, publish
 from lab.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
 from lab.studies.neighbours import TIE, Vectors, nearest_of_misses
 from lab.studies.reuse import LogReuse, saved_by
@@ -62,13 +63,7 @@ def main() -> int:
     figures += shuffled_figures(logs[0])
     if not options.quick:
         draw(logs[0])
-    notes = {
-        "encoder": {"name": model.name, "digest": model.digest},
-        "logs": {log.name: len(log.log.prompts) for log in logs},
-        "table": [(rule.min_similarity, rule.saved_share) for rule in NIRVANA_SAVINGS],
-        "papers": "two million prompts of DiffusionDB and CLIP's text embeddings: beside ours, not its targets",
-    }
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"encoder": model.name})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +117,7 @@ def longevity_figures(studied: StudiedLog) -> list[Figure]:
     study = make_study(studied.log, studied.vectors, settings)
     name = f"{studied.name}: top 10 % of clusters still there a tenth of the log later, eps"
     return [
-        Figure(f"{name} {row.eps:g}", 100 * row.share, informative("%"), [(row.share, row.base_count)], None)
+        Figure(f"{name} {row.eps:g}", 100 * row.share, informative("%"), 1)
         for row in study.longevity
         if row.lag == 1 and row.share is not None
     ]
@@ -137,7 +132,7 @@ def shuffled_figures(studied: StudiedLog) -> list[Figure]:
         for size, found in rates.items():
             found.append(100 * float((distances <= size).mean()))
     name = f"{studied.name}, shuffled: hit rate, FIFO of"
-    return [measured(f"{name} {size}", found, average, informative("%")) for size, found in rates.items()]
+    return [measured(f"{name} {size}", found, fmean, informative("%")) for size, found in rates.items()]
 
 
 def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:
@@ -148,7 +143,7 @@ def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:
 
 def mean(name: str, values: np.ndarray) -> Figure:
     blocks = [float(100 * values[start : start + BLOCK].mean()) for start in range(0, len(values), BLOCK)]
-    return measured(name, blocks, average, informative("%"))
+    return measured(name, blocks, fmean, informative("%"))
 
 
 def counts(hits: Mask, of: Mask) -> list[tuple[int, int]]:
@@ -159,10 +154,6 @@ def counts(hits: Mask, of: Mask) -> list[tuple[int, int]]:
 
 def percent(blocks: Sequence[tuple[int, int]]) -> float:
     return 100.0 * sum(hits for hits, _ in blocks) / max(1, sum(of for _, of in blocks))
-
-
-def average(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def beside(figures: dict[int, str], size: int) -> str:

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.image_distances import structural_similarity
 from benchmarks.image_scorers import pixels_of
-from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
 from benchmarks.selector_profile import BATCH, PROFILES
-from benchmarks.statistics import ratio_of_sums
-from benchmarks.structural_similarity import structural_similarity
+from lab.runs.intervals import ratio_of_sums
+from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
@@ -189,13 +189,7 @@ def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRu
     return [
         ratio("variety by SSIM", varied.by_eye, noise.by_eye, REQUIRED),
         ratio("variety by the judge's features", varied.by_scorer, noise.by_scorer, REQUIRED),
-        Figure(
-            f"{kind.name}: steps saved ÷ those saved before",
-            saved,
-            at_least(REQUIRED),
-            [step, again.retaken_steps],
-            None,
-        ),
+        Figure(f"{kind.name}: steps saved ÷ those saved before", saved, at_least(REQUIRED)),
         ratio("attributes right ÷ those from noise", varied.attributes, noise.attributes, KEPT),
         ratio("CLIPScore ÷ that from noise", varied.clip_scores, noise.clip_scores, KEPT),
         ratio("before: variety by SSIM", stored.by_eye, noise.by_eye, None),
@@ -217,12 +211,7 @@ def main() -> int:
     prompts = prompts_of(QUICK_PROMPTS if options.quick else options.rest["prompts"], options.rest["log_seed"])
     kinds = kinds_of(prompts)
     figures = [figure for kind in kinds for figure in figures_of(kind, prompts, eyes, rules)]
-    notes = {
-        "prompts, seeds of each": [len(prompts.texts), SEEDS],
-        "renoised and retaken share of K": [rules.renoised_share, rules.retaken_share],
-        "K": {kind.name: [kind.step, kind.model.step_count] for kind in kinds},
-    }
-    return publish(options, figures, notes=notes)
+    return publish(options, figures, notes={"prompts": len(prompts.texts), "seeds": SEEDS})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 - light-as-good: the share of prompts with a light image as good as the heavy one (DiffServe), of the images of
   `benchmarks.zoo_quality`: run that first, or this generates them
 
-Every curve is in the result's notes and plotted next to it; its figures state the expected property. Prompts have
+Every curve is plotted; its figures state the expected property. Prompts have
 unseen combinations. `--only PART …` leaves the file's results of other parts unchanged.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.parts import PartResult, publish_parts
-from benchmarks.report import PLOTS, parse_options
 from benchmarks.zoo_curves.setting import CurveSetting
+from lab.runs.measure import PLOTS, parse_options
+from lab.runs.parts import PartResult, publish_parts
 from pentimento.domain.errors import NotFound
 from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS

@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.parts import PartResult, merge_parts
-from benchmarks.report import (
+from lab.runs.measure import (
     Figure,
     Interval,
     Target,
@@ -37,10 +36,10 @@ from benchmarks.report import (
     publish,
     surely_above,
 )
+from lab.runs.parts import PartResult, merge_parts
 from zoo.cards.figures import SECOND_SET
 from zoo.evaluate.bar import PARTS, Goal, Row, measure
 from zoo.evaluate.encoder_apart import check_encoder_apart
-from zoo.evaluate.estimates import CONFIDENCE
 from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS
 from zoo.train.parts import WORK
@@ -122,9 +121,9 @@ def result_of(rows: Sequence[Row], manner: dict[str, Any]) -> PartResult:
 
 def figure_of(row: Row) -> Figure:
     assert row.figure is not None
-    interval = Interval(round(row.figure.low, 5), round(row.figure.high, 5), CONFIDENCE, METHOD)
+    interval = Interval(round(row.figure.low, 5), round(row.figure.high, 5), METHOD)
     target = target_of(row.goal, row.unit)
-    return Figure(f"{row.part}: {row.name}", round(row.figure.value, 5), target, list(row.samples), interval)
+    return Figure(f"{row.part}: {row.name}", round(row.figure.value, 5), target, len(list(row.samples)), interval)
 
 
 def target_of(goal: Goal | None, unit: str) -> Target:

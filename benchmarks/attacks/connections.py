@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from h2.exceptions import ProtocolError
@@ -159,18 +159,8 @@ async def ping_flood(target: AttackTarget) -> Answers:
 
 async def silent_connections(target: AttackTarget) -> Answers:
     """Open 200 connections to the public port that send nothing, and 200 that send half a greeting."""
-    answers: Answers = Counter()
     async with AsyncExitStack() as stack:
-        for number in range(400):
-            try:
-                _, writer = await open_streams(target.public)
-            except OSError as error:
-                answers[type(error).__name__] += 1
-                continue
-            stack.callback(writer.close)
-            if number % 2:
-                writer.write(b"PRI * HTTP/2.0\r\n")
-            answers["CONNECTED"] += 1
+        answers = await opened(stack, target.public, 400, (b"", b"PRI * HTTP/2.0\r\n"))
         await asyncio.sleep(HOLD_S)
     return answers
 
@@ -178,21 +168,27 @@ async def silent_connections(target: AttackTarget) -> Answers:
 async def silent_http_connections(target: AttackTarget) -> Answers:
     """Open 1,500 connections to the HTTP port, more than its limit: a third sends nothing, a third half a head, the
     others call once and stay. Another client checks the health endpoint during this."""
-    answers: Answers = Counter()
     async with AsyncExitStack() as stack:
-        for number in range(1500):
-            try:
-                _, writer = await open_streams(target.http)
-            except OSError as error:
-                answers[type(error).__name__] += 1
-                continue
-            stack.callback(writer.close)
-            writer.write((b"", HEALTH[:20], HEALTH)[number % 3])
-            answers["CONNECTED"] += 1
+        answers = await opened(stack, target.http, 1500, (b"", HEALTH[:20], HEALTH))
         began = time.monotonic()
         while time.monotonic() - began < HOLD_S:
             answers[f"ANOTHER CLIENT: {await health_of(target.http)}"] += 1
             await asyncio.sleep(0.25)
+    return answers
+
+
+async def opened(stack: AsyncExitStack, address: str, count: int, sent: Sequence[bytes]) -> Answers:
+    """Open connections until the stack closes, and send on each the next bytes of `sent`, in turn."""
+    answers: Answers = Counter()
+    for number in range(count):
+        try:
+            _, writer = await open_streams(address)
+        except OSError as error:
+            answers[type(error).__name__] += 1
+            continue
+        stack.callback(writer.close)
+        writer.write(sent[number % len(sent)])
+        answers["CONNECTED"] += 1
     return answers
 
 

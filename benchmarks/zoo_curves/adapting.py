@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.parts import PartResult
-from benchmarks.report import Figure, at_most, informative
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.setting import CurveSetting, figure, numbers, triple
+from lab.runs.measure import Figure, at_most, informative
+from lab.runs.parts import PartResult
 from zoo.drawing.conditions import edges, layout
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.scenes import TREATMENTS
@@ -52,7 +52,7 @@ def residuals_part(setting: CurveSetting) -> PartResult:
     }
     plots.plot_residuals(curves, setting.plots / "controlnet-residuals.png")
     figures = [row for name, values in cosines.items() for row in residual_figures(name, values)]
-    return PartResult(figures, {"prompts": count, "curves": curves})
+    return PartResult(figures, {"prompts": count})
 
 
 def residual_cosines(setting: CurveSetting, controlnet: str, conditions: torch.Tensor) -> Array:
@@ -73,9 +73,8 @@ def residual_cosines(setting: CurveSetting, controlnet: str, conditions: torch.T
 
 def residual_figures(name: str, cosines: Array) -> Iterator[Figure]:
     by_prompt = cosines.T[:, None]
-    samples = numbers(cosines.mean(axis=0))
     found = estimate(mean, by_prompt, within=False)
-    yield figure(f"controlnet-residuals: {name}, cosine of adjacent steps", found, informative(), samples)
+    yield figure(f"controlnet-residuals: {name}, cosine of adjacent steps", found, informative(), len(cosines))
     share = estimate(mean, (by_prompt > ALIKE).astype(float), within=False)
     yield figure(f"controlnet-residuals: {name}, adjacent steps alike (> {ALIKE})", share, informative())
     worst = estimate(lambda values: float(values.mean(axis=(0, 1)).min()), by_prompt, within=False)
@@ -96,7 +95,7 @@ def lora_part(setting: CurveSetting) -> PartResult:
         }
         figures += lora_figures(style, cosines, strength, seen)
     plots.plot_loras(curves, setting.plots / "lora-switch.png")
-    return PartResult(figures, {"prompts": setting.adapted, "curves": curves})
+    return PartResult(figures, {"prompts": setting.adapted})
 
 
 def switched_on_late(
@@ -127,15 +126,14 @@ def switched_on_late(
 def lora_figures(style: str, cosines: Array, strength: dict[int, Array], seen: dict[int, Array]) -> Iterator[Figure]:
     name = f"lora-switch: {style}"
     alike = int((np.minimum.accumulate(cosines.mean(axis=0)) > ALIKE).sum())
-    yield Figure(f"{name}, steps over which latents stay alike (> {ALIKE})", alike, informative("steps"), [], None)
+    yield Figure(f"{name}, steps over which latents stay alike (> {ALIKE})", alike, informative("steps"))
     whole = strength[0].mean()
     lasting = [step for step in SWITCHED_ON_AFTER if strength[step].mean() >= KEPT * whole]
     latest = max((step for step in lasting if all(s in lasting for s in SWITCHED_ON_AFTER if s <= step)), default=0)
     kept_name = f"{name}, latest switch tried that keeps {KEPT:g} of the style's strength"
-    yield Figure(kept_name, latest, informative("steps"), [], None)
+    yield Figure(kept_name, latest, informative("steps"))
     rises = [pair for pair in pairwise(SWITCHED_ON_AFTER) if _rise(*(strength[after] for after in pair)).low > 0.0]
-    samples = numbers(np.concatenate(list(strength.values()), axis=1))
-    yield Figure(f"{name}, later switches that make it stronger", len(rises), at_most(0), samples, None)
+    yield Figure(f"{name}, later switches that make it stronger", len(rises), at_most(0), len(strength[0]))
     for after in SHOWN_AFTER:
         kept = estimate(ratio, strength[after], strength[0])
         yield figure(f"{name}, strength kept when switched on after {after}", kept, informative())

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
-from benchmarks.plot_files import COLOURS, panels, save
+from benchmarks.papers.plots import COLOURS, panels, save
 from benchmarks.zoo_curves.setting import METRICS
 
 

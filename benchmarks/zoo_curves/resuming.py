@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.parts import PartResult
-from benchmarks.report import Figure, at_most, informative, surely_above
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.batch_sampler import BatchSampler
 from benchmarks.zoo_curves.caption_pairs import KINDS, CaptionPairs, caption_pairs
 from benchmarks.zoo_curves.setting import METRICS, CurveSetting, figure, numbers, triple, values_of
+from lab.runs.measure import Figure, at_most, informative, surely_above
+from lab.runs.parts import PartResult
 from zoo.evaluate.estimates import CONFIDENCE, Array, Estimate, estimate
 from zoo.evaluate.examination import Marks
 from zoo.evaluate.studio import BASE, LIGHT
@@ -124,9 +124,8 @@ def _by_metric(marks: Marks) -> dict[str, Array]:
 def _part(setting: CurveSetting, part: str, resumes: Resumes, tested_fifths: Sequence[int]) -> PartResult:
     curves = curves_of(resumes)
     plots.plot_resumes(curves, resumes.nearness, setting.plots / f"{part}.png")
-    notes = {"receivers": len(resumes.similarity), "similarity": resumes.nearness, "curves": curves}
     figures = [row for metric in METRICS for row in figures_of(part, resumes, metric, tested_fifths)]
-    return PartResult(figures, notes)
+    return PartResult(figures, {"receivers": len(resumes.similarity), "similarity": resumes.nearness})
 
 
 def in_fifth(values: Array, fifths: Array, number: int) -> float:
@@ -176,7 +175,7 @@ def figures_of(part: str, resumes: Resumes, metric: str, tested_fifths: Sequence
     name = f"{part}: {metric}"
     broken = breaks(by_step, fifths, tested_fifths)
     order_name = f"{name}, breaks of its order by similarity and by step"
-    yield Figure(order_name, len(broken), at_most(0), samples_of(resumes, metric), None)
+    yield Figure(order_name, len(broken), at_most(0), resumes.similarity.size)
     alike = gain(by_step[last], most, by_step[last], least, fifths)
     yield figure(f"{name} at {last}, most alike fifth minus least alike", alike, surely_above(0.0))
     skipped = gain(by_step[first], least, by_step[last], least, fifths)
@@ -185,13 +184,6 @@ def figures_of(part: str, resumes: Resumes, metric: str, tested_fifths: Sequence
         for step in (first, last):
             kept = fifth_ratio(resumes.marks[step][metric], resumes.whole(metric), fifths, number)
             yield figure(f"{name} at {step}, {which} alike fifth, share of heavy's from scratch", kept, informative())
-
-
-def samples_of(resumes: Resumes, metric: str) -> list[Any]:
-    """Return each pair's kind of donor, similarity, and metric of heavy from scratch and at each step."""
-    columns = [resumes.similarity, resumes.whole(metric), *(resumes.marks[step][metric] for step in resumes.steps)]
-    rows = np.stack(columns, axis=2)
-    return [[kind, *numbers(rows[row, column])] for row in range(len(rows)) for column, kind in enumerate(KINDS)]
 
 
 def breaks(by_step: Mapping[int, Array], fifths: Array, tested_fifths: Sequence[int]) -> list[str]:

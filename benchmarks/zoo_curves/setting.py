@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Figure, Interval, Target
-from zoo.evaluate.estimates import CONFIDENCE, Array, Estimate
+from lab.runs.measure import Figure, Interval, Target
+from zoo.evaluate.estimates import Array, Estimate
 from zoo.evaluate.examination import Marks
 from zoo.evaluate.studio import Studio
 
@@ -33,9 +33,9 @@ def values_of(marks: Marks, metric: str) -> Array:
     return values
 
 
-def figure(name: str, found: Estimate, target: Target, samples: list[Any] | None = None) -> Figure:
-    interval = Interval(round(found.low, 5), round(found.high, 5), CONFIDENCE, METHOD)
-    return Figure(name, round(found.value, 5), target, samples or [], interval)
+def figure(name: str, found: Estimate, target: Target, count: int = 0) -> Figure:
+    interval = Interval(round(found.low, 5), round(found.high, 5), METHOD)
+    return Figure(name, round(found.value, 5), target, count, interval)
 
 
 def numbers(values: Array) -> list[Any]:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.parts import PartResult
-from benchmarks.report import Figure, between, informative, surely_above
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.setting import METRICS, CurveSetting, figure, numbers, triple, values_of
+from lab.runs.measure import Figure, between, informative, surely_above
+from lab.runs.parts import PartResult
 from zoo.evaluate.bar_models import as_good_by_prompt
 from zoo.evaluate.detail import fine_detail
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
@@ -33,7 +33,7 @@ def steps_part(setting: CurveSetting) -> PartResult:
     }
     plots.plot_steps(curves, setting.plots / "steps.png")
     figures = [row for model, by_steps in found.items() for row in step_figures(model, by_steps)]
-    return PartResult(figures, {"prompts": len(setting.studio.prompts), "curves": curves})
+    return PartResult(figures, {"prompts": len(setting.studio.prompts)})
 
 
 def _measured(studio: Studio, model: str, steps: int) -> dict[str, Array]:
@@ -51,8 +51,7 @@ def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[
         gain = estimate(mean_difference, *((few, many) if detail else (many, few)))
         told = f"{FEW} minus {max(STEPS)}" if detail else f"{max(STEPS)} minus {FEW}"
         target = surely_above(0.0) if detail and model == BASE else informative()
-        samples = numbers(np.concatenate([many, few], axis=1))
-        yield figure(f"steps: {model}, {metric}, {told}", gain, target, samples)
+        yield figure(f"steps: {model}, {metric}, {told}", gain, target, len(many))
 
 
 def as_good_part(setting: CurveSetting) -> PartResult:
@@ -70,13 +69,12 @@ def as_good_part(setting: CurveSetting) -> PartResult:
     curves = {"by number of things": by_count, "light minus heavy": numbers(np.sort(difference))}
     plots.plot_as_good(curves, setting.plots / "light-as-good.png")
     figures = list(as_good_figures(light, heavy, as_good))
-    return PartResult(figures, {"prompts": len(as_good), "seeds": studio.seed_count, "curves": curves})
+    return PartResult(figures, {"prompts": len(as_good), "seeds": studio.seed_count})
 
 
 def as_good_figures(light: Array, heavy: Array, as_good: Array) -> Iterator[Figure]:
-    samples = [[*mine, *theirs] for mine, theirs in zip(numbers(light), numbers(heavy), strict=True)]
     name = "light-as-good: prompts on which light is as good as heavy or better, seed by seed"
-    yield figure(name, estimate(mean, as_good), between(0.2, 0.4), samples)
+    yield figure(name, estimate(mean, as_good), between(0.2, 0.4), len(light))
     by_prompt = as_good_by_prompt(light, heavy)
     yield figure("light-as-good: prompts on which the mean over its seeds is", estimate(mean, by_prompt), informative())
     better = (light.mean(axis=1) > heavy.mean(axis=1) + 1e-9).astype(float)[:, None]

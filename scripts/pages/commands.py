@@ -142,7 +142,7 @@ def check_script(words: list[str]) -> None:
 def check_module(module: str, flags: Sequence[str]) -> None:
     """Check the flags of `python -m module`: by its settings where it has some, else by what its source names."""
     if module == "benchmarks.NAME":
-        module = "benchmarks.report"
+        module = "lab.runs.measure"
     place = ROOT.joinpath(*module.split("."))
     main = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
     if not main.is_file():

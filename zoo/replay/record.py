@@ -23,7 +23,7 @@ from lab.emulation.recording import (
     Recording,
     ScoreCost,
 )
-from lab.fixtures.machine import current_commit, describe_machine, now
+from lab.runs.machine import current_commit, describe_machine, now
 from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model

@@ -1,4 +1,4 @@
-"""How long passes of a paced model take: slept for, and not looked at by a clock."""
+"""Test the seconds of a paced model's passes: slept for, and not read from a clock."""
 
 import time
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.model import PacedModel
-from lab.fixtures.machine import ROOT
+from lab.runs.machine import ROOT
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PerSampleAdapters
 
 PACE: DevicePace = replace(read_pace(ROOT / "scenarios" / "paces" / "sdxl-h800.toml"), beside_share=0.5)
@@ -21,7 +21,7 @@ def inputs(rows: int, *, beside: bool) -> DenoiserInput:
 
 
 @pytest.mark.parametrize(("rows", "beside", "factor"), [(1, False, 1.0), (1, True, 1.5), (2, True, 1.5)])
-def test_a_pass_with_loras_beside_the_weights_takes_longer(
+def test_pass_with_unpatched_loras_takes_longer(
     rows: int, beside: bool, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -37,7 +37,7 @@ def test_a_pass_with_loras_beside_the_weights_takes_longer(
     assert slept == pytest.approx([*halves, sum(halves)])
 
 
-def test_what_a_pass_takes_of_this_machine_is_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_includes_its_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     now = iter([100.0, 100.004, 200.0, 201.0])
     monkeypatch.setattr(time, "sleep", slept.append)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import gpu_rows
 from benchmarks.gpu_rows import Collected, collect, run_row
-from benchmarks.report import Options
+from lab.runs.measure import Options
 
 
 def row(name: str) -> dict[str, Any]:

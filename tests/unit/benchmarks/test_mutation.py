@@ -1,4 +1,4 @@
-"""Mutants that are made of a source, and the tests that are run against each."""
+"""Test the mutants of a source, and the choice of the tests that run against each."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from benchmarks.mutation import SUITES, drawn, killed_by_level, known_equivalent
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import Measured, MutantOutcome
 from benchmarks.mutation_targets import chosen_module, package_tests, sources_in
-from lab.fixtures.machine import ROOT
+from lab.runs.machine import ROOT
 
 SOURCE = '''"""A word about the module."""
 
@@ -42,33 +42,28 @@ def mutants(tmp_path: Path) -> list[Mutant]:
     return all_mutants(tmp_path, "box.py")
 
 
-def changes(mutants: list[Mutant], before: str) -> set[str]:
-    return {mutant.after for mutant in mutants if mutant.before == before}
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("if len(self.things) >= LIMIT:", {"if False:", "if True:", "if len(self.things) > LIMIT:"}),
+        ("self.things.append(thing)", {"pass"}),
+        (
+            'self.put("lid", twice=True)',
+            {"pass", 'self.put("lid")', 'self.put("lid", twice=False)', 'self.put("XXlidXX", twice=True)'},
+        ),
+    ],
+)
+def test_line_has_its_mutants(mutants: list[Mutant], line: str, expected: set[str]) -> None:
+    assert {mutant.after for mutant in mutants if mutant.before == line} == expected
 
 
-def test_a_guard_is_forced_both_ways_and_its_comparison_shifted(mutants: list[Mutant]) -> None:
-    found = changes(mutants, "if len(self.things) >= LIMIT:")
-
-    assert found == {"if False:", "if True:", "if len(self.things) > LIMIT:"}
-
-
-def test_an_effect_is_left_out(mutants: list[Mutant]) -> None:
-    assert changes(mutants, "self.things.append(thing)") == {"pass"}
-
-
-def test_an_argument_with_a_name_gets_its_default(mutants: list[Mutant]) -> None:
-    found = changes(mutants, 'self.put("lid", twice=True)')
-
-    assert found == {"pass", 'self.put("lid")', 'self.put("lid", twice=False)', 'self.put("XXlidXX", twice=True)'}
-
-
-def test_logs_docstrings_and_types_are_left_alone(mutants: list[Mutant]) -> None:
+def test_logs_and_docstrings_have_no_mutants(mutants: list[Mutant]) -> None:
     touched = {mutant.before for mutant in mutants}
 
     assert not any("logger.warning" in before or '"""' in before or "import" in before for before in touched)
 
 
-def test_every_mutant_is_another_program_that_can_be_read(mutants: list[Mutant]) -> None:
+def test_mutants_are_different_valid_programs(mutants: list[Mutant]) -> None:
     sources = {mutant.source for mutant in mutants}
 
     assert len(sources) == len(mutants)
@@ -77,7 +72,7 @@ def test_every_mutant_is_another_program_that_can_be_read(mutants: list[Mutant])
         compile(source, "mutant", "exec")
 
 
-def test_a_mutant_is_known_again_where_its_function_has_moved(mutants: list[Mutant], tmp_path: Path) -> None:
+def test_moved_function_keeps_identities_of_its_mutants(mutants: list[Mutant], tmp_path: Path) -> None:
     (tmp_path / "box.py").write_text(SOURCE.replace("class Box", "MORE = True\n\n\nclass Box"))
 
     moved = {mutant.identity for mutant in all_mutants(tmp_path, "box.py")}
@@ -89,37 +84,27 @@ def a_mutant(lines: range) -> Mutant:
     return Mutant("box.py", "Box.put", "number", lines, "1", "2", "")
 
 
-def test_the_tests_that_run_a_mutant_s_line_are_asked_the_quickest_first() -> None:
-    measured = Measured({"slow": 2.0, "quick": 0.1, "other": 0.0}, {"box.py": {3: ["slow", ""], 4: ["quick"]}})
-
-    assert measured.tests_of(a_mutant(range(3, 5))) == ["quick", "slow"]
-
-
-def test_what_runs_as_the_file_is_loaded_concerns_every_test() -> None:
-    measured = Measured({"one": 1.0, "two": 2.0, "elsewhere": 3.0}, {"box.py": {1: [""], 3: ["one"], 4: ["two"]}})
-
-    assert measured.tests_of(a_mutant(range(1, 2))) == ["one", "two", "elsewhere"]
-
-
-def test_what_a_file_of_tests_runs_as_it_is_loaded_concerns_its_own_tests() -> None:
-    names = {"tests/a.py::one": 1.0, "tests/b.py::two": 2.0, "tests/b.py::three": 3.0, "tests/c.py::four": 0.0}
-    measured = Measured(names, {"box.py": {1: ["", "loaded tests/b.py"], 3: ["loaded tests/b.py", "tests/a.py::one"]}})
-
-    assert measured.tests_of(a_mutant(range(3, 4))) == ["tests/a.py::one", "tests/b.py::two", "tests/b.py::three"]
-    assert measured.tests_of(a_mutant(range(1, 2))) == sorted(names, key=lambda name: names[name])
+BY_LINE = Measured({"slow": 2.0, "quick": 0.1, "other": 0.0}, {"box.py": {1: [""], 3: ["slow", ""], 4: ["quick"]}})
+ONE, TWO, THREE, FOUR = "tests/a.py::one", "tests/b.py::two", "tests/b.py::three", "tests/c.py::four"
+LOADED = ["loaded tests/b.py"]
+BY_FILE = Measured({ONE: 1.0, TWO: 2.0, THREE: 3.0, FOUR: 0.0}, {"box.py": {1: ["", *LOADED], 3: [*LOADED, ONE]}})
+NONE, PROCESSES = (Measured({}, {"box.py": {1: [""]}}, unseen=unseen) for unseen in ([], ["process"]))
+CHOSEN: dict[str, tuple[Measured, range, list[str]]] = {
+    "tests that run the line, quickest first": (BY_LINE, range(3, 5), ["quick", "slow"]),
+    "every test if the line runs at import": (BY_LINE, range(1, 2), ["other", "quick", "slow"]),
+    "every test of the file that imports it": (BY_FILE, range(3, 4), [ONE, TWO, THREE]),
+    "every test if both run it": (BY_FILE, range(1, 2), [FOUR, ONE, TWO, THREE]),
+    "no test": (NONE, range(9, 10), []),
+    "tests with processes if no other runs the line": (PROCESSES, range(9, 10), ["process"]),
+}
 
 
-def test_a_line_that_nobody_runs_has_no_tests() -> None:
-    assert Measured({}, {"box.py": {1: [""]}}).tests_of(a_mutant(range(9, 10))) == []
+@pytest.mark.parametrize(("measured", "lines", "tests"), CHOSEN.values(), ids=CHOSEN)
+def test_mutant_is_run_against_tests_of_its_lines(measured: Measured, lines: range, tests: list[str]) -> None:
+    assert measured.tests_of(a_mutant(lines)) == tests
 
 
-def test_a_line_that_nobody_is_seen_to_run_is_left_to_tests_with_processes_of_their_own() -> None:
-    measured = Measured({}, {"box.py": {1: [""]}}, unseen=["process"])
-
-    assert measured.tests_of(a_mutant(range(9, 10))) == ["process"]
-
-
-def test_killed_mutants_are_counted_by_the_level_of_their_test() -> None:
+def test_killed_mutants_are_counted_by_test_level() -> None:
     tests = ["tests/unit/a.py::one", "tests/contract/b.py::two", "tests/unit/a.py::one", ""]
     killed = [MutantOutcome(a_mutant(range(1, 2)), "killed", test) for test in tests]
 
@@ -129,7 +114,7 @@ def test_killed_mutants_are_counted_by_the_level_of_their_test() -> None:
     assert row(killed[0], {})[-1] == "by tests/unit/a.py::one"
 
 
-def test_sources_of_a_folder_are_its_modules_without_generated_ones(tmp_path: Path) -> None:
+def test_sources_in_a_folder_leave_out_generated_ones(tmp_path: Path) -> None:
     for name in ("lab/a.py", "lab/deep/b.py", "lab/c_pb2.py", "lab/d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
@@ -139,7 +124,7 @@ def test_sources_of_a_folder_are_its_modules_without_generated_ones(tmp_path: Pa
     assert sorted(sources_in("lab/d.txt", tmp_path)) == []
 
 
-def test_sources_have_the_tests_of_their_package_at_every_level(tmp_path: Path) -> None:
+def test_package_tests_have_every_level(tmp_path: Path) -> None:
     for name in ("unit/sdk", "contract/rpc", "services/sdk", "golden/sdk"):
         (tmp_path / "tests" / name).mkdir(parents=True)
 
@@ -153,7 +138,7 @@ def test_chosen_module_without_sources_or_tests_is_refused() -> None:
         chosen_module(["scripts/demo.py"], [])
 
 
-def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> None:
+def test_drawn_mutants_repeat_by_seed_with_shares_by_file() -> None:
     paths = ["pentimento/policies/plan/placement.py", "pentimento/policies/serving/demand.py"]
     sizes = {path: len(Source(ROOT, path).changes) for path in paths}
     half = sum(sizes.values()) // 2
@@ -166,8 +151,8 @@ def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> 
         assert sum(mutant.path == path for mutant in once) == pytest.approx(size / 2, abs=2)
 
 
-def test_every_test_of_the_stores_that_knows_the_ledger_is_asked_about_it() -> None:
-    """What is not asked lets mutants live that it would notice."""
+def test_ledger_suite_has_every_test_of_the_ledger() -> None:
+    """A missing test lets mutants survive that it would kill."""
     knowing = {
         str(path.relative_to(ROOT))
         for tier in ("contract", "unit")
@@ -178,7 +163,7 @@ def test_every_test_of_the_stores_that_knows_the_ledger_is_asked_about_it() -> N
     assert knowing - {test for suite in SUITES if suite.name == "ledger" for test in suite.tests} == set()
 
 
-def test_every_mutant_that_is_listed_as_equivalent_can_still_be_made() -> None:
+def test_listed_equivalents_can_still_be_made() -> None:
     known = known_equivalents().keys()
 
     made = set()
@@ -191,13 +176,13 @@ def test_every_mutant_that_is_listed_as_equivalent_can_still_be_made() -> None:
     assert known - made == set()
 
 
-def test_exported_names_are_left_alone(tmp_path: Path) -> None:
+def test_exported_names_have_no_mutants(tmp_path: Path) -> None:
     (tmp_path / "exports.py").write_text('__all__ = ["one"]\nWORD = "one"\n')
 
     assert {mutant.before for mutant in all_mutants(tmp_path, "exports.py")} == {'WORD = "one"'}
 
 
-def test_parts_of_a_sentence_are_left_alone(tmp_path: Path) -> None:
+def test_parts_of_a_sentence_have_no_mutants(tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(
         'told("key", "answered"\n     " RESOURCE_EXHAUSTED", help=("more are" f" {LIMIT - 1}"))\n'
     )

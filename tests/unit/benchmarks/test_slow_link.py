@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from benchmarks.slow_link import TokenBucket, pump
+from benchmarks.suites.slow_link import TokenBucket, pump
 
 
 class Clock:

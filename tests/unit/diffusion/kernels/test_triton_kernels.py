@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.fixtures.machine import ROOT
+from lab.runs.machine import ROOT
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -1,0 +1,1 @@
+"""Hold the papers' constants, and their systems and figures as simulations."""
