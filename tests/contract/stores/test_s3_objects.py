@@ -11,6 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects, s3
 from pentimento.stores.objects.store import refer_to
+from tests.support.refusals import raises
 
 # Whoever asks whether to send the body waits a second for an answer that only this version gives.
 SPOKEN = "HTTP/1.1"
@@ -23,20 +24,39 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
 
 
-class FullStore(BaseHTTPRequestHandler):
-    """Answers every write as a store over its quota does."""
+def answering(
+    status: int, body: bytes = b"", is_sized: bool = True, asked: list[str] | None = None
+) -> type[BaseHTTPRequestHandler]:
+    """Return a handler that answers every call alike and notes its path. Without a size the answer ends with its
+    connection."""
 
-    protocol_version = SPOKEN
+    class Answering(BaseHTTPRequestHandler):
+        protocol_version = SPOKEN
 
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(FULL)))
-        self.end_headers()
-        self.wfile.write(FULL)
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            if asked is not None:
+                asked.append(self.path)
+            self.send_response(status)
+            if status == 301:
+                self.send_header("Location", "https://elsewhere.invalid/")
+            self.send_header(*(("Content-Length", str(len(body))) if is_sized else ("Connection", "close")))
+            self.end_headers()
+            self.wfile.write(body if self.command != "HEAD" else b"")
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing to stderr."""
+        do_GET = do_HEAD = do_POST = do_DELETE = do_PUT
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing to stderr."""
+
+    return Answering
+
+
+# As what leads plain HTTP to another port, as a proxy before a store that is away, and the same of a known length.
+REDIRECTED = answering(301)
+GREETING = answering(200, b"<html><body>Back soon.</body></html>", is_sized=False)
+PAGE = answering(200, b"page")
+NOT_THERE = answering(404, b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
 
 
 @contextmanager
@@ -51,118 +71,62 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
             thread.join()
 
 
-def test_a_store_that_is_away_is_unavailable() -> None:
+def test_put_to_missing_store_is_unavailable() -> None:
     store = open_objects("s3://bucket?endpoint=http://127.0.0.1:1")
 
     with pytest.raises(StoreUnavailable):
         store.put("a", b"bytes")
 
 
-def test_a_store_that_fails_is_asked_three_times_and_then_unavailable() -> None:
+def test_put_to_failing_store_is_tried_three_times() -> None:
     asked: list[str] = []
 
-    class FailingStore(FullStore):
-        def do_PUT(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(self.path)
-            self.send_response(503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    with serving(FailingStore) as endpoint, pytest.raises(StoreUnavailable):
+    with serving(answering(503, asked=asked)) as endpoint, pytest.raises(StoreUnavailable):
         open_objects(f"s3://bucket?endpoint={endpoint}").put("a", b"bytes")
 
     assert asked == ["/bucket/a"] * 3
 
 
-class Redirected(FullStore):
-    """As what leads plain HTTP to another port."""
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.send_response(301)
-        self.send_header("Location", "https://elsewhere.invalid/")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_HEAD = do_POST = do_PUT
-
-
-class Greeting(FullStore):
-    """Answers everything by a page that ends with the connection, as a proxy before a store that is away."""
-
-    page, end = b"<html><body>Back soon.</body></html>", ("Connection", "close")
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.send_response(200)
-        self.send_header(*self.end)
-        self.end_headers()
-        self.wfile.write(self.page)
-
-    do_GET = do_POST = do_PUT
-
-
-class Page(Greeting):
-    """The same, of a length that is told."""
-
-    page, end = b"page", ("Content-Length", "4")
-
-
-@pytest.mark.parametrize("handler", [Redirected, Greeting, Page])
-def test_what_answers_as_no_store_does_is_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
+@pytest.mark.parametrize("handler", [REDIRECTED, GREETING, PAGE], ids=["redirected", "greeting", "page"])
+def test_calls_of_what_is_no_store_are_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
     large = bytes((5 << 20) + 1)
 
     with serving(handler) as endpoint:
         store = open_objects(f"s3://bucket?endpoint={endpoint}&part_mib=5")
+        calls = (
+            lambda: store.put("a", large),
+            lambda: store.put("a", b"small"),
+            lambda: store.get(refer_to("a", large)),
+            lambda: store.get(refer_to("a", b"page")),
+            lambda: store.set_aside(refer_to("a", large)),
+        )
 
-        with pytest.raises(StoreUnavailable):
-            store.put("a", large)
-        with pytest.raises(StoreUnavailable):
-            store.put("a", b"small")
-        for reference in (refer_to("a", large), refer_to("a", b"page")):
-            with pytest.raises(StoreUnavailable):
-                store.get(reference)
-        with pytest.raises(StoreUnavailable):
-            store.set_aside(refer_to("a", large))
+        assert all(raises(StoreUnavailable, call) for call in calls)
 
 
-def test_a_bucket_that_is_made_elsewhere_is_unavailable() -> None:
-    with serving(Redirected) as endpoint, pytest.raises(StoreUnavailable):
+def test_create_bucket_redirected_is_unavailable() -> None:
+    with serving(REDIRECTED) as endpoint, pytest.raises(StoreUnavailable):
         open_objects(f"s3://bucket?endpoint={endpoint}&create_bucket=true")
 
 
-def test_what_a_store_says_is_not_there_is_deleted() -> None:
-    """Amazon's answers as if it had been; others say so."""
-
-    class StrictStore(FullStore):
-        def do_DELETE(self) -> None:
-            answer = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>none</Message></Error>"
-            self.send_response(404)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-    with serving(StrictStore) as endpoint:
+def test_delete_of_object_that_store_does_not_have_succeeds() -> None:
+    with serving(NOT_THERE) as endpoint:
         open_objects(f"s3://bucket?endpoint={endpoint}").delete("a")
 
 
-def test_a_store_over_its_quota_is_full() -> None:
-    with serving(FullStore) as endpoint:
-        store = open_objects(f"s3://bucket?endpoint={endpoint}")
-
-        with pytest.raises(StoreFull):
-            store.put("a", b"bytes")
+def test_put_to_store_over_its_quota_is_store_full() -> None:
+    with serving(answering(403, FULL)) as endpoint, pytest.raises(StoreFull):
+        open_objects(f"s3://bucket?endpoint={endpoint}").put("a", b"bytes")
 
 
-def test_a_missing_bucket_is_unavailable(s3_endpoint: str) -> None:
+def test_put_to_missing_bucket_is_unavailable(s3_endpoint: str) -> None:
     store = open_objects(f"s3://no-such-bucket?endpoint={s3_endpoint}")
 
     with pytest.raises(StoreUnavailable):
         store.put("a", b"bytes")
 
 
-def test_what_others_left_below_a_prefix_is_no_object(s3_endpoint: str) -> None:
+def test_keys_leave_out_objects_of_others(s3_endpoint: str) -> None:
     """As the folder that a console makes."""
     store = open_objects(f"s3://foreign-bucket/some?endpoint={s3_endpoint}&create_bucket=true")
     assert isinstance(store, s3.S3ObjectStore)
@@ -174,7 +138,7 @@ def test_what_others_left_below_a_prefix_is_no_object(s3_endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
-def test_a_bucket_is_made_once_in_any_region(s3_endpoint: str, region: str) -> None:
+def test_create_bucket_in_any_region_once(s3_endpoint: str, region: str) -> None:
     url = f"s3://made-in-{region}?endpoint={s3_endpoint}&region={region}&create_bucket=true"
 
     for _ in range(2):
@@ -183,7 +147,7 @@ def test_a_bucket_is_made_once_in_any_region(s3_endpoint: str, region: str) -> N
     assert store.get(store.put("a", b"bytes")) == b"bytes"
 
 
-def test_prefixes_do_not_see_each_other(s3_endpoint: str) -> None:
+def test_keys_of_prefixes_are_apart(s3_endpoint: str) -> None:
     one = open_objects(f"s3://shared-bucket/one?endpoint={s3_endpoint}&create_bucket=true")
     other = open_objects(f"s3://shared-bucket/other?endpoint={s3_endpoint}&create_bucket=true")
 
@@ -192,7 +156,7 @@ def test_prefixes_do_not_see_each_other(s3_endpoint: str) -> None:
     assert list(other.keys()) == []
 
 
-def test_listing_goes_on_after_the_first_page(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_continue_after_first_page(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "_PAGE_COUNT", 10)
     store = open_objects(f"s3://paged-bucket?endpoint={s3_endpoint}&create_bucket=true")
     for number in range(25):
@@ -201,6 +165,6 @@ def test_listing_goes_on_after_the_first_page(s3_endpoint: str, monkeypatch: pyt
     assert len(set(store.keys("k/"))) == 25
 
 
-def test_unknown_options_are_refused() -> None:
+def test_open_objects_refuses_unknown_option() -> None:
     with pytest.raises(InvalidArgument, match="acl"):
         open_objects("s3://bucket?acl=public")

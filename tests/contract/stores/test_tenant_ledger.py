@@ -24,6 +24,13 @@ def ledger(ledger_url: str, dated_clock: SetClock) -> Iterator[TenantLedger]:
     journal.close()
 
 
+@pytest.fixture
+def acme(ledger: TenantLedger) -> TenantLedger:
+    """Return the ledger with a tenant acme."""
+    ledger.create("acme", QUOTA).result()
+    return ledger
+
+
 def key(key_id: str = "k1", tenant: str = "acme", expires_at: float | None = None) -> HashedKey:
     return HashedKey(TenantKey(key_id, tenant, NOW_S, expires_at), f"digest of {key_id}")
 
@@ -46,26 +53,24 @@ def test_create_tenant_is_there_at_next_start(ledger: TenantLedger, ledger_url: 
 
 
 @on_sqlite
-def test_create_tenant_of_taken_name_is_refused(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_create_tenant_of_taken_name_is_refused(acme: TenantLedger) -> None:
 
     with pytest.raises(FailedPrecondition, match="there is a tenant acme already") as raised:
-        ledger.create("acme", TenantQuota()).result()
+        acme.create("acme", TenantQuota()).result()
 
     assert raised.value.reason == "TENANT_EXISTS"
-    assert ledger.tenants().result() == [Tenant("acme", QUOTA, NOW_S)]
+    assert acme.tenants().result() == [Tenant("acme", QUOTA, NOW_S)]
 
 
 @on_sqlite
-def test_update_quota_needs_newest_revision(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_update_quota_needs_newest_revision(acme: TenantLedger) -> None:
 
-    changed = ledger.update("acme", TenantQuota(weight=2.0), revision=1).result()
+    changed = acme.update("acme", TenantQuota(weight=2.0), revision=1).result()
 
     assert changed == Tenant("acme", TenantQuota(weight=2.0), NOW_S, 2)
-    assert reason_of(ledger.update("acme", QUOTA, revision=1)) == "TENANT_CHANGED"
-    assert reason_of(ledger.update("nobody", QUOTA, revision=1)) == "UNKNOWN_TENANT"
-    assert ledger.tenants().result() == [changed]
+    assert reason_of(acme.update("acme", QUOTA, revision=1)) == "TENANT_CHANGED"
+    assert reason_of(acme.update("nobody", QUOTA, revision=1)) == "UNKNOWN_TENANT"
+    assert acme.tenants().result() == [changed]
 
 
 def test_delete_tenant_deletes_keys_and_keeps_usage(ledger: TenantLedger) -> None:
@@ -93,55 +98,51 @@ def test_identities_of_name_are_never_reused(ledger: TenantLedger, dated_clock: 
     assert ledger.identity_of("other").result() == "other"
 
 
-def test_restore_tenant_within_its_grace(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.add_key(key()).result()
-    ledger.delete("acme").result()
-    assert reason_of(ledger.restore("acme", deleted_after=NOW_S)) == "UNKNOWN_TENANT"
+def test_restore_tenant_within_its_grace(acme: TenantLedger, dated_clock: SetClock) -> None:
+    acme.add_key(key()).result()
+    acme.delete("acme").result()
+    assert reason_of(acme.restore("acme", deleted_after=NOW_S)) == "UNKNOWN_TENANT"
 
-    restored = ledger.restore("acme", deleted_after=NOW_S - 1.0).result()
+    restored = acme.restore("acme", deleted_after=NOW_S - 1.0).result()
 
     assert (restored, restored.identity) == (Tenant("acme", QUOTA, NOW_S), "acme")
-    assert (ledger.tenants().result(), ledger.keys("acme").result()) == ([restored], [])
-    assert ledger.departed(NOW_S + 1.0).result() == []
+    assert (acme.tenants().result(), acme.keys("acme").result()) == ([restored], [])
+    assert acme.departed(NOW_S + 1.0).result() == []
 
 
 @on_sqlite
-def test_restore_tenant_of_taken_name_is_refused(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.delete("acme").result()
-    ledger.create("acme", QUOTA).result()
+def test_restore_tenant_of_taken_name_is_refused(acme: TenantLedger) -> None:
+    acme.delete("acme").result()
+    acme.create("acme", QUOTA).result()
 
-    assert reason_of(ledger.restore("acme", deleted_after=0.0)) == "TENANT_EXISTS"
-    assert ledger.departed(NOW_S).result() == ["acme"]
-
-
-def test_departed_tenant_is_named_until_purged(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.delete("acme").result()
-    assert ledger.departed(NOW_S - 1.0).result() == []
-    assert ledger.departed(NOW_S).result() == ["acme"]
-
-    ledger.note_purged("acme").result()
-
-    assert ledger.departed(NOW_S).result() == []
-    assert ledger.create("acme", QUOTA).result().identity == "*2*acme"
+    assert reason_of(acme.restore("acme", deleted_after=0.0)) == "TENANT_EXISTS"
+    assert acme.departed(NOW_S).result() == ["acme"]
 
 
-def test_book_has_tenants_and_good_keys(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_departed_tenant_is_named_until_purged(acme: TenantLedger, dated_clock: SetClock) -> None:
+    acme.delete("acme").result()
+    assert acme.departed(NOW_S - 1.0).result() == []
+    assert acme.departed(NOW_S).result() == ["acme"]
+
+    acme.note_purged("acme").result()
+
+    assert acme.departed(NOW_S).result() == []
+    assert acme.create("acme", QUOTA).result().identity == "*2*acme"
+
+
+def test_book_has_tenants_and_good_keys(acme: TenantLedger, dated_clock: SetClock) -> None:
     for each in (key("for ever"), key("for long", expires_at=NOW_S + 10.0), key("revoked")):
-        ledger.add_key(each).result()
-    ledger.revoke_key("revoked").result()
+        acme.add_key(each).result()
+    acme.revoke_key("revoked").result()
     dated_clock.wall_s += 9.0
-    assert [each.key.key_id for each in ledger.book().result().keys] == ["for ever", "for long"]
+    assert [each.key.key_id for each in acme.book().result().keys] == ["for ever", "for long"]
 
     dated_clock.wall_s += 1.0
-    book = ledger.book().result()
+    book = acme.book().result()
 
     assert book.tenants == (Tenant("acme", QUOTA, NOW_S),)
     assert book.keys == (key("for ever"),)
-    assert book.revision == ledger.revision().result()
+    assert book.revision == acme.revision().result()
 
 
 def test_revision_changes_with_every_change(ledger: TenantLedger) -> None:
@@ -164,39 +165,36 @@ def test_revision_changes_with_every_change(ledger: TenantLedger) -> None:
 
 
 @on_sqlite
-def test_replace_key_ends_old_key_after_grace(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.add_key(key("old")).result()
-    ledger.add_key(key("short", expires_at=NOW_S + 1.0)).result()
+def test_replace_key_ends_old_key_after_grace(acme: TenantLedger) -> None:
+    acme.add_key(key("old")).result()
+    acme.add_key(key("short", expires_at=NOW_S + 1.0)).result()
 
-    ended = ledger.replace_key("old", key("new"), NOW_S + 60.0).result()
-    sooner = ledger.replace_key("short", key("newer"), NOW_S + 60.0).result()
+    ended = acme.replace_key("old", key("new"), NOW_S + 60.0).result()
+    sooner = acme.replace_key("short", key("newer"), NOW_S + 60.0).result()
 
     assert (ended, sooner) == (key("old", expires_at=NOW_S + 60.0).key, key("short", expires_at=NOW_S + 1.0).key)
-    assert {each.key_id for each in ledger.keys("acme").result()} == {"old", "new", "short", "newer"}
+    assert {each.key_id for each in acme.keys("acme").result()} == {"old", "new", "short", "newer"}
 
 
 @on_sqlite
-def test_replace_key_ended_or_unknown_is_refused(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.add_key(key()).result()
-    ledger.revoke_key("k1").result()
+def test_replace_key_ended_or_unknown_is_refused(acme: TenantLedger) -> None:
+    acme.add_key(key()).result()
+    acme.revoke_key("k1").result()
 
-    assert reason_of(ledger.replace_key("k1", key("k2"), NOW_S)) == "KEY_ENDED"
-    assert reason_of(ledger.replace_key("k9", key("k2"), NOW_S)) == "UNKNOWN_KEY"
-    assert reason_of(ledger.revoke_key("k9")) == reason_of(ledger.tenant_of_key("k9")) == "UNKNOWN_KEY"
-    assert [each.key_id for each in ledger.keys("acme").result()] == ["k1"]
+    assert reason_of(acme.replace_key("k1", key("k2"), NOW_S)) == "KEY_ENDED"
+    assert reason_of(acme.replace_key("k9", key("k2"), NOW_S)) == "UNKNOWN_KEY"
+    assert reason_of(acme.revoke_key("k9")) == reason_of(acme.tenant_of_key("k9")) == "UNKNOWN_KEY"
+    assert [each.key_id for each in acme.keys("acme").result()] == ["k1"]
 
 
 @on_sqlite
-def test_revoke_key_again_keeps_first_time(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
-    ledger.add_key(key()).result()
+def test_revoke_key_again_keeps_first_time(acme: TenantLedger, dated_clock: SetClock) -> None:
+    acme.add_key(key()).result()
 
-    first = ledger.revoke_key("k1").result()
+    first = acme.revoke_key("k1").result()
     dated_clock.wall_s += 5.0
 
-    assert first == replace(key().key, revoked_at=NOW_S) == ledger.revoke_key("k1").result()
+    assert first == replace(key().key, revoked_at=NOW_S) == acme.revoke_key("k1").result()
 
 
 def test_add_key_concurrently_stops_at_limit(ledger_url: str, dated_clock: SetClock) -> None:
@@ -242,45 +240,42 @@ def test_add_usage_concurrently_loses_nothing(ledger_url: str) -> None:
     assert row.amount == 15.0
 
 
-def test_forget_deletes_old_usage_and_keys(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_forget_deletes_old_usage_and_keys(acme: TenantLedger, dated_clock: SetClock) -> None:
     for name in ("revoked", "good"):
-        ledger.add_key(key(name)).result()
-    ledger.revoke_key("revoked").result()
-    ledger.add_usage([UsageRow("a", hour, "requests", 1.0) for hour in (0, 3600)]).result()
+        acme.add_key(key(name)).result()
+    acme.revoke_key("revoked").result()
+    acme.add_usage([UsageRow("a", hour, "requests", 1.0) for hour in (0, 3600)]).result()
     dated_clock.wall_s += ENDED_KEYS_S + 1.0
 
-    assert ledger.forget(usage_before=3600.0).result() == 2
+    assert acme.forget(usage_before=3600.0).result() == 2
 
-    assert ledger.usage("a", 0, 7200).result() == [UsageRow("a", 3600, "requests", 1.0)]
-    assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
+    assert acme.usage("a", 0, 7200).result() == [UsageRow("a", 3600, "requests", 1.0)]
+    assert [each.key_id for each in acme.keys("acme").result()] == ["good"]
 
 
 @on_sqlite
-def test_keys_that_ended_are_listed_thirty_days(ledger: TenantLedger, dated_clock: SetClock) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_keys_that_ended_are_listed_thirty_days(acme: TenantLedger, dated_clock: SetClock) -> None:
     for each in (key("good"), key("expired", expires_at=NOW_S + 1.0), key("revoked")):
-        ledger.add_key(each).result()
+        acme.add_key(each).result()
     dated_clock.wall_s += 1.0
-    ledger.revoke_key("revoked").result()
+    acme.revoke_key("revoked").result()
 
     dated_clock.wall_s += 30 * 86_400.0 - 0.5
-    kept = {each.key_id for each in ledger.keys("acme").result()}
-    forgotten = ledger.forget(usage_before=0.0).result()
+    kept = {each.key_id for each in acme.keys("acme").result()}
+    forgotten = acme.forget(usage_before=0.0).result()
     dated_clock.wall_s += 1.0
 
     assert (kept, forgotten) == ({"good", "expired", "revoked"}, 0)
-    assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
-    assert ledger.forget(usage_before=0.0).result() == 2
+    assert [each.key_id for each in acme.keys("acme").result()] == ["good"]
+    assert acme.forget(usage_before=0.0).result() == 2
 
 
-def test_keys_are_listed_oldest_first(ledger: TenantLedger) -> None:
-    ledger.create("acme", QUOTA).result()
+def test_keys_are_listed_oldest_first(acme: TenantLedger) -> None:
     for name, created_at in (("b", NOW_S + 2.0), ("c", NOW_S + 1.0), ("a", NOW_S + 3.0)):
-        ledger.add_key(HashedKey(TenantKey(name, "acme", created_at), f"digest of {name}")).result()
+        acme.add_key(HashedKey(TenantKey(name, "acme", created_at), f"digest of {name}")).result()
 
-    assert [each.key_id for each in ledger.keys("acme").result()] == ["c", "b", "a"]
-    assert [each.key.key_id for each in ledger.book().result().keys] == ["a", "b", "c"]
+    assert [each.key_id for each in acme.keys("acme").result()] == ["c", "b", "a"]
+    assert [each.key.key_id for each in acme.book().result().keys] == ["a", "b", "c"]
 
 
 @on_sqlite

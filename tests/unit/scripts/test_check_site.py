@@ -1,21 +1,10 @@
 """check_site.py names links and assets of a built site that are wrong."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "check_site.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_site", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import check_site
 
 
 @pytest.fixture
@@ -26,9 +15,9 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def faults(script: ModuleType, site: Path, body: str) -> list[str]:
+def faults(site: Path, body: str) -> list[str]:
     (site / "index.html").write_text(body)
-    return list(script.faults(site))
+    return list(check_site.faults(site))
 
 
 SOUND = [
@@ -66,12 +55,12 @@ FAULTS = [
 ]
 
 
-def test_faults_of_sound_site_are_none(script: ModuleType, site: Path) -> None:
-    assert {body: faults(script, site, body) for body in SOUND if faults(script, site, body)} == {}
+def test_faults_of_sound_site_are_none(site: Path) -> None:
+    assert {body: faults(site, body) for body in SOUND if faults(site, body)} == {}
 
 
-def test_faults_of_wrong_link_or_asset_name_it_and_its_page(script: ModuleType, site: Path) -> None:
-    assert [(body, faults(script, site, body)) for body, _ in FAULTS] == [
+def test_faults_of_wrong_link_or_asset_name_it_and_its_page(site: Path) -> None:
+    assert [(body, faults(site, body)) for body, _ in FAULTS] == [
         (body, [f"index.html: {fault}"]) for body, fault in FAULTS
     ]
 
@@ -79,7 +68,7 @@ def test_faults_of_wrong_link_or_asset_name_it_and_its_page(script: ModuleType, 
 @pytest.mark.parametrize(
     "rule", ['@import "https://fonts.example.com/a";', "p { src: url('https://fonts.example.com/a') }"]
 )
-def test_faults_of_style_sheet_name_other_hosts(script: ModuleType, site: Path, rule: str) -> None:
+def test_faults_of_style_sheet_name_other_hosts(site: Path, rule: str) -> None:
     (site / "below" / "a.css").write_text(rule)
 
-    assert faults(script, site, "") == ["below/a.css: https://fonts.example.com/a: comes from another host"]
+    assert faults(site, "") == ["below/a.css: https://fonts.example.com/a: comes from another host"]

@@ -1,13 +1,9 @@
 """openapi_page.py: calls, fields, bounds and errors of an API document."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
+from scripts import openapi_page
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "openapi_page.py"
 ERROR = {"description": "wrong | late", "content": {"application/json": {"schema": {"$ref": "#/c/schemas/Error"}}}}
 DOCUMENT = {
     "info": {"description": "A ring."},
@@ -39,15 +35,6 @@ DOCUMENT = {
 }
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("openapi_page", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 LINES = [
     "| [`POST /v1/rings/{id}`](#post-v1ringsid) | Forge it. |",
     "| `id` | path | text | *required* |",
@@ -72,11 +59,11 @@ SCHEMAS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_http_page_has_a_line_for_each_part(script: ModuleType) -> None:
-    page = script.http_page("", DOCUMENT).splitlines()
+def test_http_page_has_a_line_for_each_part() -> None:
+    page = openapi_page.http_page("", DOCUMENT).splitlines()
 
     assert [line for line in LINES if line not in page] == []
 
 
-def test_words_of_schema_say_what_a_value_may_be(script: ModuleType) -> None:
-    assert [script.words_of(schema) for schema, _ in SCHEMAS] == [words for _, words in SCHEMAS]
+def test_words_of_schema_say_what_a_value_may_be() -> None:
+    assert [openapi_page.words_of(schema) for schema, _ in SCHEMAS] == [words for _, words in SCHEMAS]
