@@ -187,17 +187,17 @@ def test_another_dimension_is_refused(index: VectorIndex) -> None:
         index.prepare(DIMENSION_COUNT + 1)
 
 
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38])
-def test_vectors_without_a_direction_are_neither_stored_nor_searched(index: VectorIndex, value: float) -> None:
-    bad = struct.pack(f"<{DIMENSION_COUNT}f", value, *([0.0] * (DIMENSION_COUNT - 1)))
+def test_index_refuses_vectors_without_a_direction(index: VectorIndex) -> None:
+    for value in [0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38]:
+        bad = struct.pack(f"<{DIMENSION_COUNT}f", value, *([0.0] * (DIMENSION_COUNT - 1)))
 
-    with pytest.raises(InvalidArgument):
-        index.upsert([point(bad)])
-    with pytest.raises(InvalidArgument):
-        index.upsert([point(unit(1), image=bad)])
-    with pytest.raises(InvalidArgument):
-        search_now(index, query(bad))
-    assert list(index.entry_ids()) == []
+        with pytest.raises(InvalidArgument):
+            index.upsert([point(bad)])
+        with pytest.raises(InvalidArgument):
+            index.upsert([point(unit(1), image=bad)])
+        with pytest.raises(InvalidArgument):
+            search_now(index, query(bad))
+        assert list(index.entry_ids()) == []
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

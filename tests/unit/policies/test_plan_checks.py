@@ -46,114 +46,114 @@ def staged(*stages: StagePlan) -> dict[str, object]:
     return {"cascades": (CascadePlan("c", stages),)}
 
 
-def test_a_plan_that_makes_sense_passes() -> None:
+def test_check_plan_takes_sound_plan() -> None:
     check_plan(GOOD)
     check_plan(Plan(PlanVersion(1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"admission_rate": math.nan}, "admission_rate"),
-        ({"assignments": GOOD.assignments * 2}, "assignments"),
-        ({"assignments": (replace(GOOD.assignments[0], max_batch_size=-1),)}, "assignments[0].max_batch_size"),
-        ({"pools": (LIGHT, replace(HEAVY, pool="light"))}, "pools"),
-        ({"pools": (LIGHT, HEAVY, replace(HEAVY, pool=""))}, "pools"),
-        (routed(RouteShare("hit", 1.0)), "pools[0].routes[0].route"),
-        (routed(RouteShare("noise", 1.5)), "pools[0].routes[0].share"),
-        (routed(RouteShare("noise", 1.0, "other")), "pools[0].routes[0].cascade"),
-        ({"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))}, "pools[1].routes[0].cascade"),
-        ({"cascades": GOOD.cascades * 2}, "cascades"),
-        (staged(FIRST), "cascades[0].stages"),
-        (staged(FIRST, LAST, replace(LAST, pool="light")), "cascades[0].stages"),
-        (staged(FIRST, replace(LAST, pool="other")), "cascades[0].stages[1].pool"),
-        (staged(FIRST, replace(LAST, thresholds=FIRST.thresholds)), "cascades[0].stages[1].thresholds"),
-        (staged(replace(FIRST, thresholds=FIRST.thresholds * 2), LAST), "cascades[0].stages[0].thresholds"),
-        (
-            staged(replace(FIRST, thresholds=(StartThreshold("spare", 0.5),)), LAST),
-            "cascades[0].stages[0].thresholds[0].start",
-        ),
-        (
-            staged(replace(FIRST, thresholds=(StartThreshold("noise", -0.1),)), LAST),
-            "cascades[0].stages[0].thresholds[0].confidence",
-        ),
-        ({"cache": CachePlan(("spare",))}, "cache.admits"),
-        ({"cache": CachePlan(alpha=math.inf)}, "cache.alpha"),
-        ({"cache": CachePlan(bias=17)}, "cache.bias"),
-        ({"cache": CachePlan(eviction="random")}, "cache.eviction"),
-        (staged(replace(FIRST, skip_below=1.5), LAST), "cascades[0].stages[0].skip_below"),
-        (staged(FIRST, replace(LAST, skip_below=0.1)), "cascades[0].stages[1].skip_below"),
-        (staged(replace(FIRST, reuse_share=1.0), LAST), "cascades[0].stages[0].reuse_share"),
-        (staged(FIRST, replace(LAST, reuse_share=0.1)), "cascades[0].stages[1].reuse_share"),
-        ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
-        ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
-        ({"registered": (RegisteredDigest("a", "sha256:1"), RegisteredDigest("a", "sha256:2"))}, "registered"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_its_field(change: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"admission_rate": math.nan}, "admission_rate"),
+    ({"assignments": GOOD.assignments * 2}, "assignments"),
+    ({"assignments": (replace(GOOD.assignments[0], max_batch_size=-1),)}, "assignments[0].max_batch_size"),
+    ({"pools": (LIGHT, replace(HEAVY, pool="light"))}, "pools"),
+    ({"pools": (LIGHT, HEAVY, replace(HEAVY, pool=""))}, "pools"),
+    (routed(RouteShare("hit", 1.0)), "pools[0].routes[0].route"),
+    (routed(RouteShare("noise", 1.5)), "pools[0].routes[0].share"),
+    (routed(RouteShare("noise", 1.0, "other")), "pools[0].routes[0].cascade"),
+    ({"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))}, "pools[1].routes[0].cascade"),
+    ({"cascades": GOOD.cascades * 2}, "cascades"),
+    (staged(FIRST), "cascades[0].stages"),
+    (staged(FIRST, LAST, replace(LAST, pool="light")), "cascades[0].stages"),
+    (staged(FIRST, replace(LAST, pool="other")), "cascades[0].stages[1].pool"),
+    (staged(FIRST, replace(LAST, thresholds=FIRST.thresholds)), "cascades[0].stages[1].thresholds"),
+    (staged(replace(FIRST, thresholds=FIRST.thresholds * 2), LAST), "cascades[0].stages[0].thresholds"),
+    (
+        staged(replace(FIRST, thresholds=(StartThreshold("spare", 0.5),)), LAST),
+        "cascades[0].stages[0].thresholds[0].start",
+    ),
+    (
+        staged(replace(FIRST, thresholds=(StartThreshold("noise", -0.1),)), LAST),
+        "cascades[0].stages[0].thresholds[0].confidence",
+    ),
+    ({"cache": CachePlan(("spare",))}, "cache.admits"),
+    ({"cache": CachePlan(alpha=math.inf)}, "cache.alpha"),
+    ({"cache": CachePlan(bias=17)}, "cache.bias"),
+    ({"cache": CachePlan(eviction="random")}, "cache.eviction"),
+    (staged(replace(FIRST, skip_below=1.5), LAST), "cascades[0].stages[0].skip_below"),
+    (staged(FIRST, replace(LAST, skip_below=0.1)), "cascades[0].stages[1].skip_below"),
+    (staged(replace(FIRST, reuse_share=1.0), LAST), "cascades[0].stages[0].reuse_share"),
+    (staged(FIRST, replace(LAST, reuse_share=0.1)), "cascades[0].stages[1].reuse_share"),
+    ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
+    ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
+    ({"registered": (RegisteredDigest("a", "sha256:1"), RegisteredDigest("a", "sha256:2"))}, "registered"),
+]
+
+
+def test_check_plan_names_wrong_field() -> None:
+    for change, field in WRONG:
+        with pytest.raises(InvalidArgument) as refused:
+            check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
+
+        assert [violation.field for violation in refused.value.violations] == [field]
+
+
+LIMITS: list[dict[str, object]] = [
+    {"admission_rate": 0.0},
+    {"admission_rate": 1.0},
+    {"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)},
+    *({"pools": (replace(LIGHT, routes=(RouteShare(route, 0.0),)), HEAVY), "cascades": ()} for route in STARTS),
+    staged(replace(FIRST, skip_below=1.0, reuse_share=0.999), LAST),
+    staged(replace(FIRST, thresholds=(StartThreshold("latent", 0.0),)), LAST),
+    {"cache": CachePlan(("noise", "latent", "image"), alpha=1.0, bias=16)},
+    {"cache": CachePlan(alpha=0.0, bias=-16)},
+    {"cache": CachePlan(alpha=None, eviction="")},
+    *({"cache": CachePlan(eviction=name)} for name in EVICTION_NAMES),
+]
+
+
+def test_check_plan_takes_limits() -> None:
+    for change in LIMITS:
         check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
 
-    assert [violation.field for violation in refused.value.violations] == [field]
+
+MESSAGES: list[tuple[dict[str, object], str]] = [
+    ({"cache": CachePlan(bias=-17)}, "cache.bias: must be between -16 and 16, got -17"),
+    ({"admission_rate": -0.5}, "admission_rate: must be between 0 and 1, got -0.5"),
+    (
+        {"assignments": (GOOD.assignments[0], replace(GOOD.assignments[0], worker_id="w2", max_batch_size=-2))},
+        "assignments[1].max_batch_size: must be at least 0, got -2",
+    ),
+    (staged(FIRST), "cascades[0].stages: must be at least 2, got 1"),
+    (
+        staged(FIRST, StagePlan("middle"), replace(LAST, skip_below=0.5)),
+        "cascades[0].stages[2].skip_below: must be 0: the last stage is never left out",
+    ),
+    (
+        staged(FIRST, StagePlan("middle"), replace(LAST, reuse_share=0.5)),
+        "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's image",
+    ),
+    (
+        staged(FIRST, StagePlan("middle"), replace(LAST, thresholds=FIRST.thresholds)),
+        "cascades[0].stages[2].thresholds: must be empty: no image of the last stage is scored",
+    ),
+    (
+        {"pools": (replace(LIGHT, routes=(*LIGHT.routes, RouteShare("no", 1.0))), HEAVY)},
+        "pools[0].routes[2].route: must be noise, latent, image or spare, got 'no'",
+    ),
+    (
+        {"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))},
+        "pools[1].routes[0].cascade: must begin with 'heavy', begins with 'light'",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"admission_rate": 0.0},
-        {"admission_rate": 1.0},
-        {"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)},
-        *({"pools": (replace(LIGHT, routes=(RouteShare(route, 0.0),)), HEAVY), "cascades": ()} for route in STARTS),
-        staged(replace(FIRST, skip_below=1.0, reuse_share=0.999), LAST),
-        staged(replace(FIRST, thresholds=(StartThreshold("latent", 0.0),)), LAST),
-        {"cache": CachePlan(("noise", "latent", "image"), alpha=1.0, bias=16)},
-        {"cache": CachePlan(alpha=0.0, bias=-16)},
-        {"cache": CachePlan(alpha=None, eviction="")},
-        *({"cache": CachePlan(eviction=name)} for name in EVICTION_NAMES),
-    ],
-)
-def test_what_is_just_within_its_limits_passes(change: dict[str, object]) -> None:
-    check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
+def test_check_plan_names_place_limit_and_value() -> None:
+    for change, message in MESSAGES:
+        plan = replace(GOOD, **change)  # type: ignore[arg-type]
+        if plan.cascades != GOOD.cascades:
+            plan = replace(plan, pools=(*plan.pools, PoolPlan("middle", "c", ("w3",))))
 
+        with pytest.raises(InvalidArgument) as refused:
+            check_plan(plan)
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cache": CachePlan(bias=-17)}, "cache.bias: must be between -16 and 16, got -17"),
-        ({"admission_rate": -0.5}, "admission_rate: must be between 0 and 1, got -0.5"),
-        (
-            {"assignments": (GOOD.assignments[0], replace(GOOD.assignments[0], worker_id="w2", max_batch_size=-2))},
-            "assignments[1].max_batch_size: must be at least 0, got -2",
-        ),
-        (staged(FIRST), "cascades[0].stages: must be at least 2, got 1"),
-        (
-            staged(FIRST, StagePlan("middle"), replace(LAST, skip_below=0.5)),
-            "cascades[0].stages[2].skip_below: must be 0: the last stage is never left out",
-        ),
-        (
-            staged(FIRST, StagePlan("middle"), replace(LAST, reuse_share=0.5)),
-            "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's image",
-        ),
-        (
-            staged(FIRST, StagePlan("middle"), replace(LAST, thresholds=FIRST.thresholds)),
-            "cascades[0].stages[2].thresholds: must be empty: no image of the last stage is scored",
-        ),
-        (
-            {"pools": (replace(LIGHT, routes=(*LIGHT.routes, RouteShare("no", 1.0))), HEAVY)},
-            "pools[0].routes[2].route: must be noise, latent, image or spare, got 'no'",
-        ),
-        (
-            {"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))},
-            "pools[1].routes[0].cascade: must begin with 'heavy', begins with 'light'",
-        ),
-    ],
-)
-def test_a_refusal_names_place_limit_and_what_was_found(change: dict[str, object], message: str) -> None:
-    plan = replace(GOOD, **change)  # type: ignore[arg-type]
-    if plan.cascades != GOOD.cascades:
-        plan = replace(plan, pools=(*plan.pools, PoolPlan("middle", "c", ("w3",))))
-
-    with pytest.raises(InvalidArgument) as refused:
-        check_plan(plan)
-
-    assert refused.value.message == message
+        assert refused.value.message == message

@@ -40,40 +40,32 @@ timed = st.builds(Pressure, st.floats(0.0, 10.0, exclude_min=True), st.floats(-1
 modes = st.sampled_from(ThinningMode)
 
 
-@pytest.mark.parametrize(
-    ("remaining_s", "chosen"),
-    [(50.0, None), (None, None), (49.9, LATE), (45.0, LATE), (44.9, MILD), (35.0, MILD), (34.9, HARD), (1.0, HARD)],
-)
-def test_the_deadline_takes_the_best_thinning_that_is_short_enough(
-    remaining_s: float | None, chosen: ThinningOption | None
-) -> None:
-    assert choose(ThinningMode.DEADLINE, OFFER, Pressure(1.0, remaining_s)) == chosen
+RUNNING = ThinningOffer(50, 15, OFFER.options)
+LOADED = Pressure(1.0, 1000.0, overloaded=True)
+CHOICES = [
+    *((ThinningMode.DEADLINE, OFFER, Pressure(1.0, remaining_s), None) for remaining_s in (50.0, None)),
+    *((ThinningMode.DEADLINE, OFFER, Pressure(1.0, remaining_s), LATE) for remaining_s in (49.9, 45.0)),
+    *((ThinningMode.DEADLINE, OFFER, Pressure(1.0, remaining_s), MILD) for remaining_s in (44.9, 35.0)),
+    *((ThinningMode.DEADLINE, OFFER, Pressure(1.0, remaining_s), HARD) for remaining_s in (34.9, 1.0)),
+    (ThinningMode.DEADLINE, OFFER, LOADED, None),
+    (ThinningMode.LOAD, OFFER, LOADED, HARD),
+    (ThinningMode.LOAD, OFFER, Pressure(1.0, 45.0), LATE),
+    (ThinningMode.ALWAYS, OFFER, Pressure(1.0, 1000.0), HARD),
+    (ThinningMode.ALWAYS, OFFER, Pressure(None), HARD),
+    (ThinningMode.ALWAYS, ThinningOffer(50), Pressure(1.0, 1000.0), None),
+    # Of a running request only steps that are still to come are left out.
+    (ThinningMode.DEADLINE, RUNNING, Pressure(1.0, 20.0), MILD),
+    (ThinningMode.DEADLINE, ThinningOffer(50, 41, OFFER.options), Pressure(1.0, 1.0), None),
+]
 
 
-def test_load_takes_the_fewest_steps_and_only_where_that_is_the_mode() -> None:
-    loaded = Pressure(1.0, 1000.0, overloaded=True)
-
-    assert choose(ThinningMode.LOAD, OFFER, loaded) == HARD
-    assert choose(ThinningMode.DEADLINE, OFFER, loaded) is None
-    assert choose(ThinningMode.LOAD, OFFER, Pressure(1.0, 45.0)) == LATE
-
-
-def test_always_takes_the_fewest_steps_though_there_is_time() -> None:
-    assert choose(ThinningMode.ALWAYS, OFFER, Pressure(1.0, 1000.0)) == HARD
-    assert choose(ThinningMode.ALWAYS, OFFER, Pressure(None)) == HARD
-    assert choose(ThinningMode.ALWAYS, ThinningOffer(50), Pressure(1.0, 1000.0)) is None
-
-
-def test_of_a_picture_that_runs_only_what_lies_before_it_is_left_out() -> None:
-    running = ThinningOffer(50, 15, OFFER.options)
-
-    assert running.usable == (LATE, MILD)
-    assert choose(ThinningMode.DEADLINE, running, Pressure(1.0, 20.0)) == MILD
-    assert choose(ThinningMode.DEADLINE, ThinningOffer(50, 41, OFFER.options), Pressure(1.0, 1.0)) is None
+def test_choose_by_mode_offer_and_pressure() -> None:
+    assert [row for row in CHOICES if choose(*row[:3]) != row[3]] == []
+    assert RUNNING.usable == (LATE, MILD)
 
 
 @given(mode=modes, offer=offers, pressure=pressures)
-def test_what_is_chosen_was_offered_and_leaves_steps_out(
+def test_choose_returns_offered_option_that_saves_steps(
     mode: ThinningMode, offer: ThinningOffer, pressure: Pressure
 ) -> None:
     chosen = choose(mode, offer, pressure)
@@ -86,7 +78,7 @@ def test_what_is_chosen_was_offered_and_leaves_steps_out(
 
 
 @given(offer=offers, pressure=timed)
-def test_a_deadline_that_can_be_met_by_a_thinning_is(offer: ThinningOffer, pressure: Pressure) -> None:
+def test_choose_meets_deadline_if_any_option_does(offer: ThinningOffer, pressure: Pressure) -> None:
     assert pressure.step_s is not None and pressure.remaining_s is not None
     chosen = choose(ThinningMode.DEADLINE, offer, pressure)
     steps = offer.remaining_count if chosen is None else offer.remaining_with(chosen)
@@ -98,7 +90,7 @@ def test_a_deadline_that_can_be_met_by_a_thinning_is(offer: ThinningOffer, press
 
 
 @given(mode=modes, offer=offers, pressure=timed, sooner_s=st.floats(0.0, 100.0))
-def test_less_time_never_costs_less(
+def test_choose_with_less_time_never_keeps_more(
     mode: ThinningMode, offer: ThinningOffer, pressure: Pressure, sooner_s: float
 ) -> None:
     assert pressure.remaining_s is not None
@@ -111,9 +103,7 @@ def test_less_time_never_costs_less(
 
 
 @given(option=options(), more=st.integers(0, 150))
-def test_thinned_steps_are_as_many_as_said_and_lie_no_further_apart_in_longer_schedules(
-    option: ThinningOption, more: int
-) -> None:
+def test_thinned_steps_count_and_spacing_of_any_schedule(option: ThinningOption, more: int) -> None:
     steps = thinned_steps(option, 50)
     longer = thinned_steps(scaled(option, 50, 50 + more), 50 + more)
 
@@ -128,24 +118,24 @@ def test_thinned_steps_are_as_many_as_said_and_lie_no_further_apart_in_longer_sc
     assert len(longer) * 50 >= len(steps) * (50 + more) or len(longer) == 50 + more - longer[0]
 
 
-@pytest.mark.parametrize(
-    ("option", "steps"),
-    [
-        (ThinningOption(0, 4, 1.0), (0, 12, 25, 37)),
-        # 44 * (15 / 22) is a hair below 30 in floating point.
-        (ThinningOption(6, 22, 1.0), tuple(range(6, 50, 2))),
-        (ThinningOption(0, 4, 1.0, 1.5), (0, 6, 17, 32)),
-        (ThinningOption(0, 5, 1.0, 2.0), (0, 2, 8, 18, 32)),
-        (ThinningOption(20, 3, 1.0, 1.5), (20, 25, 36)),
-        # So many that the first ones would fall together.
-        (ThinningOption(40, 8, 1.0, 3.0), (40, 41, 42, 43, 44, 45, 46, 47)),
-    ],
-)
-def test_with_a_larger_spacing_more_of_the_steps_are_early_ones(option: ThinningOption, steps: tuple[int, ...]) -> None:
-    assert thinned_steps(option, 50) == steps
+SPACINGS: list[tuple[ThinningOption, tuple[int, ...]]] = [
+    (ThinningOption(0, 4, 1.0), (0, 12, 25, 37)),
+    # 44 * (15 / 22) is a hair below 30 in floating point.
+    (ThinningOption(6, 22, 1.0), tuple(range(6, 50, 2))),
+    (ThinningOption(0, 4, 1.0, 1.5), (0, 6, 17, 32)),
+    (ThinningOption(0, 5, 1.0, 2.0), (0, 2, 8, 18, 32)),
+    (ThinningOption(20, 3, 1.0, 1.5), (20, 25, 36)),
+    # So many that the first ones would fall together.
+    (ThinningOption(40, 8, 1.0, 3.0), (40, 41, 42, 43, 44, 45, 46, 47)),
+]
 
 
-def test_steps_that_are_none_of_the_schedule_are_refused() -> None:
+def test_thinned_steps_of_larger_spacing_are_early() -> None:
+    for option, steps in SPACINGS:
+        assert thinned_steps(option, 50) == steps
+
+
+def test_check_thinned_steps_refuses_other_steps() -> None:
     assert thinned_steps(ThinningOption(20, 10, 1.0), 50) == tuple(range(20, 50, 3))
     for steps in ((), (-1, 2), (3, 3), (4, 3), (3, 50)):
         with pytest.raises(ValueError):
@@ -156,7 +146,7 @@ def test_steps_that_are_none_of_the_schedule_are_refused() -> None:
         scaled(MILD, 50, 49)
 
 
-def test_clients_are_told_why_all_steps_are_taken_in_these_words() -> None:
+def test_whole_reason_names() -> None:
     assert {reason.value for reason in WholeReason} == {
         "THINNING_OFF",
         "REPLAYED",
@@ -177,36 +167,34 @@ def test_clients_are_told_why_all_steps_are_taken_in_these_words() -> None:
     }
 
 
-def test_operators_name_the_modes_in_these_words() -> None:
+def test_thinning_mode_names() -> None:
     assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load", "always"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "offer", "spare", "lost"),
-    [
-        # The fewest of fifty steps are twenty.
-        (ThinningMode.LOAD, OFFER, 0.6, 0.04),
-        # Whatever a plan says, they are left out.
-        (ThinningMode.ALWAYS, OFFER, 0.6, 0.0),
-        (ThinningMode.DEADLINE, OFFER, 0.0, 0.0),
-        (ThinningMode.OFF, OFFER, 0.0, 0.0),
-        (ThinningMode.LOAD, ThinningOffer(50), 0.0, 0.0),
-        # Behind step 15 the hard one is no choice: 20 of 35 steps that remain.
-        (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), 15 / 35, 0.01),
-        # What kept more than all is no gain.
-        (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), 0.6, 0.0),
-    ],
-)
-def test_plans_are_told_what_of_a_request_s_steps_may_be_left_out_under_load(
-    mode: ThinningMode, offer: ThinningOffer, spare: float, lost: float
-) -> None:
-    told = thinnable(mode, offer)
-
-    assert told.request_count == 1
-    assert (told.spare_shares, told.lost_shares) == pytest.approx((spare, lost))
+THINNABLE: list[tuple[ThinningMode, ThinningOffer, float, float]] = [
+    # The fewest of fifty steps are twenty.
+    (ThinningMode.LOAD, OFFER, 0.6, 0.04),
+    # Whatever a plan says, they are left out.
+    (ThinningMode.ALWAYS, OFFER, 0.6, 0.0),
+    (ThinningMode.DEADLINE, OFFER, 0.0, 0.0),
+    (ThinningMode.OFF, OFFER, 0.0, 0.0),
+    (ThinningMode.LOAD, ThinningOffer(50), 0.0, 0.0),
+    # Behind step 15 the hard one is no choice: 20 of 35 steps that remain.
+    (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), 15 / 35, 0.01),
+    # What kept more than all is no gain.
+    (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), 0.6, 0.0),
+]
 
 
-def test_what_may_be_left_out_is_added_up_and_told_since_then() -> None:
+def test_thinnable_share_of_request_under_load() -> None:
+    for mode, offer, spare, lost in THINNABLE:
+        told = thinnable(mode, offer)
+
+        assert told.request_count == 1
+        assert (told.spare_shares, told.lost_shares) == pytest.approx((spare, lost))
+
+
+def test_thinnable_steps_add_up_and_subtract() -> None:
     steps = ThinnableSteps(4, 3.0, 2.0)
 
     assert steps + ThinnableSteps(1, 0.5, 0.25) == ThinnableSteps(5, 3.5, 2.25)

@@ -60,23 +60,21 @@ def test_what_does_not_serve_is_deleted_but_for_what_was_put_aside(tmp_path: Pat
     }
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "not JSON",
-        "[]",
-        "{}",
-        '{"directory": "../else", "built_count": 1}',
-        '{"directory": "v1-d8", "built_count": "x"}',
-    ],
-)
-def test_a_pointer_that_makes_no_sense_means_the_first_one(
-    tmp_path: Path, generations: Generations, words: str
-) -> None:
-    (tmp_path / "v1-d8.current").write_text(words)
+WRONG_POINTERS: list[str] = [
+    "",
+    "not JSON",
+    "[]",
+    "{}",
+    '{"directory": "../else", "built_count": 1}',
+    '{"directory": "v1-d8", "built_count": "x"}',
+]
 
-    assert generations.current() == Generation(tmp_path / "v1-d8", 0)
+
+def test_current_of_wrong_pointer_is_first_generation(tmp_path: Path, generations: Generations) -> None:
+    for words in WRONG_POINTERS:
+        (tmp_path / "v1-d8.current").write_text(words)
+
+        assert generations.current() == Generation(tmp_path / "v1-d8", 0)
 
 
 def test_only_one_holds_them_at_a_time(tmp_path: Path, generations: Generations) -> None:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
-
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.objects.suspects import Suspects
 
@@ -18,32 +16,32 @@ class Time:
         return self.now
 
 
-@pytest.mark.parametrize(
-    ("readings", "given_up"),
-    [
-        ("bad 0", False),
-        ("bad 0, bad 1, bad 2, bad 3, bad 8", False),
-        ("bad 0, bad 3600, bad 7199", False),
-        ("bad 0, bad 3600, bad 7200", True),
-        ("bad 0, bad 9000, bad 18000", True),
-        ("bad 0, bad 3600, good 5000, bad 7200", False),
-        ("bad 0, bad 3600, good 5000, bad 7200, bad 10800, bad 14400", True),
-    ],
-)
-def test_object_is_given_up_by_readings_apart(readings: str, given_up: bool) -> None:
-    time = Time()
-    suspects = Suspects(3600.0, time)
-    verdict = False
+READINGS: list[tuple[str, bool]] = [
+    ("bad 0", False),
+    ("bad 0, bad 1, bad 2, bad 3, bad 8", False),
+    ("bad 0, bad 3600, bad 7199", False),
+    ("bad 0, bad 3600, bad 7200", True),
+    ("bad 0, bad 9000, bad 18000", True),
+    ("bad 0, bad 3600, good 5000, bad 7200", False),
+    ("bad 0, bad 3600, good 5000, bad 7200, bad 10800, bad 14400", True),
+]
 
-    for reading in readings.split(", "):
-        kind, at = reading.split(" ")
-        time.now = float(at)
-        if kind == "bad":
-            verdict = suspects.note_bad(OBJECT)
-        else:
-            suspects.note_good(OBJECT.key)
 
-    assert verdict is given_up
+def test_object_is_given_up_by_readings_apart() -> None:
+    for readings, given_up in READINGS:
+        time = Time()
+        suspects = Suspects(3600.0, time)
+        verdict = False
+
+        for reading in readings.split(", "):
+            kind, at = reading.split(" ")
+            time.now = float(at)
+            if kind == "bad":
+                verdict = suspects.note_bad(OBJECT)
+            else:
+                suspects.note_good(OBJECT.key)
+
+        assert verdict is given_up
 
 
 def test_suspect_is_due_soon_then_less_often() -> None:
