@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.one_model import OneModel
-from pentimento.policies.serving.demand import demand_of
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from lab.planners.ablations import same_again
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
 from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.demand import averaged_demand, demand_of
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.one_model import one_left
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.demand import averaged_demand, demand_of
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 
 @dataclass(frozen=True)

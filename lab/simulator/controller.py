@@ -11,10 +11,10 @@ from pentimento.dataplane.events import AttemptKey
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, ReplicaView
 from pentimento.policies.plan.maker import make_plan, numbered
 from pentimento.policies.plan.registry import ServingPolicy
-from pentimento.policies.serving.demand_window import DemandWindow
 
 # Plans and seconds without progress after which the simulation fails: no policy remembers or waits that long.
 _STILL_PLANS = 10

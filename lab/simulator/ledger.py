@@ -9,8 +9,8 @@ from lab.emulation.recording import quantile_of
 from lab.runs import Outcome, RequestRecord, StageSpan, StartKind
 from lab.simulator.cache import MISS, CacheAnswer
 from lab.workloads import Arrival
+from pentimento.policies.plan.entry import Stage
 from pentimento.policies.plan.settings import DeferralCurve
-from pentimento.policies.serving.entry import Stage
 
 _NORMAL = NormalDist()
 

@@ -11,8 +11,7 @@ from lab.simulator.scenario import Scenario
 from lab.workloads import Workload
 from pentimento.dataplane import Dataplane
 from pentimento.domain.fleet import Plan, PoolPlan
-from pentimento.policies.plan.registry import CacheUse
-from pentimento.policies.serving.entry import (
+from pentimento.policies.plan.entry import (
     NO_QUOTA,
     FoundStart,
     Stage,
@@ -21,6 +20,7 @@ from pentimento.policies.serving.entry import (
     start_candidates,
     start_lanes,
 )
+from pentimento.policies.plan.registry import CacheUse
 
 Lane = tuple[str, str]
 """A pool, and the model that it holds."""

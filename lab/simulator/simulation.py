@@ -32,8 +32,8 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
+from pentimento.policies.plan.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
 from pentimento.policies.plan.registry import CacheUse
-from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
 NEVER_S = 1e9

@@ -12,7 +12,7 @@ from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
-from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.thinning import ThinningOffer, thinnable
 
 

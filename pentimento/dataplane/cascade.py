@@ -13,7 +13,7 @@ from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
 from pentimento.domain.reasons import Reason
 from pentimento.policies.light_stages import leaves_out_light, skip_bound
-from pentimento.policies.serving.entry import IMAGE, NOISE
+from pentimento.policies.plan.entry import IMAGE, NOISE
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:

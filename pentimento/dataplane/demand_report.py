@@ -18,7 +18,7 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.plan.entry import NOISE
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.adapter_needs import NO_HOLDINGS
+from pentimento.policies.plan.entry import PlanIndex
 from pentimento.policies.plan_checks import check_plan
-from pentimento.policies.serving.entry import PlanIndex
 
 # More than any worker can mean.
 _MAX_CREDITS = 4096

@@ -6,7 +6,7 @@ from enum import Enum
 from pentimento.dataplane.effects import PersistEnd
 from pentimento.dataplane.events import AttemptKey, RouteOption
 from pentimento.policies.adapter_needs import NO_NEEDS, AdapterNeeds
-from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.thinning import WHOLE, ThinningOffer
 
 LaneKey = tuple[str, str]

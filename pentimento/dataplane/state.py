@@ -12,7 +12,7 @@ from pentimento.dataplane.pools import Lane, Pool, Worker
 from pentimento.dataplane.requests import ATTEMPTED, WAITING, LaneKey, Phase, Request
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.domain.fleet import Plan
-from pentimento.policies.serving.entry import PlanIndex
+from pentimento.policies.plan.entry import PlanIndex
 from pentimento.policies.tenant_quota import QuotaMeter
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
 

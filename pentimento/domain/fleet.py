@@ -14,7 +14,7 @@ MAX_TOLD_COUNT = 1024
 MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
-# Policies that a controller can plan by; `policies.serving` has what they decide.
+# Policies that a controller can plan by; `policies.plan` has their decisions.
 # Policies of every installation.
 POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.serving.entry import LATENT, NOISE, STARTS
+from pentimento.policies.plan.entry import LATENT, NOISE, STARTS
 
 _FIRST_IN_FIRST_OUT = "fifo"
 

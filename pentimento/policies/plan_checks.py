@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan, CascadePlan, Plan, PoolPlan, ReplicaKind, StagePlan
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving.entry import SPARE, STARTS
+from pentimento.policies.plan.entry import SPARE, STARTS
 
 MAX_BIAS = 16
 

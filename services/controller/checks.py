@@ -31,7 +31,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.serving.entry import STARTS
+from pentimento.policies.plan.entry import STARTS
 
 T = TypeVar("T")
 

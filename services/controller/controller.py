@@ -14,6 +14,7 @@ from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLe
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
+from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import (
     ModelDemand,
     PlanInput,
@@ -21,7 +22,6 @@ from pentimento.policies.plan.inputs import (
     reported_profiles,
     with_registered,
 )
-from pentimento.policies.serving.demand_window import DemandWindow
 from services.controller.checks import check_instance, check_replica, check_report
 from services.controller.epoch import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS

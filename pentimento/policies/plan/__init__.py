@@ -4,6 +4,8 @@
 | --- | --- |
 | `inputs` | the input and the decision of a policy |
 | `maker` | a whole plan from a decision, for controller and simulator |
+| `demand` | reports added up to demand by model; averages |
+| `entry` | a request's way through a plan |
 | `registry` | a policy as one value, and all policies by name |
 | `settings` | models, SLO and qualities; the deferral curve f(t) |
 | `costs`, `placement` | shared by policies: costs by batch size, assignments of workers |

@@ -10,12 +10,12 @@ from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, Star
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
+from pentimento.policies.plan.demand import averaged_demand, demand_of, observed_bend
+from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
-from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 
 
 @dataclass(frozen=True)

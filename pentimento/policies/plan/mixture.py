@@ -11,12 +11,12 @@ from enum import Enum, auto
 
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
 from pentimento.policies.plan.costs import batch_costs, has_profile, profiled_steps
+from pentimento.policies.plan.demand import averaged_demand, demand_of, settled_weight, share_weight
+from pentimento.policies.plan.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.one_model import one_left
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight
-from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 
 # Misses go to the large model, hits to the small one; large workers without misses take hits.
 SPARING = (RouteShare(NOISE, 1.0), RouteShare(SPARE, 1.0))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.entry import EVERY_START
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.placement import place, with_pools_of
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import EVERY_START
 
 
 @dataclass(frozen=True)

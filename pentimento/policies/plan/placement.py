@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
+from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput
-from pentimento.policies.serving.demand import demand_of
 
 
 def place(

@@ -8,10 +8,10 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan
 from pentimento.domain.models import CascadeVariant
 from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
+from pentimento.policies.plan.entry import NOISE, STARTS
 from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import NOISE, STARTS
 
 
 class CacheUse(Enum):
@@ -37,7 +37,7 @@ class CacheUse(Enum):
 @dataclass(frozen=True)
 class ServingPolicy:
     """A serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers follow the
-    plan (`serving.entry`).
+    plan (`plan.entry`).
 
     `plans_batches`: whether devices take the plan's batch sizes, or their own. `moves_models`: whether devices load the
     models assigned to them, or keep what they hold.

@@ -14,7 +14,7 @@ from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
-from pentimento.policies.serving.entry import NOISE, Stage
+from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.codec import from_bytes

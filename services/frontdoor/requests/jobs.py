@@ -19,7 +19,7 @@ from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, HandedPicture, ResolvedRequest
-from pentimento.policies.serving.entry import Stage
+from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.routing.stages import PoolOption, as_painted_by

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
-from pentimento.policies.serving.entry import NOISE, Stage
+from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningRefusal, choose
 from services.frontdoor.routing.starts import kind_of
 

@@ -6,7 +6,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Start
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.light_stages import leaves_out_light, skip_bound
-from pentimento.policies.serving.entry import NOISE, Stage
+from pentimento.policies.plan.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note
 from services.frontdoor.routing.stages import as_painted_by, discriminator_of, may_be_scored

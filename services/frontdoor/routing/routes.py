@@ -14,7 +14,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
-from pentimento.policies.serving.entry import (
+from pentimento.policies.plan.entry import (
     NOISE,
     Stage,
     allowed_stages,

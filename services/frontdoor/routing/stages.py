@@ -11,7 +11,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import AdmittedStages, ImageRequest, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import NO_QUOTA, PlanIndex, Stage, request_stages, scaled_start_step
+from pentimento.policies.plan.entry import NO_QUOTA, PlanIndex, Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 

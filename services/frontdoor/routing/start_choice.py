@@ -9,7 +9,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import FromLatent, FromNoise, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
-from pentimento.policies.serving.entry import (
+from pentimento.policies.plan.entry import (
     FoundStart,
     Stage,
     StartCandidate,

@@ -8,7 +8,7 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, Start
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 
 
 def scope_of(

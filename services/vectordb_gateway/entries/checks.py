@@ -9,7 +9,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
 from pentimento.domain.tenants import GREATEST_BYTES
-from pentimento.policies.serving.entry import STARTS
+from pentimento.policies.plan.entry import STARTS
 
 # The pool that tenants may opt into; no tenant can be called so.
 SHARED_POOL = "*shared*"

@@ -12,7 +12,7 @@ from pentimento.dataplane.events import PlanReceived
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.domain.generation import FromNoise, PlanVersion
 from pentimento.domain.image_request import Completed
-from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.plan.entry import EVERY_START
 from tests.integration.frontdoor.test_plan import UNNAMED, planned_parts
 
 

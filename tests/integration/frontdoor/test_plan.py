@@ -41,8 +41,8 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.image_request import AskedLora, CacheMode, Completed, ImageRequest
+from pentimento.policies.plan.entry import EVERY_START, every_start
 from pentimento.policies.plan.mixture import HITS, SPARING
-from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.codec import to_bytes

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from lab.planners.clipper import ClipperMemory, ClipperModel
 from lab.planners.proteus import Proteus, ProteusMemory
+from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import NOISE
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, repeat
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)

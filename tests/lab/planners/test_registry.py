@@ -14,11 +14,11 @@ from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.policies.plan.entry import LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy, ReplicaView
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import LATENT, NOISE, entry_of
 from pentimento.settings import SettingsError, load_settings
 from services.controller.planner import Planner
 from services.controller.settings import ControllerSettings

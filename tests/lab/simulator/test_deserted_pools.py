@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from lab.runs import Outcome
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
+from pentimento.policies.plan.entry import EVERY_START
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.registry import ServingPolicy
-from pentimento.policies.serving.entry import EVERY_START
 from tests.lab.simulator.scenarios import arrivals, cascade, run
 
 

@@ -139,7 +139,7 @@ def test_chosen_module_without_sources_or_tests_is_refused() -> None:
 
 
 def test_drawn_mutants_repeat_by_seed_with_shares_by_file() -> None:
-    paths = ["pentimento/policies/plan/placement.py", "pentimento/policies/serving/demand.py"]
+    paths = ["pentimento/policies/plan/placement.py", "pentimento/policies/plan/demand.py"]
     sizes = {path: len(Source(ROOT, path).changes) for path in paths}
     half = sum(sizes.values()) // 2
 

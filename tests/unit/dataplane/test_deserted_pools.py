@@ -9,7 +9,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.plan.entry import EVERY_START
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, paint_light, route_heavy
 from tests.unit.dataplane.driver import Driver, only
 

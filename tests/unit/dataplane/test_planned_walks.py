@@ -8,7 +8,7 @@ import pytest
 from pentimento.dataplane import effects, events
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.plan.entry import EVERY_START
 from tests.unit.dataplane.breaking_world import BreakingWorld
 from tests.unit.dataplane.test_random_walks import Walk
 from tests.unit.dataplane.world import HEAVY, LIGHT

@@ -17,8 +17,8 @@ from pentimento.domain.fleet import (
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import ReplicaView
-from pentimento.policies.serving.demand_window import DemandWindow
 from services.controller.checks import check_report
 
 PLAIN = ReplicaReport("f1", 7)

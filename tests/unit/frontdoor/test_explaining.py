@@ -16,7 +16,7 @@ from pentimento.domain.generation import (
     PlanVersion,
     Route,
 )
-from pentimento.policies.serving.entry import Stage
+from pentimento.policies.plan.entry import Stage
 from pentimento.policies.thinning import (
     WHOLE,
     Pressure,

@@ -18,7 +18,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import Stage, allowed_stages
+from pentimento.policies.plan.entry import Stage, allowed_stages
 from services.frontdoor.routing.stages import PoolOption, as_started_by, cascade_stages, may_be_scored
 
 PLANNED = (

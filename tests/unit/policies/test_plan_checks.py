@@ -21,8 +21,8 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.eviction_rules import EVICTION_NAMES
+from pentimento.policies.plan.entry import STARTS
 from pentimento.policies.plan_checks import check_plan
-from pentimento.policies.serving.entry import STARTS
 
 LIGHT = PoolPlan("light", "a", ("w1",), (RouteShare("noise", 1.0, "c"), RouteShare("spare", 1.0)))
 HEAVY = PoolPlan("heavy", "b", ("w2",))

@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass, replace
 
 from pentimento.policies.plan.costs import profiled_steps
+from pentimento.policies.plan.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, scaled_start_step
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
 
 # Weight of the newest second in the trend, at most a share of that in the level; of a planning round in the curve.
 _TREND_WEIGHT = 0.05

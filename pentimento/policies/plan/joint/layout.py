@@ -24,6 +24,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.models import Handover
+from pentimento.policies.plan.entry import IMAGE, SPARE, STARTS
 from pentimento.policies.plan.inputs import UNNUMBERED, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.devices import Counts, settle_sizes, share_out
 from pentimento.policies.plan.joint.problem import (
@@ -35,7 +36,6 @@ from pentimento.policies.plan.joint.problem import (
 )
 from pentimento.policies.plan.joint.routes import kind_of, quickest_routes
 from pentimento.policies.plan.placement import place, scored_stage
-from pentimento.policies.serving.entry import IMAGE, SPARE, STARTS
 
 MOST_POOLS = 3
 # Solvers stop a little short of the best; nobody is refused for that.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, Replica
 from pentimento.domain.reasons import Reason
+from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, as_planned_for, observed_demand
 from pentimento.policies.plan.joint.layout import lay_out, planned_models, pool_names
@@ -33,7 +34,6 @@ from pentimento.policies.plan.joint.routes import (
 )
 from pentimento.policies.plan.placement import with_pools_of
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import NOISE
 
 # The quality a request by which a plan with loads must be better than one without, for each second of the longest load
 # (a tenth of it in the share served); at least `_WON_FREELY`.

@@ -29,7 +29,7 @@ from functools import cached_property
 
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.serving.entry import IMAGE
+from pentimento.policies.plan.entry import IMAGE
 
 HEAVY_ONLY, LIGHT_ONLY, CASCADE, MIXTURE = "heavy only", "light only", "cascade", "mixture"
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from pentimento.domain.kept_quality import KeptQuality
+from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
-from pentimento.policies.serving.demand import demand_of
 
 # Images that a profile counts as, and the standard deviation of the share that a single image keeps (benchmark router:
 # 0.17 to 0.19) before any was compared.

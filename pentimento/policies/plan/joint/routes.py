@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Capability, Replica
 from pentimento.policies.plan.costs import BatchCost, scoring_s
+from pentimento.policies.plan.demand import demand_of
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
 from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, refines, starts_from_images
 from pentimento.policies.plan.joint.problem import (
@@ -20,8 +22,6 @@ from pentimento.policies.plan.joint.problem import (
     Use,
 )
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
-from pentimento.policies.serving.demand import demand_of
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 _THRESHOLD_COUNT = 11
 # Of the heavy model's work: plans do not count on a smaller share that may be left out.

@@ -8,9 +8,9 @@ import pytest
 from pentimento.domain.fleet import StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy
+from pentimento.policies.plan.demand import threshold_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from pentimento.policies.serving.demand import threshold_of
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
 
 MIDDLE = {size: 4 * seconds for size, seconds in TURBO.items()}

@@ -19,10 +19,10 @@ from pentimento.domain.fleet import (
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.cascade_problem import CascadeSolution, grid
+from pentimento.policies.plan.demand import threshold_of
+from pentimento.policies.plan.entry import every_start
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from pentimento.policies.serving.demand import threshold_of
-from pentimento.policies.serving.entry import every_start
 from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)

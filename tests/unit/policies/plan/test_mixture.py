@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, StartShare
+from pentimento.policies.plan.entry import EVERY_START, IMAGE, NOISE, SPARE
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.mixture import (
     HITS,
@@ -22,7 +23,6 @@ from pentimento.policies.plan.mixture import (
     large_count,
 )
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import EVERY_START, IMAGE, NOISE, SPARE
 from tests.unit.policies.plan.fleets import counts, decide, hits, profiles, repeat, worker
 
 # MI210, seconds an image, from MoDM's artefact.

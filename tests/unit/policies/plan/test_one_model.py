@@ -6,12 +6,12 @@ import pytest
 
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.policies.plan.cascade import CascadeMemory
+from pentimento.policies.plan.entry import EVERY_START, LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.layout import pool_names
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.serving.entry import EVERY_START, LATENT, NOISE, entry_of
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=4.0)

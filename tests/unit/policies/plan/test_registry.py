@@ -9,14 +9,7 @@ from pentimento.domain.fleet import (
     RouteShare,
 )
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.plan.inputs import (
-    ModelDemand,
-    PlanInput,
-    Policy,
-)
-from pentimento.policies.plan.registry import SERVING_POLICIES, registered_cascade
-from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import (
+from pentimento.policies.plan.entry import (
     NOISE,
     SPARE,
     EnteredPool,
@@ -24,6 +17,13 @@ from pentimento.policies.serving.entry import (
     entry_of,
     start_lanes,
 )
+from pentimento.policies.plan.inputs import (
+    ModelDemand,
+    PlanInput,
+    Policy,
+)
+from pentimento.policies.plan.registry import SERVING_POLICIES, registered_cascade
+from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.joint.problem import AllocationSolution, Component, Course, PlannedPool
 from pentimento.policies.plan.joint.routes import backlogs, beside_others, kind_of
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.serving.entry import NOISE
 from tests.lab.simulator.scenarios import arrivals, cascade, run
 from tests.unit.policies.plan.fleets import context, counts, decide, repeat
 

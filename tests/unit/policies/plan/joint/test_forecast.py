@@ -7,6 +7,7 @@ import pytest
 
 from pentimento.domain.fleet import StartShare
 from pentimento.domain.models import Handover
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.forecast import (
     FAR,
@@ -17,7 +18,6 @@ from pentimento.policies.plan.joint.forecast import (
     starts_from_images,
 )
 from pentimento.policies.plan.settings import ServingSettings
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 # A weight that the averages of forty requests a second and more have.
 SETTINGS = ServingSettings(heavy="heavy", light="light", demand_weight=0.5)

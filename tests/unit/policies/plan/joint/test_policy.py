@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
 from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.policy import JointMemory, JointPolicy
 from pentimento.policies.plan.joint.quality import LearntQuality
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 0.95))

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import StartShare
+from pentimento.policies.plan.entry import IMAGE, SPARE
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.serving.entry import IMAGE, SPARE
 from tests.unit.policies.plan.fleets import context, decide
 
 QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 1.25))

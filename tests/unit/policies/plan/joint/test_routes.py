@@ -7,6 +7,7 @@ import pytest
 from pentimento.domain.fleet import Capability, Replica, ReplicaKind
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.costs import BatchCost
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.problem import Component, PlannedRoute, Use
@@ -18,7 +19,6 @@ from pentimento.policies.plan.joint.routes import (
     routes_of,
 )
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 QUALITIES = (ModelQuality("heavy", 1.0, reuse=0.9), ModelQuality("light", 0.8, 0.2, 0.95))
 SETTINGS = ServingSettings(heavy="heavy", light="light", discriminator_s=0.5, qualities=QUALITIES)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
-from pentimento.policies.serving.entry import (
+from pentimento.policies.plan.entry import (
     FoundStart,
     Stage,
     StartCandidate,

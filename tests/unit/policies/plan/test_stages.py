@@ -16,7 +16,7 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import PlanIndex, Stage, allowed_stages, every_start, request_stages, stages_from
+from pentimento.policies.plan.entry import PlanIndex, Stage, allowed_stages, every_start, request_stages, stages_from
 
 SCORED = (StartThreshold("noise", 0.4), StartThreshold("image", 0.6))
 POOLS = (

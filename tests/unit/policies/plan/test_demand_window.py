@@ -9,8 +9,8 @@ from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import ReplicaView
-from pentimento.policies.serving.demand_window import DemandWindow
 from pentimento.wire.codec import decode, encode
 
 LIVE = tuple(ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, "unix:/a", 1)) for name in ("f1", "f2", "w1"))
