@@ -224,7 +224,7 @@ class CacheHistory(RuleBasedStateMachine):
         assert ledger.check_integrity() == []
 
 
-@pytest.mark.parametrize("history_count", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("history_count", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_cache_ledger_any_history_equals_model(ledger_url: str, history_count: int) -> None:
     run_state_machine_as_test(
         lambda: CacheHistory(ledger_url),

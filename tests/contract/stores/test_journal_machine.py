@@ -258,7 +258,7 @@ class JournalHistory(RuleBasedStateMachine):
         self.check(lambda: self.journal.objects.named([*keys, "unknown"]), lambda: self.model.named(self.clock.wall_s))
 
 
-@pytest.mark.parametrize("history_count", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("history_count", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_journal_any_history_equals_model(ledger_url: str, history_count: int) -> None:
     run_state_machine_as_test(
         lambda: JournalHistory(ledger_url),

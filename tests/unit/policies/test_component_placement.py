@@ -42,36 +42,36 @@ def placed(shares: AskedShares, replicas: tuple[ReplicaView, ...]) -> dict[str, 
     return {one.component: one.instance_ids for one in place_components(shares, replicas, ()).components}
 
 
-def test_controlnets_are_on_replicas_by_their_share_of_calls() -> None:
+def test_place_controlnets_by_share_of_calls() -> None:
     """Of four replicas: 60 % of the calls make three, 35 % two, and 4 % are not worth one."""
     shares = AskedShares().seen(demand(canny=61, depth=35, pose=4))
 
     assert placed(shares, controlnets((), (), (), ())) == {"canny": ("c0", "c1", "c2"), "depth": ("c0", "c3")}
 
 
-def test_who_holds_it_already_comes_first() -> None:
+def test_place_controlnets_on_holders_first() -> None:
     shares = AskedShares().seen(demand(canny=50, depth=50))
 
     assert placed(shares, controlnets(("depth",), ("canny",))) == {"canny": ("c1",), "depth": ("c0",)}
 
 
-def test_nobody_is_asked_to_hold_what_it_does_not_serve() -> None:
+def test_place_controlnets_only_where_served() -> None:
     shares = AskedShares().seen(demand(tile=10))
 
     assert placed(shares, controlnets((), ())) == {}
 
 
-def test_a_handful_of_calls_places_nothing() -> None:
+def test_place_components_of_few_calls_is_empty() -> None:
     assert placed(AskedShares().seen(demand(canny=2)), controlnets(())) == {}
 
 
-def test_a_look_without_any_call_changes_nothing() -> None:
+def test_shares_without_calls_stay() -> None:
     shares = AskedShares().seen(demand(canny=10))
 
     assert shares.seen((ModelDemand("m", 1.0),)) == shares
 
 
-def test_what_is_placed_stays_until_it_is_clearly_less_asked_for() -> None:
+def test_placed_component_stays_until_clearly_less_used() -> None:
     """A draw of 4 % leaves an average of 4.7 %: nothing new would be placed by it, and nothing leaves. 0.5 % do."""
     replicas = controlnets(())
     first = place_components(AskedShares().seen(demand(canny=95, depth=5)), replicas, ())
@@ -85,7 +85,7 @@ def test_what_is_placed_stays_until_it_is_clearly_less_asked_for() -> None:
     assert placed(gone, replicas).keys() == {"canny"}
 
 
-def test_a_count_of_replicas_does_not_follow_every_draw() -> None:
+def test_replica_count_does_not_follow_every_draw() -> None:
     replicas = controlnets((), (), (), ())
     shares = place_components(AskedShares().seen(demand(canny=52, depth=48)), replicas, ()).shares
     counts = []
@@ -97,7 +97,7 @@ def test_a_count_of_replicas_does_not_follow_every_draw() -> None:
     assert counts == [[3, 2]] * 4
 
 
-def test_popular_loras_are_loaded_ahead_by_the_workers_that_have_them() -> None:
+def test_prefetch_popular_loras_on_workers_that_have_them() -> None:
     workers = (
         replica("w1", ReplicaKind.UNET_WORKER, "lora-a", "lora-b", "lora-rare"),
         replica("w2", ReplicaKind.UNET_WORKER, "lora-b"),
@@ -110,7 +110,7 @@ def test_popular_loras_are_loaded_ahead_by_the_workers_that_have_them() -> None:
     assert [one.prefetch for one in found.assignments] == [("lora-a", "lora-b"), ("lora-b",), ()]
 
 
-def test_popular_loras_that_were_uploaded_are_loaded_ahead_by_the_workers_that_fetch_such() -> None:
+def test_prefetch_uploaded_loras_on_workers_that_fetch() -> None:
     own = replica("w1", ReplicaKind.UNET_WORKER, "lora-a")
     fetching = replace(own.replica, instance_id="w2", capabilities=frozenset({Capability.UPLOADED_LORA}))
     assignments = tuple(WorkerAssignment(name, "", "m", 1) for name in ("w1", "w2"))
@@ -121,7 +121,7 @@ def test_popular_loras_that_were_uploaded_are_loaded_ahead_by_the_workers_that_f
     assert [one.prefetch for one in found.assignments] == [("lora-a",), ("lora-a", "lora-ink")]
 
 
-def test_a_replica_is_told_what_is_placed_on_it() -> None:
+def test_placed_on_names_components_of_replica() -> None:
     components = (
         ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c0", "c1")),
         ComponentPlacement(ReplicaKind.CONTROLNET, "depth", ("c1",)),
@@ -132,38 +132,36 @@ def test_a_replica_is_told_what_is_placed_on_it() -> None:
     assert placed_on(components, ReplicaKind.CONTROLNET, "c2") == ()
 
 
-@pytest.mark.parametrize(
-    ("share", "before", "replica_count", "count"),
-    [
-        (0.05, 0, 4, 1),
-        (0.049, 0, 4, 0),
-        (0.025, 1, 4, 1),
-        (0.0249, 1, 4, 0),
-        (0.6, 0, 4, 3),
-        (1.0, 0, 4, 4),
-        # Within one of what would be exact, and a quarter.
-        (0.45, 3, 4, 3),
-        (0.43, 3, 4, 2),
-        (0.81, 3, 4, 3),
-        (0.82, 3, 4, 4),
-        (0.9, 5, 4, 4),
-        (1.0, 4, 4, 4),
-        (0.7, 4, 4, 4),
-        (0.68, 4, 4, 3),
-        (0.25, 1, 5, 2),
-        (0.25, 2, 3, 1),
-    ],
-)
-def test_a_share_of_the_calls_is_that_share_of_the_replicas_rounded_up(
-    share: float, before: int, replica_count: int, count: int
-) -> None:
-    calls = {(NET, "canny"): 1000 * share, (NET, "depth"): 1000 * (1.0 - share), (LORA, "lora"): 1e6}
-    shares = AskedShares(calls, {(NET, "canny"): before} if before else {})
-
-    assert shares.wanted((NET, "canny"), replica_count) == count
+WANTED: list[tuple[float, int, int, int]] = [
+    (0.05, 0, 4, 1),
+    (0.049, 0, 4, 0),
+    (0.025, 1, 4, 1),
+    (0.0249, 1, 4, 0),
+    (0.6, 0, 4, 3),
+    (1.0, 0, 4, 4),
+    # Within one of what would be exact, and a quarter.
+    (0.45, 3, 4, 3),
+    (0.43, 3, 4, 2),
+    (0.81, 3, 4, 3),
+    (0.82, 3, 4, 4),
+    (0.9, 5, 4, 4),
+    (1.0, 4, 4, 4),
+    (0.7, 4, 4, 4),
+    (0.68, 4, 4, 3),
+    (0.25, 1, 5, 2),
+    (0.25, 2, 3, 1),
+]
 
 
-def test_calls_are_averaged_with_three_tenths_for_the_newest_look_and_forgotten_at_last() -> None:
+def test_wanted_replicas_are_share_of_calls_rounded_up() -> None:
+    for share, before, replica_count, count in WANTED:
+        calls = {(NET, "canny"): 1000 * share, (NET, "depth"): 1000 * (1.0 - share), (LORA, "lora"): 1e6}
+        shares = AskedShares(calls, {(NET, "canny"): before} if before else {})
+
+        assert shares.wanted((NET, "canny"), replica_count) == count
+
+
+def test_shares_average_calls_and_forget_faint_ones() -> None:
     asked = (NET, "canny")
     once = AskedShares().seen(demand(canny=10))
     twice = once.seen(demand(depth=10))
@@ -176,15 +174,15 @@ def test_calls_are_averaged_with_three_tenths_for_the_newest_look_and_forgotten_
     assert set(faint.calls) == {(NET, "pose"), (NET, "depth")}
 
 
-@pytest.mark.parametrize(("calls", "share"), [(0.89, 0.0), (0.9, 1.0)])
-def test_three_calls_of_a_kind_tell_what_is_popular(calls: float, share: float) -> None:
-    shares = AskedShares({(NET, "canny"): calls, (LORA, "lora"): 5.0})
+def test_share_needs_three_calls_of_the_kind() -> None:
+    assert AskedShares({(NET, "canny"): 0.89}).share((NET, "canny")) == 0.0
+    shares = AskedShares({(NET, "canny"): 0.9, (LORA, "lora"): 5.0})
 
-    assert shares.share((NET, "canny")) == share
+    assert shares.share((NET, "canny")) == 1.0
     assert (shares.share((LORA, "lora")), shares.share((LORA, "other"))) == (1.0, 0.0)
 
 
-def test_a_worker_loads_the_eight_most_popular_loras_ahead_by_name() -> None:
+def test_prefetch_eight_most_popular_loras() -> None:
     names = [f"lora{number}" for number in range(10)]
     worker = replica("w1", ReplicaKind.UNET_WORKER, *names)
     shares = AskedShares().seen(demand(**{name: 100 + number for number, name in enumerate(names)}))
@@ -196,7 +194,7 @@ def test_a_worker_loads_the_eight_most_popular_loras_ahead_by_name() -> None:
     assert found.components == ()
 
 
-def test_what_was_placed_is_remembered_by_how_many_have_it() -> None:
+def test_placed_counts_are_remembered() -> None:
     shares = AskedShares().seen(demand(canny=75, depth=25))
 
     found = place_components(shares, controlnets((), (), (), ()), ())

@@ -33,7 +33,7 @@ def take_in(held: ResidentSet, wanted: Loadable, in_use: frozenset[str] = frozen
 
 
 @given(calls=st.lists(LOADABLES, max_size=40), in_use=st.frozensets(st.sampled_from("abcdefgh"), max_size=3))
-def test_memory_is_never_exceeded_and_what_is_in_use_stays(calls: list[Loadable], in_use: frozenset[str]) -> None:
+def test_resident_set_keeps_memory_bound_and_used_ones(calls: list[Loadable], in_use: frozenset[str]) -> None:
     held = ResidentSet(100)
     sizes: dict[str, Loadable] = {}
     for call in calls:
@@ -48,7 +48,7 @@ def test_memory_is_never_exceeded_and_what_is_in_use_stays(calls: list[Loadable]
 
 
 @given(calls=st.lists(LOADABLES, min_size=1, max_size=30))
-def test_no_more_leaves_than_has_to(calls: list[Loadable]) -> None:
+def test_leaving_for_is_no_more_than_needed(calls: list[Loadable]) -> None:
     held = ResidentSet(100)
     sizes: dict[str, Loadable] = {}
     for call in calls[:-1]:
@@ -66,34 +66,43 @@ def test_no_more_leaves_than_has_to(calls: list[Loadable]) -> None:
     assert all(room - sizes[name].memory_bytes < 0 for name in leaving)
 
 
-def test_what_fits_costs_nobody_a_place() -> None:
-    held = ResidentSet(20)
-
-    take_in(held, component("a"))
-
-    assert held.leaving_for(component("b"), frozenset()) == ()
-
-
-def test_the_more_used_stays() -> None:
-    held = ResidentSet(20)
-    for name in "aab":
-        take_in(held, component(name))
-
-    assert held.leaving_for(component("c"), frozenset()) == ("b",)
-
-
-def test_every_use_is_worth_a_load() -> None:
-    """Three of a second against one of two and a half, and of three and a half."""
-    for load_s, leaves in ((2.5, "b"), (3.5, "a")):
-        held = ResidentSet(20)
-        for _ in range(3):
-            take_in(held, component("a"))
-        take_in(held, component("b", load_s=load_s))
-
-        assert held.leaving_for(component("c"), frozenset()) == (leaves,)
+CHEAP, DEAR = component("cheap", load_s=0.1), component("dear", load_s=5.0)
+LARGE, SMALL = component("large", memory_bytes=30), component("small", memory_bytes=10)
+# Of each: the memory, the uses before, what is in use, and what leaves for another component of 10 bytes.
+LEAVING: dict[str, tuple[int, list[Loadable], str, tuple[str, ...] | None]] = {
+    "there is room": (20, [component("a")], "", ()),
+    "the less used": (20, [component(name) for name in "aab"], "", ("b",)),
+    "three loads of a second before one of two and a half": (
+        20,
+        [*[component("a")] * 3, component("b", load_s=2.5)],
+        "",
+        ("b",),
+    ),
+    "three loads of a second after one of three and a half": (
+        20,
+        [*[component("a")] * 3, component("b", load_s=3.5)],
+        "",
+        ("a",),
+    ),
+    "the cheaper to load": (20, [CHEAP, DEAR], "", ("cheap",)),
+    "the larger": (40, [LARGE, SMALL], "", ("large",)),
+    "larger than the device": (5, [], "", None),
+    "all are in use": (10, [component("a")], "a", None),
+}
 
 
-def test_one_that_is_held_and_was_never_used_is_worth_one_use() -> None:
+def test_leaving_for_another_component() -> None:
+    leaving = {}
+    for name, (memory_bytes, used, in_use, _) in LEAVING.items():
+        held = ResidentSet(memory_bytes)
+        for each in used:
+            take_in(held, each)
+        leaving[name] = held.leaving_for(component("c"), frozenset(in_use))
+
+    assert leaving == {name: expected for name, (*_, expected) in LEAVING.items()}
+
+
+def test_held_component_without_use_counts_as_used_once() -> None:
     held = ResidentSet(30)
     held.add(component("a"))
     take_in(held, component("b"))
@@ -102,7 +111,7 @@ def test_one_that_is_held_and_was_never_used_is_worth_one_use() -> None:
     assert held.names == ("a", "b", "d")
 
 
-def test_what_comes_back_has_the_uses_that_it_had_and_what_left_is_the_least_worth() -> None:
+def test_component_that_returns_keeps_its_uses() -> None:
     held = ResidentSet(10)
     for _ in range(2):
         take_in(held, component("a"))
@@ -116,23 +125,7 @@ def test_what_comes_back_has_the_uses_that_it_had_and_what_left_is_the_least_wor
         held.remove("b")
 
 
-def test_the_dearer_to_load_stays() -> None:
-    held = ResidentSet(20)
-    take_in(held, component("cheap", load_s=0.1))
-    take_in(held, component("dear", load_s=5.0))
-
-    assert held.leaving_for(component("c"), frozenset()) == ("cheap",)
-
-
-def test_the_smaller_stays_where_all_else_is_equal() -> None:
-    held = ResidentSet(40)
-    take_in(held, component("large", memory_bytes=30))
-    take_in(held, component("small", memory_bytes=10))
-
-    assert held.leaving_for(component("c"), frozenset()) == ("large",)
-
-
-def test_what_was_popular_once_leaves_at_last() -> None:
+def test_component_popular_once_leaves_at_last() -> None:
     held = ResidentSet(20)
     for _ in range(5):
         take_in(held, component("old"))
@@ -142,18 +135,7 @@ def test_what_was_popular_once_leaves_at_last() -> None:
     assert "old" not in held.names
 
 
-def test_one_larger_than_the_device_never_fits() -> None:
-    assert ResidentSet(5).leaving_for(component("a"), frozenset()) is None
-
-
-def test_none_leaves_while_all_are_in_use() -> None:
-    held = ResidentSet(10)
-    take_in(held, component("a"))
-
-    assert held.leaving_for(component("b"), frozenset("a")) is None
-
-
-def test_nothing_is_held_beyond_the_budget() -> None:
+def test_add_beyond_memory_is_an_error() -> None:
     held = ResidentSet(15)
     held.add(component("a"))
 
@@ -161,7 +143,7 @@ def test_nothing_is_held_beyond_the_budget() -> None:
         held.add(component("b"))
 
 
-def test_few_places_serve_almost_all_of_skewed_calls() -> None:
+def test_few_places_serve_skewed_calls() -> None:
     """Katz, section 3.1: of 47 to 94 ControlNets the top 5 to 8 serve 95 to 98 % of the calls."""
     names = [f"n{index}" for index in range(60)]
     weights = [1 / (index + 1) ** 2.5 for index in range(60)]
