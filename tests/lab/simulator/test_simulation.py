@@ -152,29 +152,20 @@ def test_what_a_lost_worker_held_is_painted_by_another() -> None:
     assert sorted(round(record.latency_s, 6) for record in records) == [1.1, 1.9]
 
 
-def test_a_worker_that_comes_back_works_again() -> None:
-    scenario = one_model({1: 1.0}, outages=(Outage("w0-0", 0.5, 4.0, noticed_s=0.25),))
+@pytest.mark.parametrize(
+    ("outages", "latency_s"),
+    [
+        pytest.param([(0.5, 4.0)], 5.5, id="one"),
+        pytest.param([(0.5, 4.0), (1.0, 9.0)], 11.0, id="the-last-one-ends-later"),
+        pytest.param([(0.5, 7.5), (1.0, 2.0)], 9.0, id="one-within-another"),
+    ],
+)
+def test_worker_is_back_when_its_outages_have_ended(outages: list[tuple[float, float]], latency_s: float) -> None:
+    lost = tuple(Outage("w0-0", at_s, for_s, noticed_s=0.25) for at_s, for_s in outages)
 
-    (record,) = run(scenario, arrivals([0.0]))
+    (record,) = run(one_model({1: 1.0}, outages=lost), arrivals([0.0]))
 
-    assert record.latency_s == pytest.approx(5.5)
-
-
-def test_a_worker_is_back_when_the_last_of_its_outages_ends() -> None:
-    outages = (Outage("w0-0", 0.5, 4.0, noticed_s=0.25), Outage("w0-0", 1.0, 9.0, noticed_s=0.25))
-
-    (record,) = run(one_model({1: 1.0}, outages=outages), arrivals([0.0]))
-
-    assert record.latency_s == pytest.approx(11.0)
-
-
-def test_an_outage_within_another_one_costs_nothing_more() -> None:
-    """The worker is back at 8, and paints until 9; the shorter outage ended at 3."""
-    outages = (Outage("w0-0", 0.5, 7.5, noticed_s=0.25), Outage("w0-0", 1.0, 2.0, noticed_s=0.25))
-
-    (record,) = run(one_model({1: 1.0}, outages=outages), arrivals([0.0]))
-
-    assert record.latency_s == pytest.approx(9.0)
+    assert record.latency_s == pytest.approx(latency_s)
 
 
 def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() -> None:
