@@ -10,8 +10,8 @@ from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, Star
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
-from pentimento.policies.plan.demand import averaged_demand, demand_of, observed_bend
-from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start
+from pentimento.policies.plan.demand import averaged_demand, demand_of
+from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start, threshold_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
@@ -75,7 +75,9 @@ class CascadePolicy:
         curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
         # Observations of one curve say nothing about a curve that was registered later.
         bends = tuple(
-            observed_bend(context, curve, demand_of(context, model), bend) if curve == known else 1.0
+            curve.follow(bend, threshold_of(context.last.plan, model), demand_of(context, model).deferred_share)
+            if curve == known
+            else 1.0
             for model, curve, known, bend in zip(models[:-1], curves, before.curves, before.bends, strict=True)
         )
         return CascadeMemory(demand, context.now_s, curves, bends)

@@ -5,18 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, Plan, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
-from pentimento.policies.plan.settings import DeferralCurve
 
 # A window shorter than this would turn a single arrival into a burst.
 MIN_WINDOW_S = 0.05
-# How fast the profiled curve follows what is observed, where that tells most, and how far.
-_CURVE_WEIGHT = 0.2
-_LEAST_BEND, _MOST_BEND = 0.2, 5.0
 _SETTLED_COUNT = 40.0
 _SLOWEST_S = 120.0
 # Requests that an average of shares is of.
@@ -148,23 +143,6 @@ def smoothed(newest: float, before: float, weight: float) -> float:
     """Return the exponentially weighted moving average after `newest`, which counts `weight`; all of it where nothing
     is known (0)."""
     return before + weight * (newest - before) if before > 0.0 else newest
-
-
-def observed_bend(context: PlanInput, deferral: DeferralCurve, scored: ModelDemand, before: float) -> float:
-    """Return the exponent of f(t), updated online: the one that the share asks for which was sent on from that model at
-    the last threshold, averaged with what it was before."""
-    threshold = threshold_of(context.last.plan, scored.model)
-    seen = deferral.bend_towards(threshold, scored.deferred_share)
-    if seen is None:
-        return before
-    return smoothed(min(max(seen, _LEAST_BEND), _MOST_BEND), before, _CURVE_WEIGHT * deferral.tells(threshold))
-
-
-def threshold_of(plan: Plan, pool: str, start: str = NOISE) -> float:
-    """Return the confidence that images of the pool must exceed; 0 where they are not scored."""
-    stages = (stage for cascade in plan.cascades for stage in cascade.stages if stage.pool == pool)
-    found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
-    return next(found, 0.0)
 
 
 def settled_weight(weight: float, rate: float) -> float:

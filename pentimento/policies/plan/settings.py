@@ -10,6 +10,9 @@ from pentimento.domain.models import Handover
 
 THRESHOLD_COUNT = 201
 
+# The share of the way to an observed exponent in one planning round, where the observation tells most; and its bounds.
+_FOLLOWED_SHARE = 0.2
+_LEAST_BEND, _MOST_BEND = 0.2, 5.0
 # Of s ln(s)^2 / (1 - s), at s = 0.203.
 _LARGEST_INFORMATION = 0.64762
 
@@ -79,6 +82,17 @@ class DeferralCurve:
         if not 0.0 < share < 1.0:
             return 0.0
         return share * math.log(share) ** 2 / (1.0 - share) / _LARGEST_INFORMATION
+
+    def follow(self, before: float, threshold: float, observed_share: float, certainty: float = 1.0) -> float:
+        """Return the exponent `before`, moved towards the one of the share observed at `threshold`, within bounds.
+
+        The step is larger where the observation tells more; `certainty` (0..1) reduces it.
+        """
+        seen = self.bend_towards(threshold, observed_share)
+        if seen is None:
+            return before
+        weight = _FOLLOWED_SHARE * self.tells(threshold) * certainty
+        return before + weight * (min(max(seen, _LEAST_BEND), _MOST_BEND) - before)
 
 
 def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab.planners.ablations import AimdMemory, StaticCascade, ablated
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.plan.demand import threshold_of
+from pentimento.policies.plan.entry import threshold_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import context, counts, decide, profiles, repeat

@@ -13,10 +13,11 @@ from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, scaled_start_st
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 
-# Weight of the newest second in the trend, at most a share of that in the level; of a planning round in the curve.
+# Weight of the newest second in the trend, at most a share of that in the level.
 _TREND_WEIGHT = 0.05
 _TREND_SHARE = 0.2
-_CURVE_WEIGHT = 0.2
+# Scored requests by which the deferral curve is followed in full.
+_SURE_COUNT = 20.0
 # That many requests since the last planning round give the rate without those before.
 _TOLD_COUNT = 20.0
 # The most that a forecast is, as a multiple of the level.
@@ -172,8 +173,4 @@ def _bend(context: PlanInput, settings: ServingSettings, before: float) -> float
     edges = [(number + 1) / len(counts) for number in range(len(counts) - 1)]
     edge = max(edges, key=settings.deferral.tells)
     below = sum(counts[: edges.index(edge) + 1]) / scored
-    seen = settings.deferral.bend_towards(edge, below)
-    if seen is None:
-        return before
-    weight = _CURVE_WEIGHT * settings.deferral.tells(edge) * min(1.0, scored / 20.0)
-    return before + weight * (min(max(seen, 0.2), 5.0) - before)
+    return settings.deferral.follow(before, edge, below, min(1.0, scored / _SURE_COUNT))

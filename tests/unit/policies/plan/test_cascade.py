@@ -8,7 +8,7 @@ import pytest
 from pentimento.domain.fleet import StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy
-from pentimento.policies.plan.demand import threshold_of
+from pentimento.policies.plan.entry import threshold_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker

@@ -19,8 +19,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.cascade_problem import CascadeSolution, grid
-from pentimento.policies.plan.demand import threshold_of
-from pentimento.policies.plan.entry import every_start
+from pentimento.policies.plan.entry import every_start, threshold_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
