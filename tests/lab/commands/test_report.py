@@ -1,4 +1,4 @@
-"""Reports that could not be written are refused before the load is played, not after it."""
+"""Test that reports that could not be written are rejected before the load is played."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def test_the_first_none_of_a_workload_are_no_load(count: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["load", "trace-study"])
-def test_a_seed_that_nothing_can_be_drawn_with_is_refused_by_name(command: str) -> None:
+def test_negative_seed_is_wrong_usage(command: str) -> None:
     log = [__file__] if command == "trace-study" else []
 
     done = CliRunner().invoke(cli, ["bench", command, *log, "--seed", "-1"])

@@ -1,4 +1,4 @@
-"""`pentimento bench trace-study` on files: what it writes, and what it refuses before it computes."""
+"""Test `pentimento bench trace-study` on files: its reports, and the errors before it computes."""
 
 import json
 import sys
@@ -62,7 +62,7 @@ def test_a_study_for_a_program_is_one_line(log, tmp_path):
         (["--embeddings", "log.npy", "--warm-up", "99"], "warm-up"),
     ],
 )
-def test_what_is_wrong_is_named(log, tmp_path, monkeypatch, arguments, field):
+def test_wrong_field_is_named(log, tmp_path, monkeypatch, arguments, field):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(InvalidArgument) as refusal:
@@ -78,7 +78,7 @@ def test_embeddings_of_another_log_are_refused(log, tmp_path):
         run(log, "--embeddings", tmp_path / "other.npy")
 
 
-def test_a_png_without_matplotlib_is_told_before_anything_is_computed(log, tmp_path, monkeypatch):
+def test_png_without_matplotlib_is_rejected_first(log, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(FailedPrecondition, match="needs matplotlib"):
@@ -96,7 +96,7 @@ def test_a_png_without_matplotlib_is_told_before_anything_is_computed(log, tmp_p
         ),
     ],
 )
-def test_trace_study_with_options_that_exclude_each_other_is_wrong_usage(arguments: list[str], words: str) -> None:
+def test_trace_study_with_excluding_options_is_wrong_usage(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(bench, ["trace-study", __file__, *arguments])
 
     assert (done.exit_code, f"Error: {words}\n" in done.output) == (2, True)

@@ -1,4 +1,4 @@
-"""An emulated worker and discriminator over Unix sockets, in this process: real servers, channels, stores, clients."""
+"""Serve an emulated worker and discriminator over Unix sockets in this process: real servers, channels and stores."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator

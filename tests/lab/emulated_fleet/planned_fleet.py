@@ -1,5 +1,5 @@
-"""A controller that plays a policy, four emulated devices, a discriminator and a frontdoor: real servers over Unix
-sockets, in this process, so that a test sees what the policy was asked."""
+"""Run a controller with a policy, four emulated devices, a discriminator and a frontdoor: real servers over Unix
+sockets, in this process, so that a test sees the policy's inputs."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The emulated discriminator over its real RPC: it knows what emulated pictures say of themselves, and nothing else."""
+"""Test the emulated discriminator over its real RPC: it reads the labels of emulated images."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def image(confidence: float, request_id: str = "r") -> pb.ImageToScore:
     return pb.ImageToScore(request_id=request_id, fencing_token=7, image=png)
 
 
-async def test_it_answers_with_the_confidence_that_the_picture_carries(stub: DiscriminatorServiceStub) -> None:
+async def test_emulated_score_is_the_images_confidence(stub: DiscriminatorServiceStub) -> None:
     answer = await stub.Score(pb.ScoreRequest(cascade="c", images=[image(0.25, "a"), image(0.75, "b")]))
 
     found = [(score.request_id, score.fencing_token, score.confidence) for score in answer.scores]
@@ -55,7 +55,7 @@ async def test_it_answers_with_the_confidence_that_the_picture_carries(stub: Dis
         ([pb.ImageToScore(image=b"")], r"images\[0\]\.image: must be 1 to"),
     ],
 )
-async def test_what_it_cannot_score_is_named(
+async def test_unscorable_image_is_named(
     images: list[pb.ImageToScore], message: str, stub: DiscriminatorServiceStub
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:

@@ -1,4 +1,4 @@
-"""A worker stores only under a grant that the gateway signed for this very attempt."""
+"""Test that a worker stores only under a grant that the gateway signed for this attempt."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -54,9 +54,7 @@ def assert_nothing_stored(result: AttemptResult, why: str, directory: Path) -> N
     assert [path for path in (directory / "objects" / "objects").rglob("*") if path.is_file()] == []
 
 
-async def test_what_the_gateway_signed_for_the_attempt_is_stored(
-    guarded: Emulated, directory: Path, key_file: Path
-) -> None:
+async def test_signed_grant_is_stored_under(guarded: Emulated, directory: Path, key_file: Path) -> None:
     by = attempt()
     grant = await granted(guarded, by, directory, "--grant-key-file", str(key_file))
 
@@ -92,7 +90,7 @@ async def test_a_grant_that_ran_out_is_not_stored_under(guarded: Emulated, direc
     assert_nothing_stored(result, "has expired", directory)
 
 
-async def test_a_grant_of_a_gateway_without_a_key_is_not_stored_under(guarded: Emulated, directory: Path) -> None:
+async def test_unsigned_grant_is_not_stored_under(guarded: Emulated, directory: Path) -> None:
     by = attempt()
     grant = await granted(guarded, by, directory)
 

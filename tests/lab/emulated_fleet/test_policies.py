@@ -1,4 +1,4 @@
-"""Serving policies played live on emulated devices: plans that change under load, and what becomes of the requests."""
+"""Test serving policies live on emulated devices: plans that change under load, and the ends of requests."""
 
 import asyncio
 from collections import Counter
@@ -65,7 +65,7 @@ async def settled(fleet: PlannedFleet) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_load_that_needs_it_changes_what_workers_hold_and_every_request_ends_once(directory: Path) -> None:
+async def test_load_changes_assignments_and_requests_end_once(directory: Path) -> None:
     async with planned_fleet(directory, "diffserve", slowness=SLOWNESS) as fleet:
         await begun(fleet, "diffserve")
         before = Counter(fleet.held().values())
@@ -91,7 +91,7 @@ def light_counts(fleet: PlannedFleet) -> list[int]:
     return [sum(one.model == "light" for one in decision.plan.assignments) for _, decision in fleet.settings.asked]
 
 
-async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_what_was_reported(directory: Path) -> None:
+async def test_controller_plans_equal_the_pure_policys(directory: Path) -> None:
     async with planned_fleet(directory, "diffserve", slowness=SLOWNESS) as fleet:
         await begun(fleet, "diffserve")
         await loaded(fleet.suite, 45, RATE)
@@ -117,7 +117,7 @@ def planned(plan: Plan) -> tuple[object, ...]:
     return plan.assignments, plan.pools, plan.admission_rate
 
 
-async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
+async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
     """More than the heavy model can paint: the light one stands in, without a score (ADR 0008). How many
     come a second is the machine's, not the test's: a busy one sends them later than their times."""
     async with planned_fleet(directory, "joint", slowness=SLOWNESS) as fleet:
@@ -141,7 +141,7 @@ def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
     ]
 
 
-async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_them(directory: Path) -> None:
+async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
     """Half as many again as the heavy model can paint with all of its steps; a busy machine sends as many, too."""
     options = {"slowness": SLOWNESS, "policy_options": ("expected_per_s=15",)}
     async with planned_fleet(directory, "joint", thins=True, **options) as fleet:

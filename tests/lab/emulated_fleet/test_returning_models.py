@@ -1,4 +1,4 @@
-"""A fleet that has lost every worker and gets one of them back: the controller's plans, followed by the frontdoor."""
+"""Test a fleet that lost every worker and gets one back: the frontdoor follows the controller's plans."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -37,9 +37,7 @@ def worker_of(folder: Path, name: str, model: str) -> EmulatedWorkerSettings:
 
 
 @pytest.mark.parametrize("policy", ["diffserve", "joint"])
-async def test_who_came_while_no_worker_was_there_is_painted_by_the_one_model_that_is_back(
-    directory: Path, policy: str
-) -> None:
+async def test_request_without_workers_waits_for_a_returning_model(directory: Path, policy: str) -> None:
     (directory / "fleet.toml").write_text(FLEET + "".join(KINDS.format(model) for model in ("light", "heavy")))
     settings = ControllerSettings(
         RpcServerSettings(listen=(f"unix:{directory / 'c'}",)),

@@ -1,4 +1,4 @@
-"""An emulated worker over its real RPC: what it answers, stores, refuses, and how it changes its model."""
+"""Test an emulated worker over its real RPC: answers, stored objects, errors and switches of its model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ async def credits_of(worker: Emulated) -> WorkerCredits:
     return await anext(worker.client.watch_credits("frontdoor", 1))
 
 
-async def test_it_says_that_it_is_emulated(worker: Emulated) -> None:
+async def test_emulated_worker_declares_itself_emulated(worker: Emulated) -> None:
     credits = await credits_of(worker)
 
     assert Capability.EMULATED in credits.capabilities
@@ -61,7 +61,7 @@ async def test_it_says_that_it_is_emulated(worker: Emulated) -> None:
     assert (credits.held.model, credits.held.family, credits.credit_count) == ("heavy", "emulated", 2)
 
 
-async def test_a_request_hears_what_it_would_hear_of_a_real_worker(worker: Emulated) -> None:
+async def test_emulated_attempt_has_the_events_of_a_real_one(worker: Emulated) -> None:
     events = [event async for event in execute(worker)]
 
     assert isinstance(events[0], Started)
@@ -74,7 +74,7 @@ async def test_a_request_hears_what_it_would_hear_of_a_real_worker(worker: Emula
     assert any(note.startswith("emulated: ") for note in result.notes)
 
 
-async def test_its_picture_carries_a_confidence_and_a_quality(worker: Emulated) -> None:
+async def test_emulated_image_has_confidence_and_quality(worker: Emulated) -> None:
     label = label_of((await result_of(execute(worker))).image)
 
     assert label is not None
@@ -88,7 +88,7 @@ async def test_its_steps_take_device_time_as_profiled(worker: Emulated) -> None:
     assert result.device_seconds == pytest.approx(0.01)
 
 
-async def test_it_takes_the_loras_that_its_fleet_names_and_keeps_them(adapted_worker: Emulated) -> None:
+async def test_loras_of_the_fleet_are_loaded_and_kept(adapted_worker: Emulated) -> None:
     known = {adapter.name: adapter for adapter in (await credits_of(adapted_worker)).known_adapters or ()}
     neon = LoraSelection("neon", 0.5, known["neon"].digest)
 
@@ -101,7 +101,7 @@ async def test_it_takes_the_loras_that_its_fleet_names_and_keeps_them(adapted_wo
         await result_of(execute(adapted_worker, "r2", spec=replace(SPEC, loras=(replace(neon, digest="sha256:0"),))))
 
 
-async def test_it_loads_the_loras_ahead_that_its_plan_names_and_each_of_them_once(adapted_worker: Emulated) -> None:
+async def test_planned_loras_are_prefetched_once(adapted_worker: Emulated) -> None:
     process, backend = adapted_worker.process, adapted_worker.backend
     wanted = WorkerAssignment(process.server.instance_id, "", "heavy", 1, prefetch=("mosaic", "nobody"))
 
@@ -124,7 +124,7 @@ async def test_worker_plan_moves_models_as_it_says(worker: Emulated, moves_model
     assert backend.target_model == held
 
 
-async def test_it_tells_its_loras_where_it_registers(adapted_worker: Emulated) -> None:
+async def test_registration_names_loras(adapted_worker: Emulated) -> None:
     assert await adapted_worker.client.prefetch(["mosaic"]) == ("heavy", "mosaic")
 
     process, backend = adapted_worker.process, adapted_worker.backend
@@ -142,7 +142,7 @@ async def test_a_step_with_a_controlnet_waits_for_its_residuals(adapted_worker: 
     assert result.device_seconds == pytest.approx(0.01 + 10 * 0.001)
 
 
-async def test_what_it_captures_can_be_started_from(worker: Emulated) -> None:
+async def test_captured_latent_can_be_resumed(worker: Emulated) -> None:
     first = await result_of(execute(worker, "first", cache_grant=GRANT))
     latent = next(latent for latent in first.captured.latents if latent.resume_step == 5)
 
@@ -162,7 +162,7 @@ async def test_its_image_can_be_started_from(worker: Emulated) -> None:
     assert (refined.steps_run, refined.steps_saved) == (7, 3)
 
 
-async def test_a_donor_that_is_gone_costs_the_saving_and_is_named(worker: Emulated) -> None:
+async def test_missing_donor_is_named_and_saves_nothing(worker: Emulated) -> None:
     gone = ObjectReference("latents/none", "sha256:" + "0" * 64, 100)
 
     result = await result_of(execute(worker, start=FromLatent(gone, 5, 10, 0.5, DONOR)))
@@ -182,7 +182,7 @@ async def test_a_donor_that_is_gone_costs_the_saving_and_is_named(worker: Emulat
         ({"image_format": "jpeg"}, InvalidArgument),
     ],
 )
-async def test_what_it_cannot_emulate_is_refused(
+async def test_unsupported_request_is_rejected(
     options: dict[str, Any], error: type[Exception], worker: Emulated
 ) -> None:
     with pytest.raises(error):
@@ -225,7 +225,7 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
     assert (await result_of(execute(worker, "next", spec=spec))).model_digest == worker.held.model_digest
 
 
-async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worker: Emulated) -> None:
+async def test_withdrawn_switch_changes_nothing(worker: Emulated) -> None:
     feed = worker.client.watch_credits("frontdoor", 1)
     async with asyncio.timeout(120):
         with held_steps():
@@ -242,7 +242,7 @@ async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worke
         await slow
 
 
-async def test_it_says_what_its_models_cost_on_its_device(fleet_file: Path) -> None:
+async def test_model_cost_scales_with_the_device(fleet_file: Path) -> None:
     fleet = read_fleet(fleet_file)
     slow = replace(fleet.devices[0], speed=0.5)
 

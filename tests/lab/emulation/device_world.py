@@ -1,4 +1,4 @@
-"""An emulated device with a clock of its own, and pictures for it."""
+"""Simulate an emulated device with a clock of its own, and images for it."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""LoRAs and ControlNets of an emulated device, in virtual time."""
+"""Test LoRAs and ControlNets of an emulated device, in virtual time."""
 
 from collections.abc import Sequence
 from random import Random
@@ -36,14 +36,14 @@ def test_the_one_used_longest_ago_goes_first() -> None:
     assert (kept.resident, kept.loaded_count) == (("a", "b"), 4)
 
 
-def test_what_is_on_its_way_is_waited_for_and_not_loaded_twice() -> None:
+def test_take_waits_for_a_load_under_way() -> None:
     kept = device_adapters()
 
     assert (kept.take(["a"], 0.0), kept.take(["a", "b"], 1.0), kept.take(["a"], 2.5)) == (3.0, 3.0, 0.5)
     assert kept.loaded_count == 2
 
 
-def test_weights_change_where_all_want_one_set_and_go_back_where_they_differ() -> None:
+def test_settle_patches_weights_for_a_common_set() -> None:
     kept = device_adapters(patch=steady(0.5))
     neon, mosaic = NEON.loras, MOSAIC.loras
 
@@ -52,7 +52,7 @@ def test_weights_change_where_all_want_one_set_and_go_back_where_they_differ() -
     assert changes == [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.0]
 
 
-def test_a_device_that_starts_anew_keeps_nothing() -> None:
+def test_forget_drops_all_adapters() -> None:
     kept = device_adapters(patch=steady(0.5))
     kept.take(["a"], 0.0)
     kept.settle([NEON.loras])
@@ -62,12 +62,12 @@ def test_a_device_that_starts_anew_keeps_nothing() -> None:
     assert (kept.resident, kept.settle([()]), kept.take(["a"], 0.0)) == ((), 0.0, 3.0)
 
 
-def test_a_picture_waits_for_its_lora_and_its_patch() -> None:
+def test_image_waits_for_its_lora_and_patch() -> None:
     assert ended_at([PLAIN]) == pytest.approx([10.0])
     assert ended_at([NEON]) == pytest.approx([13.5])
 
 
-def test_steps_that_may_run_without_a_lora_hide_its_load() -> None:
+def test_steps_without_a_lora_hide_its_load() -> None:
     late = AdapterCosts(2, load=steady(3.0), latest_start_fraction=0.2)
 
     assert ended_at([NEON], late) == pytest.approx([11.0])
@@ -77,12 +77,12 @@ def test_each_step_with_a_controlnet_waits_for_its_residuals() -> None:
     assert ended_at([EDGES]) == pytest.approx([12.5])
 
 
-def test_who_waits_for_a_lora_holds_up_nobody() -> None:
+def test_image_waiting_for_a_lora_delays_no_other() -> None:
     """It joins after three seconds; then the two have different sets, beside the weights."""
     assert ended_at([PLAIN, NEON]) == pytest.approx([10.0, 13.5])
 
 
-def test_a_device_that_drops_late_pictures_waits_for_one_whose_lora_is_loaded() -> None:
+def test_dropping_device_waits_for_a_lora_load() -> None:
     world = World(costs(1.0), adapter_costs=COSTS, steps=False, drop_after=100.0)
     before, picture = world.submit(1), world.submit(1, adapters=NEON)
 
@@ -91,7 +91,7 @@ def test_a_device_that_drops_late_pictures_waits_for_one_whose_lora_is_loaded() 
     assert (before.finished_at, picture.finished_at) == (1.0, 4.5)
 
 
-def test_one_that_is_stopped_while_its_lora_is_loaded_never_begins() -> None:
+def test_image_stopped_during_lora_load_never_begins() -> None:
     world = World(costs(1.0), adapter_costs=COSTS)
     picture = world.submit(10, adapters=NEON)
 

@@ -1,4 +1,4 @@
-"""Steps of an emulated attempt that is asked to take fewer."""
+"""Test the steps of an emulated attempt that is thinned."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_an_attempt_takes_all_steps_from_its_first_on() -> None:
     assert not steps.is_thinned_at(9)
 
 
-def test_one_that_was_thinned_from_its_start_leaves_its_steps_out() -> None:
+def test_attempt_thinned_from_start_leaves_out_its_steps() -> None:
     steps = AttemptSteps(0, 10, (6, 8))
 
     assert (steps.taken_count, steps.reached(2), steps.reached(1)) == (8, 6, 8)
@@ -23,9 +23,7 @@ def test_one_that_was_thinned_from_its_start_leaves_its_steps_out() -> None:
     ("left", "asked", "heeded"),
     [(7, (6, 8), True), (4, (6, 8), True), (3, (6, 8), False), (7, (), False)],
 )
-def test_what_is_asked_is_heeded_until_the_first_of_its_steps_was_passed(
-    left: int, asked: tuple[int, ...], heeded: bool
-) -> None:
+def test_thin_applies_until_its_first_step_passed(left: int, asked: tuple[int, ...], heeded: bool) -> None:
     """Four left of ten: step 6 comes next. Three left: it was taken."""
     steps = AttemptSteps(0, 10)
     steps.thin(asked)
@@ -43,7 +41,7 @@ def test_an_attempt_is_thinned_once() -> None:
     assert (steps.left_after(left), steps.thinned_steps) == (6, (6, 8))
 
 
-def test_what_was_asked_too_late_is_forgotten() -> None:
+def test_late_thin_is_forgotten() -> None:
     steps = AttemptSteps(0, 10)
     steps.thin((6, 8))
     steps.left_after(3)

@@ -1,4 +1,4 @@
-"""What emulated devices answer with: the same for the same prompt and seed, recorded where something was."""
+"""Test images of emulated devices: the same for one prompt and seed, recorded ones if there are any."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ DEVICES = EmulatedDevices("small", 1, ("light",), speed=2.0)
 FLEET = EmulatedFleet(Path("fleet.toml"), (MODEL,), (DEVICES,), deferral=DEFERRAL)
 
 
-def test_the_same_request_gives_the_same_picture_and_another_another() -> None:
+def test_images_repeat_by_request() -> None:
     one, same, other = (EmulatedImages(FLEET, MODEL).of("a red circle", seed, 0) for seed in (1, 1, 2))
 
     assert one == same
@@ -42,7 +42,7 @@ def test_confidences_follow_the_deferral_curve() -> None:
     assert 0.0 <= min(confidences) <= max(confidences) <= 1.0
 
 
-def test_qualities_have_the_mean_of_their_model_and_the_more_confident_are_better() -> None:
+def test_qualities_have_their_mean_and_rise_with_confidence() -> None:
     pictures = EmulatedImages(FLEET, MODEL)
 
     labels = sorted((pictures.of("x", seed, 0).label for seed in range(2000)), key=lambda label: label.confidence)
@@ -52,7 +52,7 @@ def test_qualities_have_the_mean_of_their_model_and_the_more_confident_are_bette
     assert qualities == sorted(qualities)
 
 
-def test_a_start_from_the_cache_keeps_a_share_of_the_quality() -> None:
+def test_cached_start_keeps_a_share_of_quality() -> None:
     pictures = EmulatedImages(FLEET, MODEL)
 
     scratch, reused = (pictures.of("x", 1, step).label for step in (0, 10))
@@ -75,19 +75,19 @@ def test_a_faster_device_takes_less_time_for_everything() -> None:
     assert (costs.prepare.mean_s, costs.finish.mean_s) == (pytest.approx(0.005), pytest.approx(0.025))
 
 
-def test_decoding_has_its_share_of_the_device_and_encoding_none() -> None:
+def test_decoding_has_its_share_of_the_device() -> None:
     assert decoding_share(MODEL) == pytest.approx(0.4)
     assert decoding_share(replace(MODEL, profile=replace(PROFILE, sizes=()))) == 0.0
 
 
-def test_a_picture_that_was_not_profiled_is_refused_by_its_size() -> None:
+def test_size_without_profile_is_rejected() -> None:
     spec = GenerationSpec("x", "", "light", 128, 64, 50, 3.0, Scheduler.DDIM, 1)
 
     with pytest.raises(InvalidArgument, match=r"spec\.width_px: must be a size that was profiled \(64x64\)"):
         check_profiled(costs_on(MODEL, DEVICES), spec)
 
 
-def test_an_emulated_model_is_never_taken_for_the_real_one() -> None:
+def test_emulated_model_has_a_digest_of_its_own() -> None:
     held = emulated_held_model(MODEL, 1)
 
     assert held.model_digest != PROFILE.model_digest

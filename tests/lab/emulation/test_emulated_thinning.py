@@ -1,4 +1,4 @@
-"""An emulated attempt that is asked to leave out steps while it runs."""
+"""Test an emulated attempt that is thinned while it runs."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def play(bridge: JobBridge, left: int) -> None:
 
 
 @pytest.mark.parametrize("asked_after", [0, 2, 4])
-async def test_it_takes_the_steps_asked_for_whenever_it_is_asked_before_the_first_of_them(asked_after: int) -> None:
+async def test_thin_before_its_first_step_is_followed(asked_after: int) -> None:
     bridge, told = running()
     for done in range(1, asked_after + 1):
         bridge.stepped(8 - done)
@@ -39,7 +39,7 @@ async def test_it_takes_the_steps_asked_for_whenever_it_is_asked_before_the_firs
     assert [event.step for event in told if isinstance(event, StepProgress)] == [1, 2, 3, 4, 6, 8]
 
 
-async def test_asked_behind_it_or_twice_it_goes_on() -> None:
+async def test_late_or_second_thin_changes_nothing() -> None:
     late, _ = running()
     late.thin((2, 6))
     assert late.left_after(5) == 5

@@ -1,4 +1,4 @@
-"""Fleet files: read whole, or refused by file, line, field and limit."""
+"""Test fleet files: read whole, or rejected by file, line, field and limit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_a_fleet_is_read(fleet: EmulatedFleet) -> None:
     assert fleet.deferral == ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
 
 
-def test_a_speed_changes_where_the_file_says_so(fleet: EmulatedFleet) -> None:
+def test_fleet_file_gives_speeds_and_their_changes(fleet: EmulatedFleet) -> None:
     small, large = fleet.devices_named("small"), fleet.devices_named("large")
 
     assert (small.speed, small.speed_changes) == (0.5, SpeedChanges(0.1, period_s=5.0))
@@ -101,7 +101,7 @@ def test_a_profile_that_was_measured_is_read(fleet: EmulatedFleet) -> None:
     assert (model.width_px, model.steps, model.guided) == (64, 50, True)
 
 
-def test_published_latencies_become_a_profile_whose_runs_scatter_as_told(fleet: EmulatedFleet) -> None:
+def test_latencies_become_a_profile_with_their_variation(fleet: EmulatedFleet) -> None:
     model = fleet.model("light")
     first = measured_batches(model)[0].step
 
@@ -111,7 +111,7 @@ def test_published_latencies_become_a_profile_whose_runs_scatter_as_told(fleet: 
     assert not model.guided
 
 
-def test_batches_are_bounded_by_memory_and_by_what_was_measured(fleet: EmulatedFleet) -> None:
+def test_batches_are_bounded_by_memory_and_measured_sizes(fleet: EmulatedFleet) -> None:
     large, small = fleet.devices_named("large"), fleet.devices_named("small")
 
     assert largest_batch(fleet.model("heavy"), large) == 2
@@ -151,7 +151,7 @@ def test_batches_are_bounded_by_memory_and_by_what_was_measured(fleet: EmulatedF
         ("shares = [0.0, 0.2, 1.0]", "shares = [0.0, 0.9, 0.2]", r":39: deferral\.shares: must ascend within 0 and 1"),
     ],
 )
-def test_a_wrong_field_is_refused_by_file_line_and_limit(old: str, new: str, message: str, path: Path) -> None:
+def test_wrong_field_names_file_line_and_limit(old: str, new: str, message: str, path: Path) -> None:
     assert old in FLEET
     path.write_text(FLEET.replace(old, new, 1))
 
@@ -174,12 +174,12 @@ def test_a_fleet_without_models_or_devices_is_none(section: str, path: Path) -> 
         read_fleet(path)
 
 
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"fleet\.toml: not there"):
         read_fleet(tmp_path / "fleet.toml")
 
 
-def test_a_name_that_is_no_device_lists_those_there_are(fleet: EmulatedFleet) -> None:
+def test_unknown_device_lists_the_known_ones(fleet: EmulatedFleet) -> None:
     with pytest.raises(InvalidArgument, match="must be one of small, large, got 'medium'"):
         fleet.devices_named("medium")
 
@@ -189,7 +189,7 @@ def test_the_fleets_of_the_repository_can_be_read(fleet_file: Path) -> None:
     assert sum(devices.count for devices in read_fleet(fleet_file).devices) >= 1
 
 
-def test_a_picture_keeps_its_label() -> None:
+def test_labelled_image_keeps_its_label() -> None:
     label = ImageLabel("light", 0.25, 0.6, 10)
 
     assert label_of(labelled(flat_png(8, 8, (0, 0, 0)), label)) == label

@@ -1,4 +1,4 @@
-"""Settings of policies from the file of an emulated fleet."""
+"""Test settings of policies from the file of an emulated fleet."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ deferral = { thresholds = [0.0, 0.5, 1.0], shares = [0.0, 0.2, 1.0] }
 """
 
 
-def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
+def test_fleet_settings_have_models_steps_and_deferral(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET)
 
@@ -33,7 +33,7 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
     assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
 
 
-def test_a_fleet_s_file_tells_what_its_models_are_worth(tmp_path: Path) -> None:
+def test_fleet_settings_have_qualities(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     worth = 'quality = 0.7, quality_spread = 0.2, reuse_quality = 0.95, name = "small"'
     file.write_text(FLEET.replace('name = "small"', worth))

@@ -1,4 +1,4 @@
-"""Paces: read whole, or refused by file, line, field and limit; dims as a UNet's ControlNet has them."""
+"""Test paces: read whole, or rejected by file, line, field and limit, with dims as a UNet's ControlNet has them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return tmp_path / "pace.toml"
 
 
-def test_sdxls_residuals_of_one_row_take_what_katz_measured() -> None:
+def test_sdxl_residuals_have_the_bytes_katz_measured() -> None:
     pace = read_pace(SDXL)
 
     down, mid = pace.residual_dims(1, *pace.latent_dims(pace.width_px, pace.height_px)[1:])
@@ -63,7 +63,7 @@ def scale_of(network: torch.nn.Module) -> int:
     return int(torch.tensor(strides).prod())
 
 
-def test_a_pass_of_more_rows_than_were_profiled_takes_in_proportion() -> None:
+def test_pass_beyond_profiled_rows_takes_in_proportion() -> None:
     times = PassTimes((1.0, 1.5))
 
     assert [times.of(rows) for rows in (1, 2, 4)] == [1.0, 1.5, 3.0]
@@ -81,14 +81,14 @@ def test_a_pass_of_more_rows_than_were_profiled_takes_in_proportion() -> None:
         ("steps = 50", "stepss = 50", "steps"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, field: str) -> None:
+def test_wrong_field_is_named(tmp_path: Path, old: str, new: str, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read_pace(changed(tmp_path, old, new))
 
     assert field in str(caught.value)
 
 
-def test_loras_are_read_with_what_they_cost() -> None:
+def test_loras_are_read_with_their_costs() -> None:
     pace = read_pace(SDXL)
 
     assert [lora.name for lora in pace.loras] == ["papercut", "pixel", "sketch", "oil"]

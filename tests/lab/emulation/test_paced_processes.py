@@ -1,4 +1,4 @@
-"""Paced devices: real processes and streams, and the pictures that the same numbers make in one process."""
+"""Test paced devices: real processes and streams generate the images that the same numbers give in one process."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -127,7 +127,7 @@ async def test_residuals_come_from_their_replicas_in_their_steps(
     assert torch.equal(found, in_one_process(read_pace(path), CASE, settings))
 
 
-async def test_a_pair_of_paced_workers_paints_the_same_picture(served: ControlledByService) -> None:
+async def test_pair_of_paced_workers_generates_the_same_image(served: ControlledByService) -> None:
     note = ""
     with shared_folder() as folder:
         (folder / "pace.toml").write_text(PACE)
@@ -144,14 +144,14 @@ async def test_a_pair_of_paced_workers_paints_the_same_picture(served: Controlle
     assert torch.equal(tensor_from_wire(tensor_from_proto(result.final_latents)), wanted)
 
 
-async def test_control_shows_in_a_paced_picture(served: ControlledByService) -> None:
+async def test_control_changes_a_paced_image(served: ControlledByService) -> None:
     controlled = await served.controlled(ControlledCase(CASE, SETTINGS), CONDITIONS)
     free = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
 
     assert float((controlled - free).abs().max()) > 0.01
 
 
-async def test_a_paced_lora_moves_the_picture_and_leaves_the_model_as_it_was(
+async def test_paced_lora_changes_only_its_image(
     served: ControlledByService, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("pace") / "pace.toml"

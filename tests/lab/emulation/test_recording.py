@@ -1,4 +1,4 @@
-"""Recordings: written small, and read only when they are right."""
+"""Test recordings: written small, and checked as they are read."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
     assert read_recording(folder) == a_recording()
 
 
-def test_a_recorded_picture_is_read_and_checked(folder: Path) -> None:
+def test_recorded_image_is_read_and_checked(folder: Path) -> None:
     first, second = read_recording(folder).model("tiny-light").pictures
 
     assert read_recorded_image(folder, first) == b"png"
@@ -77,7 +77,7 @@ def test_a_recorded_picture_is_read_and_checked(folder: Path) -> None:
         read_recorded_image(folder, first)
 
 
-def test_a_model_that_was_not_recorded_names_those_that_were() -> None:
+def test_unknown_model_lists_the_recorded_ones() -> None:
     with pytest.raises(NotFound, match="'tiny-flow': recorded are tiny-light"):
         a_recording().model("tiny-flow")
 
@@ -95,9 +95,7 @@ def test_the_profile_of_a_recorded_model_is_read(folder: Path) -> None:
         (lambda path: path.write_text(profile_to_json(replace(PROFILE, model_digest="sha256:02"))), "of sha256:02"),
     ],
 )
-def test_a_profile_that_is_wrong_or_gone_names_its_file(
-    spoil: Callable[[Path], object], message: str, folder: Path
-) -> None:
+def test_wrong_or_missing_profile_names_its_file(spoil: Callable[[Path], object], message: str, folder: Path) -> None:
     path = folder / "tiny-light.profile.json"
     spoil(path)
 
@@ -111,7 +109,7 @@ def test_a_recorded_prompt_stands_for_itself_whatever_the_seed() -> None:
     assert [a_recording().index_of("a blue star", seed) for seed in range(3)] == [1, 1, 1]
 
 
-def test_other_prompts_are_spread_over_the_recorded_ones_the_same_way_each_time() -> None:
+def test_other_prompts_spread_over_recorded_ones() -> None:
     prompts = tuple(Prompt(f"picture {number}", number) for number in range(4))
     found = [replace(a_recording(), prompts=prompts).index_of("a green moon", seed) for seed in range(400)]
 
@@ -190,19 +188,19 @@ def test_a_document_that_is_none_names_its_file(content: bytes, folder: Path) ->
         read_recording(folder)
 
 
-def test_a_folder_without_a_document_says_so(tmp_path: Path) -> None:
+def test_folder_without_document_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"recording\.json: not there"):
         read_recording(tmp_path)
 
 
-def test_a_recording_that_is_too_large_leaves_the_earlier_one(folder: Path) -> None:
+def test_too_large_recording_leaves_the_earlier_one(folder: Path) -> None:
     with pytest.raises(FailedPrecondition, match="keep fewer pictures"):
         write_recording(folder, a_recording(commit="other"), {"tiny-light-001.png": bytes(LIMIT_BYTES)})
 
     assert read_recording(folder) == a_recording()
 
 
-def test_a_new_recording_takes_the_place_of_an_earlier_one(folder: Path) -> None:
+def test_new_recording_replaces_an_earlier_one(folder: Path) -> None:
     write_recording(folder, a_recording(), {"tiny-light-001.png": b"png"})
 
     assert sorted(path.name for path in folder.iterdir()) == ["recording.json", "tiny-light-001.png"]

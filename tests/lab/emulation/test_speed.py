@@ -1,4 +1,4 @@
-"""The speed of a device that is not always the same."""
+"""Test a device with a speed that changes."""
 
 import random
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ class Course:
         yield from ((0.5, 1.0), (0.25, 1.0), (1.0, inf))
 
 
-def test_a_course_goes_on_while_nobody_asks() -> None:
+def test_course_goes_on_between_calls() -> None:
     slowness = Slowness(Course(), random.Random(1), now=10.0)
 
     assert [slowness.at(now) for now in (10.0, 10.9, 12.5)] == [2.0, 2.0, 1.0]
 
 
-def test_work_takes_as_long_as_the_course_says() -> None:
+def test_work_takes_the_seconds_of_the_course() -> None:
     slowness = Slowness(Course(), random.Random(1))
 
     # Half a second of work in the first second, a quarter in the next, the rest at the usual speed.
@@ -41,7 +41,7 @@ def test_a_steady_device_draws_nothing() -> None:
     assert source.getstate() == random.Random(1).getstate()
 
 
-def test_the_speed_is_one_on_average_and_scatters_as_told() -> None:
+def test_speed_has_mean_one_and_its_variation() -> None:
     slowness = Slowness(SpeedChanges(0.3, period_s=1.0), random.Random(1))
 
     speeds = [1.0 / slowness.at(0.5 * tick) for tick in range(100_000)]
@@ -51,7 +51,7 @@ def test_the_speed_is_one_on_average_and_scatters_as_told() -> None:
     assert (mean, deviation) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.3, abs=0.01))
 
 
-def test_a_speed_lasts_as_long_as_told_on_average() -> None:
+def test_speed_lasts_its_period_on_average() -> None:
     slowness = Slowness(SpeedChanges(0.3, period_s=2.0), random.Random(1))
 
     told = [slowness.at(0.01 * tick) for tick in range(1_000_000)]
@@ -60,7 +60,7 @@ def test_a_speed_lasts_as_long_as_told_on_average() -> None:
     assert 10_000 / changes == pytest.approx(2.0, rel=0.05)
 
 
-def test_long_work_takes_as_long_as_on_a_steady_device() -> None:
+def test_long_work_is_as_fast_as_steady() -> None:
     slowness = Slowness(SpeedChanges(0.3, period_s=1.0), random.Random(1))
 
     assert slowness.mean(0.0, 10_000.0) == pytest.approx(1.0, rel=0.02)

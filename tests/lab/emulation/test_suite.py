@@ -1,4 +1,4 @@
-"""What a suite of emulated devices is made of."""
+"""Test the processes of a suite of emulated devices."""
 
 import math
 from dataclasses import replace
@@ -79,7 +79,7 @@ def arguments_of(suite: Suite, name: str) -> list[str]:
     return list(next(process.arguments for process in suite.processes if process.name == name))
 
 
-def test_every_device_is_a_worker_and_nobody_keeps_a_cache(suite: Suite) -> None:
+def test_suite_has_a_worker_per_device(suite: Suite) -> None:
     names = [process.name for process in suite.processes]
 
     assert names == ["controller", "slow-0", "slow-1", "fast-0", "discriminator-0", "discriminator-1", "frontdoor"]
@@ -97,16 +97,14 @@ def test_a_fleet_with_a_cache_has_embedder_and_gateway(settings: SuiteSettings, 
     assert "--gateway-address" in flags_of(suite, "frontdoor")
 
 
-def test_emulated_pictures_never_lie_with_real_ones(suite: Suite, tmp_path: Path) -> None:
+def test_emulated_suite_has_stores_of_its_own(suite: Suite, tmp_path: Path) -> None:
     for name in ("frontdoor", "slow-0"):
         assert flags_of(suite, name)["--objects-url"] == f"file://{tmp_path}/state/emulated/objects"
     assert flags_of(suite, "frontdoor")["--ledger-url"] == f"sqlite:///{tmp_path}/state/emulated/frontdoor.sqlite"
 
 
 @pytest.mark.parametrize("name", ["suite #1", "suite%201", "suite?1", "suité"])
-def test_stores_lie_in_the_state_directory_whatever_it_is_called(
-    name: str, settings: SuiteSettings, tmp_path: Path
-) -> None:
+def test_stores_accept_any_name_of_state_directory(name: str, settings: SuiteSettings, tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
     cached = replace(settings, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
     stores = tmp_path / name / "emulated"
@@ -132,22 +130,18 @@ def test_stores_lie_in_the_state_directory_whatever_it_is_called(
         ({"PENTIMENTO_UNET_WORKER_DRAIN_TIMEOUT_S": "90"}, 30.0),
     ],
 )
-def test_a_suite_may_drain_for_as_long_as_one_of_its_processes(
-    environ: dict[str, str], drain_s: float, suite: Suite
-) -> None:
+def test_suite_drains_as_long_as_one_process(environ: dict[str, str], drain_s: float, suite: Suite) -> None:
     assert longest_drain_s(suite, None, environ) == drain_s
 
 
-def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite, tmp_path: Path) -> None:
+def test_frontdoor_arguments_have_cascade_and_profiles(suite: Suite, tmp_path: Path) -> None:
     flags = flags_of(suite, "frontdoor")
 
     assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
     assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
 
 
-def test_controller_arguments_of_a_fleet_have_policy_models_curve_and_qualities(
-    settings: SuiteSettings, tmp_path: Path
-) -> None:
+def test_controller_arguments_have_policy_and_qualities(settings: SuiteSettings, tmp_path: Path) -> None:
     of_file = fleet_settings(read_fleet(tmp_path / "fleet.toml"))
 
     planned = plan_suite(replace(settings, policy="diffserve", slo_s=5.0), StateDirectory(tmp_path / "state"))
@@ -161,7 +155,7 @@ def test_controller_arguments_of_a_fleet_have_policy_models_curve_and_qualities(
 
 
 @pytest.mark.parametrize("where", ["variable", "file"])
-def test_controller_arguments_of_a_fleet_leave_what_else_is_set(
+def test_controller_arguments_keep_other_settings(
     where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "suite.toml"
@@ -188,7 +182,7 @@ def test_suite_devices_of_emulated_fleet_are_rejected(settings: SuiteSettings, t
     assert "--devices and --place are for models" in refused.output
 
 
-def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
+def test_profiles_are_means_over_devices_of_a_model(settings: SuiteSettings, tmp_path: Path) -> None:
     assert settings.emulated is not None
     settings.emulated.write_files(tmp_path)
 
@@ -209,7 +203,7 @@ def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path
 
 
 @pytest.mark.parametrize("where", ["flag", "variable", "file"])
-def test_a_token_file_for_all_is_the_suite_s_wherever_it_is_named(
+def test_common_token_file_is_the_suites(
     where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its processes need a token of their own to call each other."""

@@ -1,4 +1,4 @@
-"""Time that passes when it is told to."""
+"""Pass time as tests ask."""
 
 import heapq
 from collections.abc import Callable

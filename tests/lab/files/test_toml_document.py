@@ -1,4 +1,4 @@
-"""Files that people write: read by name, type and limit; whatever is wrong names its file, line and field."""
+"""Test files that people write: read by name, type and limit; errors name file, line and field."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_wrong_field_names_file_line_and_limit(read: Callable[[TomlTable], obj
         read(document())
 
 
-def test_a_field_that_nobody_asks_for_is_refused_where_it_stands() -> None:
+def test_unread_field_is_rejected_with_its_line() -> None:
     table = document()
     assert (table.whole("seed"), table.text("name"), table.flag("quick")) == (7, "sixteen", True)
     cache = table.table("cache")
@@ -89,12 +89,12 @@ def test_a_number_is_finite(value: str) -> None:
         parse_toml(f"rate = {value}", "f").number("rate")
 
 
-def test_what_is_no_toml_names_its_line() -> None:
+def test_wrong_toml_names_its_line() -> None:
     with pytest.raises(InvalidArgument, match=r"f: must be TOML: .*line 2"):
         parse_toml("a = 1\nb = !\n", "f")
 
 
-def test_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"absent\.toml: not there"):
         read_toml(tmp_path / "absent.toml")
 
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_toml(tmp_path / "f.toml")
 
 
-def test_a_path_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+def test_path_is_relative_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text('profile = "profiles/a.json"')
 
     assert read_toml(tmp_path / "f.toml").path("profile") == tmp_path / "profiles" / "a.json"

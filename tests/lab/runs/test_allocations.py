@@ -1,4 +1,4 @@
-"""The allocation as it moves: samples, their file, and what is drawn of them."""
+"""Test the allocation over time: samples, their file, and their panels."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ FIRST = sample_of_plan(1.0, PLAN, accepted_count=10, completed_count=8, failed_c
 SECOND = replace(FIRST, at_s=2.0, workers={"heavy": 3}, thresholds={}, accepted_count=16, rejected_count=2)
 
 
-def test_what_is_recorded_to_the_same_file_again_goes_on_behind_what_was_there(tmp_path: Path) -> None:
+def test_second_record_in_a_file_continues_its_times(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     times = (0.0, 1.0, 2.0, 0.25, 1.25, 0.5)
     file.write_text("".join(sample_line(replace(FIRST, at_s=at_s)) for at_s in times))
@@ -69,7 +69,7 @@ def test_a_file_of_bytes_is_no_record(tmp_path: Path) -> None:
         read_samples(file)
 
 
-def test_a_model_without_workers_has_none_and_a_stage_without_a_threshold_a_gap() -> None:
+def test_panels_show_missing_workers_and_thresholds() -> None:
     allocation, thresholds, admission, violations = allocation_panels((FIRST, SECOND))
 
     assert {series.name: series.y for series in allocation.series} == {"heavy": (1.0, 3.0), "light": (2.0, 0.0)}
@@ -78,7 +78,7 @@ def test_a_model_without_workers_has_none_and_a_stage_without_a_threshold_a_gap(
     assert (violations.series[0].x, violations.series[0].y) == ((2.0,), (0.25,))
 
 
-def test_what_has_no_point_is_not_drawn() -> None:
+def test_panel_without_points_is_not_drawn() -> None:
     assert [panel.title for panel in allocation_panels((AllocationSample(0.0, "1.1"),))] == ["Admission"]
 
 
@@ -93,7 +93,7 @@ def test_a_record_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), [("page.html", "output"), ("absent/page.svg", "output")])
-def test_where_it_cannot_be_drawn_is_said_first(tmp_path: Path, name: str, field: str) -> None:
+def test_wrong_output_is_rejected_first(tmp_path: Path, name: str, field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         draw(tmp_path / "record.jsonl", None, tmp_path / name)
 

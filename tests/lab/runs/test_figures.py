@@ -1,4 +1,4 @@
-"""The figures of a run, each against a small run worked out by hand, and their laws on any run."""
+"""Test the figures of a run: each of a small run computed by hand, and properties of any run."""
 
 import math
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_percentiles_lie_between_order_statistics() -> None:
     assert Spread.of([float(value) for value in range(101)]) == Spread(101, 50.0, 50.0, 95.0, 99.0)
 
 
-def test_the_waterfall_says_where_the_time_went() -> None:
+def test_waterfall_divides_time_by_stage() -> None:
     record = replace(
         DONE, stages=(StageSpan("queue", 0.0, 1.0), StageSpan("denoise", 1.0, 3.0), StageSpan("decode", 3.0, 3.5))
     )
@@ -81,7 +81,7 @@ def test_the_waterfall_says_where_the_time_went() -> None:
     assert [stage.began_s for stage in stages[:3]] == [0.0, 1.0, 3.0]
 
 
-def test_stages_that_overlap_are_not_other_twice_and_repeated_ones_are_summed() -> None:
+def test_waterfall_counts_overlapping_and_repeated_stages() -> None:
     stages = (StageSpan("lookup", 0.0, 2.0), StageSpan("queue", 1.0, 3.0), StageSpan("lookup", 3.0, 3.5))
 
     found = {stage.name: stage.seconds.mean for stage in waterfall([replace(DONE, stages=stages)])}
@@ -89,7 +89,7 @@ def test_stages_that_overlap_are_not_other_twice_and_repeated_ones_are_summed() 
     assert found == {"lookup": 2.5, "queue": 2.0, "other": 0.5}
 
 
-def test_windows_count_arrivals_when_they_come_and_answers_when_they_end() -> None:
+def test_windows_count_arrivals_and_answers_at_their_times() -> None:
     records = [
         replace(DONE, arrived_s=0.0, ended_s=12.0, quality=0.8),
         replace(DONE, arrived_s=9.0, ended_s=11.0, outcome=Outcome.LATE, quality=0.6),
@@ -136,7 +136,7 @@ def test_fair_shares_are_max_min_fair(demands: dict[str, float], capacity: float
     assert all(share == pytest.approx(max(shares.values()), rel=1e-6, abs=1e-6) for share in unmet)
 
 
-def test_a_modest_tenant_served_whole_beside_a_greedy_one_is_fair() -> None:
+def test_modest_tenant_fully_served_is_fair() -> None:
     modest = of(*[Outcome.COMPLETED] * 10, tenant="modest")
     greedy = of(*[Outcome.COMPLETED] * 90, *[Outcome.REJECTED] * 400, tenant="greedy")
 

@@ -1,4 +1,4 @@
-"""What the load generator asks for, and how it tells what it received."""
+"""Test the load generator's requests, and the records of its answers."""
 
 from dataclasses import replace
 
@@ -56,11 +56,11 @@ def provenance(start: Start | None = None, timings: tuple[StageTiming, ...] = ()
     )
 
 
-def test_steps_of_nobody_are_left_to_the_model() -> None:
+def test_steps_of_zero_are_left_to_the_model() -> None:
     assert request_of(replace(ARRIVAL, steps=0), None).num_inference_steps is None
 
 
-def test_the_request_carries_what_the_arrival_asks_for() -> None:
+def test_request_has_the_arrivals_fields() -> None:
     request = request_of(ARRIVAL, 2.5)
 
     assert (request.prompt, request.num_inference_steps, request.seed, request.deadline_ms) == ("a circle", 50, 7, 2500)
@@ -68,11 +68,11 @@ def test_the_request_carries_what_the_arrival_asks_for() -> None:
 
 
 @pytest.mark.parametrize(("left_s", "deadline_ms"), [(None, None), (-3.0, 1), (0.0, 1)])
-def test_a_deadline_that_is_past_is_still_told(left_s: float | None, deadline_ms: int | None) -> None:
+def test_past_deadline_is_sent_as_one_ms(left_s: float | None, deadline_ms: int | None) -> None:
     assert request_of(ARRIVAL, left_s).deadline_ms == deadline_ms
 
 
-def test_controlnets_need_a_picture() -> None:
+def test_controlnets_need_a_conditioning_image() -> None:
     workload = from_trace([0.0], np.random.default_rng(0), Content(("a",)))
     controlled = replace(workload, arrivals=(replace(workload.arrivals[0], controlnets=("edges",)),))
 
@@ -108,7 +108,7 @@ def test_errors_are_outcomes(error: PentimentoError | None, outcome: Outcome) ->
     assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
 
 
-def test_who_was_accepted_and_given_up_is_dropped_and_not_rejected() -> None:
+def test_accepted_request_given_up_is_dropped() -> None:
     error = ResourceExhausted("PREDICTED_LATE", "late", retry_after_ms=100)
 
     record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 7.5, "r1", error=error))
@@ -125,11 +125,11 @@ def test_who_was_accepted_and_given_up_is_dropped_and_not_rejected() -> None:
         (FromImage(OBJECT, 50, NoiseForm.FLOW_MATCHING, DONOR), StartKind.RETRIEVAL, 50),
     ],
 )
-def test_starts_are_told_by_their_kind(start: Start, kind: StartKind, step: int) -> None:
+def test_starts_have_kinds_and_steps(start: Start, kind: StartKind, step: int) -> None:
     assert start_of(provenance(start)) == (kind, step)
 
 
-def test_a_picture_of_a_later_stage_was_deferred() -> None:
+def test_image_of_a_later_stage_was_deferred() -> None:
     stages = (CascadeStage("light", "d", 0.5), CascadeStage("heavy"))
 
     assert was_deferred(Route("r", FromNoise(), "heavy", "", stages))
@@ -137,7 +137,7 @@ def test_a_picture_of_a_later_stage_was_deferred() -> None:
     assert not was_deferred(Route("r", FromNoise(), "heavy", ""))
 
 
-def test_stages_lie_on_the_runs_clock_and_are_called_as_simulated_ones() -> None:
+def test_stages_have_simulated_names_on_the_runs_clock() -> None:
     received = ReceivedAnswer(6.0, 8.0)
 
     assert stages_of(TIMINGS, received, detailed=False) == (
@@ -153,7 +153,7 @@ def test_detailed_stages_keep_the_workers_names() -> None:
     assert names == ["queue", "worker.queue", "worker.denoise"]
 
 
-def test_an_execution_that_says_nothing_of_its_stages_is_kept() -> None:
+def test_execution_without_stages_is_kept() -> None:
     assert [stage.name for stage in stages_of(TIMINGS[:2], ReceivedAnswer(0.0, 1.0), detailed=False)] == [
         "queue",
         "execute",

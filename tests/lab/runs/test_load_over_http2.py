@@ -1,4 +1,4 @@
-"""The load generator and its command against a real server that answers by a script."""
+"""Test the load generator and its command against a real server that answers by a script."""
 
 import asyncio
 import errno
@@ -122,7 +122,7 @@ async def test_every_ending_is_recorded_in_the_workloads_order(tmp_path: Path) -
     assert records[0].model == "tiny" and records[0].steps == 20
 
 
-async def test_nobody_waits_for_anybody_elses_picture(tmp_path: Path) -> None:
+async def test_requests_do_not_wait_for_each_other(tmp_path: Path) -> None:
     # The server gives nothing before all five are there: a generator that waits for answers would never end.
     gallery = Gallery(together=5)
 
@@ -141,7 +141,7 @@ async def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> No
         assert late.began_s == record.arrived_s and record.latency_s >= late.ended_s - late.began_s
 
 
-async def test_the_server_hears_what_is_left_of_the_deadline_or_nothing(tmp_path: Path) -> None:
+async def test_remaining_deadline_is_sent_if_asked(tmp_path: Path) -> None:
     told, untold = Gallery(), Gallery()
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -153,14 +153,14 @@ async def test_the_server_hears_what_is_left_of_the_deadline_or_nothing(tmp_path
     assert not untold.asked[0].request.deadline_ms
 
 
-async def test_a_judge_tells_the_quality(tmp_path: Path) -> None:
+async def test_score_gives_the_quality(tmp_path: Path) -> None:
     async with serving(Gallery(), tmp_path) as address, AsyncClient(address) as client:
         (record,) = await play(workload([0.0]), {"": client}, QUICK, score=lambda completed: 0.75)
 
     assert record.quality == 0.75
 
 
-async def test_a_picture_that_is_being_judged_when_the_run_is_cancelled_was_an_answer(tmp_path: Path) -> None:
+async def test_image_scored_at_cancellation_was_answered(tmp_path: Path) -> None:
     judged, end, told = asyncio.Event(), threading.Event(), list[RequestRecord]()
     loop = asyncio.get_running_loop()
 
@@ -181,7 +181,7 @@ async def test_a_picture_that_is_being_judged_when_the_run_is_cancelled_was_an_a
     assert [(record.outcome, record.quality) for record in told] == [(Outcome.COMPLETED, None)]
 
 
-async def test_a_tenant_without_a_client_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+async def test_tenant_without_client_is_named_first(tmp_path: Path) -> None:
     gallery = Gallery()
 
     async with serving(gallery, tmp_path) as address, AsyncClient(address) as client:
@@ -191,7 +191,7 @@ async def test_a_tenant_without_a_client_is_named_before_anything_is_sent(tmp_pa
     assert gallery.asked == []
 
 
-async def test_an_error_of_the_generator_itself_is_no_outcome(tmp_path: Path) -> None:
+async def test_error_of_the_generator_is_raised(tmp_path: Path) -> None:
     def broken(completed: Completed) -> float:
         raise ZeroDivisionError
 
@@ -204,7 +204,7 @@ async def command(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, cli, ["bench", *arguments])
 
 
-async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path: Path) -> None:
+async def test_load_command_writes_records_and_reports(tmp_path: Path) -> None:
     save_workload(workload([0.0, 0.05, 0.1], PROMPTS[:3], deadline_s=600.0), tmp_path / "w.jsonl")
     page, document, kept = tmp_path / "r.html", tmp_path / "r.json", tmp_path / "run.jsonl"
 
@@ -225,7 +225,7 @@ async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path:
 
 
 @pytest.mark.parametrize("told_to_stop", [signal.SIGINT, signal.SIGTERM])
-async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path, told_to_stop: signal.Signals) -> None:
+async def test_interrupted_run_keeps_its_records(tmp_path: Path, told_to_stop: signal.Signals) -> None:
     made = workload([0.0, 0.0, 3600.0], ("late", "never", "done"))
     save_workload(made, tmp_path / "w.jsonl")
     kept, document, gallery = tmp_path / "run.jsonl", tmp_path / "r.json", Gallery(together=2)
@@ -248,9 +248,7 @@ async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path, told_
     assert json.loads(document.read_text())["provenance"]["interrupted"] is True
 
 
-async def test_a_run_whose_file_cannot_be_written_is_still_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_run_with_unwritable_file_is_still_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -285,20 +283,20 @@ async def test_runs_are_laid_side_by_side(tmp_path: Path) -> None:
         (["--grace", "-1"], "grace_s: must be at least 0"),
     ],
 )
-async def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, arguments: list[str], message: str) -> None:
+async def test_wrong_option_names_its_field(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = await command("load", "--address", f"unix:{tmp_path}/s", *arguments)
 
     assert isinstance(done.exception, InvalidArgument)
     assert message in describe(done.exception)
 
 
-async def test_a_warm_up_that_no_report_takes_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+async def test_negative_warm_up_is_wrong_usage(tmp_path: Path) -> None:
     done = await command("load", "--address", f"unix:{tmp_path}/s", "--warm-up", "-1")
 
     assert (done.exit_code, "'--warm-up'" in done.output) == (2, True)
 
 
-async def test_a_suite_that_is_not_there_is_told_of_once(tmp_path: Path) -> None:
+async def test_missing_suite_is_unavailable(tmp_path: Path) -> None:
     done = await command("load", "--address", f"unix:{tmp_path}/s", "--duration", "1")
 
     assert isinstance(done.exception, Unavailable)

@@ -1,4 +1,4 @@
-"""Files of records: what is written is read back; what is wrong is named by file, line, field and limit."""
+"""Test that files of records are read as written, and that errors name file, line, field and limit."""
 
 import errno
 import json
@@ -40,7 +40,7 @@ PLAIN = RequestRecord("r1", "a", "standard", "heavy", 1.0, 10.0, 2.0, Outcome.CO
 
 
 @given(st.lists(RECORDS, max_size=4))
-def test_any_record_survives_the_file(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> None:
+def test_records_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> None:
     path = tmp_path_factory.mktemp("run") / "run.jsonl.gz"
     run = Run("run", {"kind": "simulated"}, tuple(records))
 
@@ -49,7 +49,7 @@ def test_any_record_survives_the_file(tmp_path_factory: pytest.TempPathFactory, 
     assert load_run(path) == run
 
 
-def test_what_is_read_back_has_words_of_ours(tmp_path: Path) -> None:
+def test_read_record_has_enum_members(tmp_path: Path) -> None:
     save_run(Run("run", {}, (PLAIN,)), tmp_path / "r.jsonl")
 
     (record,) = load_run(tmp_path / "r.jsonl").records
@@ -73,7 +73,7 @@ def test_what_is_read_back_has_words_of_ours(tmp_path: Path) -> None:
         ("quality", float("nan"), "must be a number"),
     ],
 )
-def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit: str) -> None:
+def test_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit: str) -> None:
     path = tmp_path / "r.jsonl"
     save_run(Run("run", {}, (PLAIN,)), path)
     header, line = path.read_text().splitlines()
@@ -83,7 +83,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit
         load_run(path)
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "run.jsonl", Path.write_bytes
     path.write_text("an earlier run")
 
@@ -99,18 +99,18 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path: Path, monk
     assert path.read_text() == "an earlier run"
 
 
-def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "7", '{"format": 9}'])
+def test_file_without_run_is_rejected(tmp_path: Path, content: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+
+    with pytest.raises(InvalidArgument, match=r"r\.jsonl"):
+        load_run(tmp_path / "r.jsonl")
+
+
+def test_file_cut_short_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     save_run(Run("run", {}, (PLAIN, PLAIN)), path)
     path.write_text("\n".join(path.read_text().splitlines()[:2]))
 
     with pytest.raises(InvalidArgument, match=r"r\.jsonl:1: records: .* a part is missing"):
         load_run(path)
-
-
-@pytest.mark.parametrize("content", ["", "7", '{"format": 9}'])
-def test_what_is_no_run_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "r.jsonl").write_text(content)
-
-    with pytest.raises(InvalidArgument, match=r"r\.jsonl"):
-        load_run(tmp_path / "r.jsonl")

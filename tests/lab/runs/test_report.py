@@ -1,4 +1,4 @@
-"""A run's report, and the forms it is told in."""
+"""Test the report of a run, and its text, JSON, HTML and PNG."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def report() -> Report:
     return make_report("live", records(), {"kind": "live"})
 
 
-def test_the_report_of_a_small_run(report: Report) -> None:
+def test_report_of_small_run_has_its_figures(report: Report) -> None:
     assert report.duration_s == 43.0
     assert (report.overall.total, report.overall.violations) == (40, 14)
     assert report.goodput == pytest.approx(26 / 43) and report.throughput == pytest.approx(36 / 43)
@@ -74,7 +74,7 @@ def test_the_report_of_a_small_run(report: Report) -> None:
     assert len(report.timeline) == 40
 
 
-def test_the_warm_up_is_left_out_and_the_clock_begins_after_it() -> None:
+def test_warm_up_is_left_out_of_every_figure() -> None:
     whole = make_report("live", records(), window_s=5.0)
     rest = make_report("live", records(), warm_up_s=20.0, window_s=5.0)
 
@@ -84,7 +84,7 @@ def test_the_warm_up_is_left_out_and_the_clock_begins_after_it() -> None:
     assert [stage.began_s for stage in rest.stages[:2]] == [0.0, 0.5]
 
 
-def test_a_run_without_requests_has_a_report_too() -> None:
+def test_run_without_requests_has_a_report() -> None:
     empty = make_report("nothing", [])
 
     assert empty.goodput == 0.0 and math.isnan(empty.overall.slo_attainment)
@@ -92,7 +92,7 @@ def test_a_run_without_requests_has_a_report_too() -> None:
     assert "nothing" in as_text([empty]) and "<svg" not in as_html([empty])
 
 
-def test_runs_stand_side_by_side(report: Report) -> None:
+def test_text_has_a_column_per_run(report: Report) -> None:
     other = make_report("simulated", records(latency_s=3.0), {"kind": "simulated"})
 
     lines = as_text([report, other]).splitlines()
@@ -103,20 +103,19 @@ def test_runs_stand_side_by_side(report: Report) -> None:
     assert any(line.startswith("denoise") for line in lines)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_number(report: Report) -> None:
-    """Whoever gives a run no name has another `live`."""
+def test_text_numbers_runs_of_one_name(report: Report) -> None:
     head = as_text([report, make_report("other", records()), report]).splitlines()[0]
 
     assert head.split() == ["live", "(1)", "other", "live", "(2)"]
 
 
-def test_the_page_says_where_each_of_two_runs_of_one_name_comes_from() -> None:
+def test_page_has_the_provenance_of_each_run() -> None:
     page = as_html([make_report("live", records(), {"workload": name}) for name in ("morning", "evening")])
 
     assert "morning" in page and "evening" in page
 
 
-def test_a_class_that_one_run_lacks_is_blank_there(report: Report) -> None:
+def test_text_is_blank_for_a_missing_class(report: Report) -> None:
     other = make_report("other", [replace(record, slo_class="odd") for record in records()])
 
     line = next(line for line in as_text([report, other]).splitlines() if line.startswith("odd"))
@@ -124,7 +123,7 @@ def test_a_class_that_one_run_lacks_is_blank_there(report: Report) -> None:
     assert line.split() == ["odd", "–", "of", "0", "65.0", "%", "of", "40"]
 
 
-def test_json_says_everything_but_the_single_latencies(report: Report) -> None:
+def test_json_leaves_out_single_latencies(report: Report) -> None:
     document = json.loads(as_json(report))
 
     assert document["provenance"] == {"kind": "live"}
@@ -134,22 +133,22 @@ def test_json_says_everything_but_the_single_latencies(report: Report) -> None:
     assert "latencies_s" not in document
 
 
-def test_the_page_holds_tables_and_drawings_and_no_markup_of_others() -> None:
+def test_page_escapes_names() -> None:
     page = as_html([make_report("<script>alert(1)</script>", records(), {"kind": "</pre>"})])
 
     assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;/pre&gt;" in page
     assert page.count("<svg") == 5 and page.count("<table>") == 3
 
 
-def test_every_drawing_is_well_formed(report: Report) -> None:
+def test_drawings_are_well_formed(report: Report) -> None:
     for panel in panels([report, make_report("a & b", records())]):
         root = ElementTree.fromstring(panel_svg(panel))
         lines = root.findall(f"{SVG}polyline")
         assert len(lines) >= 2
 
 
-def test_names_that_no_document_may_have_are_drawn_all_the_same() -> None:
-    """Names are whatever a file of a run says: control characters, halves of surrogate pairs."""
+def test_characters_not_allowed_in_xml_are_replaced() -> None:
+    """A run's file may have any name: control characters, halves of surrogate pairs."""
     report = make_report("a\x00\x1b\ud800\uffff\tb", records(), {"policy": "\x7f\udcff"})
     drawn = [sheet_svg(report.name, panels([report]), ""), bars_svg(bars([report]))]
 
@@ -159,14 +158,14 @@ def test_names_that_no_document_may_have_are_drawn_all_the_same() -> None:
     assert "a\ufffd\ufffd\ufffd\ufffd\tb" in as_html([report]).encode().decode()
 
 
-def test_latency_curves_end_at_the_share_that_was_answered(report: Report) -> None:
+def test_latency_curve_ends_at_answered_share(report: Report) -> None:
     (curve,) = panels([report])[0].series
 
     assert curve.y[-1] == pytest.approx(36 / 40)
     assert curve.x[-1] == 4.0
 
 
-def test_quality_is_drawn_only_where_it_was_measured() -> None:
+def test_quality_is_drawn_only_if_measured() -> None:
     plain = make_report("plain", [replace(record, quality=None) for record in records()])
 
     assert [panel.title for panel in panels([plain])] == ["Latency", "Goodput", "Violations"]
@@ -177,15 +176,19 @@ def test_axes_end_at_round_numbers(value: float, limit: float) -> None:
     assert nice_limit(value) == pytest.approx(limit)
 
 
-def test_a_png_is_drawn(report: Report, tmp_path: Path) -> None:
-    save_png([report, make_report("other", records(latency_s=3.0))], tmp_path / "r.png", "two runs")
+@pytest.mark.parametrize(
+    "names", [("live", "two runs"), (r"$\nobody$", r"$\nothing$")], ids=["plain", "like a formula"]
+)
+def test_png_is_drawn(names: tuple[str, str], tmp_path: Path) -> None:
+    name, title = names
+    save_png([make_report(name, records()), make_report("other", records(latency_s=3.0))], tmp_path / "r.png", title)
 
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that are drawn from here on; none is written."""
+    """Collect the figures instead of writing them."""
     from matplotlib.figure import Figure
 
     drawn: list[Any] = []
@@ -193,19 +196,13 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
-def test_a_png_has_a_bar_for_each_of_two_runs_of_one_name(report: Report, figures: list[Any], tmp_path: Path) -> None:
+def test_png_has_bars_for_runs_of_one_name(report: Report, figures: list[Any], tmp_path: Path) -> None:
     save_png([report, report], tmp_path / "r.png")
 
     assert [bar.get_text() for bar in figures[0].axes[-1].get_yticklabels()] == ["live (1)", "live (2)"]
 
 
-def test_a_name_that_looks_like_a_formula_is_a_name(tmp_path: Path) -> None:
-    save_png([make_report(r"$\nobody$", records())], tmp_path / "r.png", r"$\nothing$")
-
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_name_that_looks_like_a_private_one_stands_in_the_legend(figures: list[Any], tmp_path: Path) -> None:
+def test_png_legend_has_a_name_with_underscore(figures: list[Any], tmp_path: Path) -> None:
     save_png([make_report("_base", records())], tmp_path / "r.png")
 
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["_base"]
@@ -217,13 +214,13 @@ def test_panels_have_a_legend_of_every_name(report: Report, figures: list[Any], 
     assert [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()] == ["live", "_base"]
 
 
-def test_without_matplotlib_a_png_says_so(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_without_matplotlib_fails(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(FailedPrecondition, match="needs matplotlib"):
         save_png([report], tmp_path / "r.png")
 
 
-def test_a_warm_up_below_zero_is_refused() -> None:
+def test_warm_up_below_zero_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="warm_up_s"):
         make_report("x", [], warm_up_s=-1.0)

@@ -1,4 +1,4 @@
-"""Small logs with repeats, near repeats and strangers."""
+"""Make small logs with repeats, near repeats and unrelated prompts."""
 
 from collections.abc import Callable
 

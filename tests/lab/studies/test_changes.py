@@ -1,4 +1,4 @@
-"""What differs between prompts that are near each other."""
+"""Test the differences between prompts that are near each other."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_words_colours_and_numbers_are_counted_where_they_changed():
     assert (low.pair_count, low.words, low.colours, low.numbers) == (1, 2.0, 2.0, 0.0)
 
 
-def test_equal_texts_and_prompts_without_an_earlier_one_are_no_pair():
+def test_equal_and_first_prompts_make_no_pair():
     rows, _ = rows_of(["a cat", "a cat"], [-2.0, 1.0], [-1, 0])
 
     assert {row.pair_count for row in rows.values()} == {0}

@@ -1,4 +1,4 @@
-"""Our DBSCAN gives scikit-learn's clusters, numbers included, in bounded memory."""
+"""Test that our DBSCAN gives scikit-learn's clusters, numbers included, in bounded memory."""
 
 import tracemalloc
 
@@ -27,7 +27,7 @@ def angle(degrees: float) -> list[float]:
     return [np.cos(np.radians(degrees)), np.sin(np.radians(degrees))]
 
 
-def test_a_chain_of_core_points_is_one_cluster_with_its_border_and_strangers_are_none():
+def test_chain_of_core_points_is_one_cluster():
     vectors = np.asarray([angle(degrees) for degrees in (0, 4, 8, 12, 17, 90)], np.float32)
     weights = np.asarray([2, 1, 1, 2, 1, 2])
 
@@ -46,7 +46,7 @@ def test_nothing_is_core_where_nothing_is_near():
     assert found.sizes(np.ones(4, np.int64)).tolist() == []
 
 
-def test_memory_is_bounded_where_everybody_is_everybodys_neighbour():
+def test_memory_is_bounded_if_all_are_neighbours():
     vectors = np.tile(np.asarray([[0.6, 0.8]], np.float32), (6_000, 1))
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Clusters that come back, that lose their rank, and that are gone."""
+"""Test clusters that come back, that lose their rank, and that are gone."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def shares(windows, top_percent):
     return {row.lag: (row.share, row.share_from_first, row.base_count) for row in rows}
 
 
-def test_a_cluster_lives_on_while_it_is_at_the_top():
+def test_cluster_lives_while_it_is_at_the_top():
     windows = [window((CATS, 9), (DOGS, 5)), window((DOGS, 9), (CATS, 5)), window((CATS, 7), (SHIPS, 6))]
 
     # Of two clusters half a percent is one: cats, dogs, cats.
@@ -39,7 +39,7 @@ def test_a_cluster_lives_on_while_it_is_at_the_top():
     assert shares(windows, 100.0) == {1: (0.75, 1.0, 4), 2: (0.5, 0.5, 2)}
 
 
-def test_what_is_too_rare_for_a_cluster_does_not_live_on():
+def test_too_rare_cluster_does_not_live_on():
     windows = [window((CATS, 9)), window((CATS, 2), (DOGS, 9))]
 
     assert shares(windows, 100.0)[1] == (0.0, 0.0, 1)
@@ -51,7 +51,7 @@ def test_a_window_without_clusters_has_no_share():
     assert shares(windows, 100.0) == {1: (1.0, None, 1), 2: (None, None, 0)}
 
 
-def test_near_prompts_are_the_same_cluster_and_far_ones_are_not():
+def test_only_near_prompts_are_the_same_cluster():
     near = np.asarray([0.98, np.sqrt(1 - 0.98**2), 0, 0], np.float32)
     far = np.asarray([0.8, 0.6, 0, 0], np.float32)
 

@@ -1,4 +1,4 @@
-"""The nearest earlier prompts, against a look at every pair."""
+"""Test the nearest earlier prompts against all pairs."""
 
 import tracemalloc
 
@@ -18,7 +18,7 @@ def brute_youngest(vectors, row, threshold):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("count", [1, 2, 5, 37])
-def test_every_prompt_has_the_neighbours_that_a_look_at_all_pairs_finds(make_vectors, count, seed):
+def test_neighbours_equal_those_of_all_pairs(make_vectors, count, seed):
     vectors = make_vectors(count, seed)
 
     found = earlier_neighbours(vectors, THRESHOLDS)
@@ -56,7 +56,7 @@ def test_where_misses_alone_enter_the_nearest_is_among_them(make_vectors, seed):
             kept.append(row)
 
 
-def test_memory_is_bounded_by_the_blocks_and_not_by_the_pairs(make_vectors):
+def test_memory_is_below_that_of_all_pairs(make_vectors):
     vectors = np.random.default_rng(0).normal(size=(8_000, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     all_pairs_bytes = 4 * len(vectors) ** 2

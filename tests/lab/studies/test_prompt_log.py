@@ -1,4 +1,4 @@
-"""Logs in every form that is read, and the place of what is wrong in them."""
+"""Test logs in every form, and the place named in errors."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_lines_of_text_are_prompts_without_times_and_users(tmp_path):
     assert log.in_order().tolist() == [0, 1]
 
 
-def test_json_lines_have_times_in_any_form_and_are_put_in_order(tmp_path):
+def test_json_lines_have_times_and_an_order(tmp_path):
     lines = [
         {"prompt": "late", "timestamp": "2022-08-20 09:00:00+00:00", "user_name": 7},
         {"prompt": "early", "timestamp": "2022-08-20T08:59:00", "user_name": "b"},
@@ -71,7 +71,7 @@ def test_a_workload_is_a_log(tmp_path):
         ("log.bin", ["a", "b"], "log.bin"),
     ],
 )
-def test_what_is_wrong_is_named_by_file_line_and_field(tmp_path, name, lines, field):
+def test_wrong_line_names_file_line_and_field(tmp_path, name, lines, field):
     path = write_lines(tmp_path / name, *lines)
 
     with pytest.raises(InvalidArgument) as refusal:
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named_by_file_line_and_field(tmp_path, name, lines, fi
     assert refusal.value.violations[0].field == str(tmp_path / field)
 
 
-def test_a_broken_gzip_and_no_file_are_told(tmp_path):
+def test_broken_gzip_and_missing_file_are_named(tmp_path):
     (tmp_path / "log.txt.gz").write_bytes(b"no gzip")
 
     with pytest.raises(InvalidArgument, match="whole gzip"):
@@ -89,7 +89,7 @@ def test_a_broken_gzip_and_no_file_are_told(tmp_path):
         read_prompt_log(tmp_path / "none.txt")
 
 
-def test_no_prompt_is_in_what_is_printed_of_a_log(tmp_path):
+def test_repr_of_a_log_has_no_prompt(tmp_path):
     log = read_prompt_log(write_lines(tmp_path / "log.txt", "a secret", "another secret"))
 
     assert "secret" not in repr(log)

@@ -1,4 +1,4 @@
-"""Hit rates and savings, against caches that are really filled and searched."""
+"""Test hit rates and savings against caches that are filled and searched."""
 
 from collections import deque
 
@@ -22,7 +22,7 @@ def best_share(vectors, row, among):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [1, 3, 10])
 @pytest.mark.parametrize("warm_up", [0, 7])
-def test_a_fifo_cache_that_is_really_filled_hits_and_saves_as_much(make_vectors, entries, warm_up, seed):
+def test_sizes_equal_a_simulated_fifo_cache(make_vectors, entries, warm_up, seed):
     vectors = make_vectors(50, seed)
     cache: deque[int] = deque(maxlen=entries)
     saved, hits = [], [0, 0, 0]
@@ -72,7 +72,7 @@ def test_without_users_nothing_is_said_of_their_own():
     assert found.hit_rate_own is None
 
 
-def test_ages_are_of_the_youngest_that_will_do_and_of_the_nearest():
+def test_ages_are_of_youngest_and_nearest_donors():
     cat, kitten = [1.0, 0.0], [0.9, np.sqrt(1 - 0.81)]
     vectors = np.asarray([cat, kitten, cat], np.float32)
     reuse = LogReuse.of(vectors, TABLE)
@@ -88,7 +88,7 @@ def test_ages_are_of_the_youngest_that_will_do_and_of_the_nearest():
     assert (one_back.donor_share, two_back.donor_share) == (0.5, 1.0)
 
 
-def test_hits_of_the_warm_up_have_no_age_that_counts():
+def test_warm_up_hits_have_no_age():
     cat, ship = [1.0, 0.0], [0.0, 1.0]
     # The second prompt finds a donor one back, in the warm-up; the fourth finds its own two back.
     reuse = LogReuse.of(np.asarray([cat, cat, ship, cat], np.float32), TABLE, warm_up=2)
@@ -120,7 +120,7 @@ def test_a_table_is_read_and_ordered():
 
 
 @pytest.mark.parametrize("text", ["", "0.5", "0.5:", "x:0.1", "1.5:0.1", "0.5:0", "0.5:1.5", "nan:0.5", "0.5:0.1,"])
-def test_a_table_that_cannot_be_is_refused_with_its_row(text):
+def test_wrong_table_is_rejected(text):
     with pytest.raises(InvalidArgument) as refusal:
         parse_table(text)
 

@@ -1,4 +1,4 @@
-"""Means over pairs by their sums, against the pairs themselves."""
+"""Test means over pairs by their sums against the pairs themselves."""
 
 from itertools import combinations
 
@@ -43,7 +43,7 @@ def test_one_user_with_one_prompt_has_no_pair():
     assert found.within == found.between == found.across == SimilaritySpread(0, None, None)
 
 
-def test_others_are_drawn_by_the_seed_and_are_never_oneself(make_vectors):
+def test_drawn_others_never_include_the_user(make_vectors):
     vectors, users = np.eye(6, dtype=np.float32), [str(user) for user in range(6)]
     at_s = np.arange(6.0)
 

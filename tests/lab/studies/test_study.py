@@ -1,4 +1,4 @@
-"""A study of a log whose figures are known beforehand, and its forms."""
+"""Test a study of a log with known figures, and its reports."""
 
 import json
 
@@ -21,7 +21,7 @@ VECTORS = np.stack([CAT, DOG, CAT, CAT, DOG, SHIP])
 SETTINGS = StudySettings(min_samples=1, eps=(0.1,), top_percents=(100.0,))
 
 
-def test_a_log_is_studied_in_the_order_of_its_times():
+def test_study_follows_the_order_of_times():
     study = make_study(LOG, VECTORS, SETTINGS)
 
     # By time: cat, ship, dog, cat | cat, dog.
@@ -41,7 +41,7 @@ def test_a_log_is_studied_in_the_order_of_its_times():
     assert study.sessions.across.mean == 0.0
 
 
-def test_a_log_without_times_has_windows_of_prompts_and_no_sessions():
+def test_log_without_times_has_windows_of_prompts():
     log = PromptLog("log", LOG.prompts)
 
     study = make_study(log, VECTORS, StudySettings(window_prompts=3, min_samples=1, eps=(0.1,), top_percents=(100.0,)))
@@ -70,7 +70,7 @@ def test_without_a_length_ten_windows_are_made():
         (StudySettings(window_prompts=0), VECTORS, "window-prompts"),
     ],
 )
-def test_what_does_not_fit_the_log_is_named(settings, vectors, field):
+def test_wrong_setting_is_named(settings, vectors, field):
     with pytest.raises(InvalidArgument) as refusal:
         make_study(LOG, vectors, settings)
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_the_log_is_named(settings, vectors, field):
 
 
 @pytest.mark.parametrize("log", [LOG, PromptLog("log", LOG.prompts)])
-def test_no_form_holds_a_prompt_and_all_hold_the_figures(log):
+def test_reports_have_figures_and_no_prompts(log):
     study = make_study(log, VECTORS, SETTINGS, {"encoder": "sha256:x"})
 
     document = json.loads(study_as_json(study))
@@ -92,7 +92,7 @@ def test_no_form_holds_a_prompt_and_all_hold_the_figures(log):
         assert not any(f'"{prompt}"' in form or f" {prompt} " in form for prompt in ("cat", "dog", "ship"))
 
 
-def test_panels_show_what_was_measured():
+def test_study_panels_show_the_figures():
     # Eleven prompts: a cache of ten entries is drawn, a larger one would hold them all.
     log = PromptLog("log", ("cat",) * 11, np.arange(11.0) * DAY_S / 5, ("a", "b") * 5 + ("a",))
 

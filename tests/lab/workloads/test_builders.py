@@ -1,4 +1,4 @@
-"""Workloads by name, and what they ask for."""
+"""Test workloads by name, and their contents."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def build(name: str, seed: int) -> Workload:
 
 
 @pytest.mark.parametrize("name", ["poisson", "fluctuating", "trace"])
-def test_the_same_seed_gives_the_same_workload_and_another_another(name: str) -> None:
+def test_workloads_repeat_by_seed(name: str) -> None:
     assert build(name, 3) == build(name, 3)
     assert build(name, 3).arrivals != build(name, 4).arrivals
 
@@ -43,7 +43,7 @@ def test_embedding_rows_are_the_prompts_rows() -> None:
     assert all(PROMPTS[arrival.embedding_row] == arrival.prompt for arrival in made.arrivals)
 
 
-def test_a_workloads_requests_may_be_asked_for_at_other_times() -> None:
+def test_requests_of_a_workload_get_other_times() -> None:
     first = from_trace(range(5), np.random.default_rng(0), Content(PROMPTS, np.eye(7, 8, dtype=np.float32)))
 
     again = poisson(1.0, 30.0, np.random.default_rng(1), Content.of_workload(first, steps=20))

@@ -1,6 +1,7 @@
-"""Workload files: what is written is read back; what is wrong is named by file, line, field and limit."""
+"""Test that workload files are read as written, and that errors name file, line, field and limit."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def workload() -> Workload:
 
 
 @given(arrivals=st.lists(ARRIVALS, max_size=5))
-def test_any_arrival_survives_the_file(arrivals: list[Arrival], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_arrivals_are_read_as_written(arrivals: list[Arrival], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("workload") / "w.jsonl.gz"
     made = Workload("w", tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)), {"why": "test"})
 
@@ -44,7 +45,7 @@ def test_any_arrival_survives_the_file(arrivals: list[Arrival], tmp_path_factory
     assert load_workload(path) == made
 
 
-def test_embeddings_lie_beside_the_file(workload: Workload, tmp_path: Path) -> None:
+def test_embeddings_have_a_file_of_their_own(workload: Workload, tmp_path: Path) -> None:
     save_workload(workload, tmp_path / "w.jsonl")
 
     found = load_workload(tmp_path / "w.jsonl")
@@ -54,7 +55,7 @@ def test_embeddings_lie_beside_the_file(workload: Workload, tmp_path: Path) -> N
     np.testing.assert_array_equal(found.embeddings, workload.embeddings)
 
 
-def test_the_same_workload_is_the_same_file(workload: Workload, tmp_path: Path) -> None:
+def test_same_workload_is_same_file(workload: Workload, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         save_workload(workload, tmp_path / name / "w.jsonl.gz")
@@ -79,7 +80,7 @@ def test_the_same_workload_is_the_same_file(workload: Workload, tmp_path: Path) 
         ("embedding_row", 3, "must be below the number of embeddings, 3"),
     ],
 )
-def test_a_wrong_field_is_named(workload: Workload, tmp_path: Path, field: str, value: object, limit: str) -> None:
+def test_wrong_field_is_named(workload: Workload, tmp_path: Path, field: str, value: object, limit: str) -> None:
     path = tmp_path / "w.jsonl"
     save_workload(replace(workload, arrivals=workload.arrivals[:3]), path)
     lines = path.read_text().splitlines()
@@ -90,45 +91,39 @@ def test_a_wrong_field_is_named(workload: Workload, tmp_path: Path, field: str, 
         load_workload(path)
 
 
-def test_a_missing_field_is_named(workload: Workload, tmp_path: Path) -> None:
+BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "missing field": (lambda data: data.replace(b'"slo_class"', b'"class"', 1), ":2: slo_class: is missing"),
+    "cut short": (lambda data: b"".join(data.splitlines(keepends=True)[:-1]), ":1: arrivals: .* a part is missing"),
+    "empty": (lambda data: b"", ""),
+    "list": (lambda data: b"[]", ""),
+    "cut JSON": (lambda data: b"{", ""),
+    "other format": (lambda data: b'{"format": 2}', ""),
+    "bytes": (lambda data: b"\xff\xfe\x00", ": must be UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_file_is_rejected(
+    workload: Workload, tmp_path: Path, spoil: Callable[[bytes], bytes], message: str
+) -> None:
     path = tmp_path / "w.jsonl"
     save_workload(workload, path)
-    path.write_text(path.read_text().replace('"slo_class"', '"class"', 1))
+    path.write_bytes(spoil(path.read_bytes()))
 
-    with pytest.raises(InvalidArgument, match=r"w\.jsonl:2: slo_class: is missing"):
+    with pytest.raises(InvalidArgument, match=r"w\.jsonl" + message):
         load_workload(path)
 
 
-def test_a_file_cut_short_is_refused(workload: Workload, tmp_path: Path) -> None:
-    path = tmp_path / "w.jsonl"
-    save_workload(workload, path)
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
-
-    with pytest.raises(InvalidArgument, match=r"w\.jsonl:1: arrivals: .* a part is missing"):
-        load_workload(path)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"format": 2}'])
-def test_what_is_no_workload_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "w.jsonl").write_text(content)
-
-    with pytest.raises(InvalidArgument, match=r"w\.jsonl"):
-        load_workload(tmp_path / "w.jsonl")
-
-
-def test_what_is_no_text_or_no_gzip_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
+def test_missing_file_and_broken_gzip_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(b"plain")
 
-    with pytest.raises(InvalidArgument, match=r"a\.jsonl: must be UTF-8"):
-        load_workload(tmp_path / "a.jsonl")
     with pytest.raises(InvalidArgument, match=r"b\.jsonl\.gz: must be a whole gzip file"):
         load_workload(tmp_path / "b.jsonl.gz")
     with pytest.raises(NotFound, match=r"c\.jsonl: no such file"):
         load_workload(tmp_path / "c.jsonl")
 
 
-def test_pickled_embeddings_are_never_opened(workload: Workload, tmp_path: Path) -> None:
+def test_pickled_embeddings_are_rejected(workload: Workload, tmp_path: Path) -> None:
     save_workload(workload, tmp_path / "w.jsonl")
     np.save(tmp_path / "w.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
 

@@ -1,5 +1,4 @@
-"""The production mix against the figures that the papers and the trace's publishers print (MLoRA and Katz, section
-3)."""
+"""Test the production mix against the printed figures of the papers and of the trace (MLoRA and Katz, section 3)."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -45,7 +44,7 @@ def test_popularity_has_the_two_shares_asked_for() -> None:
     assert (np.diff(weights) <= 0).all()
 
 
-def test_popularity_of_base_models_has_mloras_gini_coefficient_which_was_not_fitted() -> None:
+def test_popularity_of_base_models_has_mloras_gini_coefficient() -> None:
     weights = np.sort(MLORA.models.weights())
     lorenz = np.cumsum(weights) - weights / 2
 
@@ -57,7 +56,7 @@ def test_popularity_that_no_law_has_is_refused() -> None:
         Popularity(24, 0.2, 2, 0.95).weights()
 
 
-def test_requests_without_lora_and_the_top_models_are_as_frequent_as_printed() -> None:
+def test_lora_and_model_shares_are_the_printed_ones() -> None:
     made = chosen(MLORA)
 
     assert share(not choice.loras for choice in made) == pytest.approx(0.788, abs=0.03)
@@ -74,7 +73,7 @@ def test_users_come_back_as_in_the_trace() -> None:
 
 
 @pytest.mark.parametrize(("slots", "ratio"), [(1, 0.25), (2, 0.43), (4, 0.66), (8, 0.85)])
-def test_checkpoints_are_as_easy_to_cache_as_in_the_trace(slots: int, ratio: float) -> None:
+def test_checkpoint_cache_hits_are_the_traces(slots: int, ratio: float) -> None:
     assert lru_hit_ratio((choice.model for choice in chosen(MLORA)), slots) == pytest.approx(ratio, abs=0.03)
 
 
@@ -85,7 +84,7 @@ def test_checkpoints_are_as_easy_to_cache_as_in_the_trace(slots: int, ratio: flo
         (KATZ_B, (0.019, 0.251, 0.699, 0.031), (0.072, 0.736, 0.192)),
     ],
 )
-def test_katz_services_use_as_many_adapters_as_its_table_says(
+def test_katz_services_use_its_tables_adapter_counts(
     mix: ProductionMix, controlnets: tuple[float, ...], loras: tuple[float, ...]
 ) -> None:
     made = chosen(mix)
@@ -115,7 +114,7 @@ def test_users_may_be_the_tenants() -> None:
     assert len({arrival.tenant for arrival in made.arrivals}) > 5
 
 
-def test_a_recorded_log_keeps_its_users_models_adapters_and_the_shape_of_its_times() -> None:
+def test_production_log_keeps_users_models_adapters_and_times() -> None:
     first = ProductionRequest(100.0, "TXT_2_IMG", True, 30.0, "G1", 1, 30, "M1", (("L1", 0.8),))
     second = ProductionRequest(300.0, "TXT_2_IMG", True, 30.0, "G2", 1, None, "M2", ())
 

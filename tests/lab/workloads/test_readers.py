@@ -1,4 +1,4 @@
-"""Readers of public logs, on a few lines in each one's form."""
+"""Test readers of public logs, on a few lines of each."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Arrival processes and what is done to traces."""
+"""Test arrival processes, and the scaling and compressing of traces."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def dispersion(times: np.ndarray, window_s: float, duration_s: float) -> float:
     return float(counts.var() / counts.mean())
 
 
-def test_poisson_has_the_rate_and_the_spread_of_one() -> None:
+def test_poisson_times_have_their_rate_and_spread() -> None:
     times = poisson_times(5.0, 4000.0, np.random.default_rng(1))
 
     assert len(times) == pytest.approx(20_000, rel=0.03)
@@ -36,14 +38,14 @@ def test_poisson_has_the_rate_and_the_spread_of_one() -> None:
 
 
 @given(SEEDS, st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 20)), min_size=1, max_size=6))
-def test_segments_give_ascending_times_within_them(seed: int, parts: list[tuple[float, float]]) -> None:
+def test_segment_times_ascend_within_segments(seed: int, parts: list[tuple[float, float]]) -> None:
     times = segment_times([Segment(*part) for part in parts], np.random.default_rng(seed))
 
     assert (np.diff(times) >= 0).all()
     assert (times >= 0).all() and (times <= sum(duration for duration, _ in parts) + 1e-9).all()
 
 
-def test_each_segment_has_its_own_rate() -> None:
+def test_segments_have_their_rates() -> None:
     times = segment_times([Segment(500, 1), Segment(500, 0), Segment(500, 8)], np.random.default_rng(3))
 
     counts, _ = np.histogram(times, bins=3, range=(0, 1500))
@@ -52,7 +54,7 @@ def test_each_segment_has_its_own_rate() -> None:
 
 
 @given(TRACES, SEEDS)
-def test_scale_one_is_the_trace_itself(trace: list[float], seed: int) -> None:
+def test_scale_of_one_keeps_the_trace(trace: list[float], seed: int) -> None:
     assert list(scaled(trace, 1.0, np.random.default_rng(seed))) == trace
 
 
@@ -69,7 +71,7 @@ def test_scaling_keeps_the_shape_of_the_curve(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.3, 4.0])
-def test_a_scaled_poisson_trace_is_still_poisson(scale: float) -> None:
+def test_scaled_poisson_trace_is_poisson(scale: float) -> None:
     rng = np.random.default_rng(7)
 
     made = scaled(poisson_times(5.0, 6000.0, rng), scale, rng, jitter_s=20.0)
@@ -78,7 +80,7 @@ def test_a_scaled_poisson_trace_is_still_poisson(scale: float) -> None:
 
 
 @given(TRACES, st.floats(0.05, 5), SEEDS)
-def test_scaled_traces_stay_within_the_trace(trace: list[float], scale: float, seed: int) -> None:
+def test_scaled_times_stay_within_the_trace(trace: list[float], scale: float, seed: int) -> None:
     made = scaled(trace, scale, np.random.default_rng(seed))
 
     assert (np.diff(made) >= 0).all()
@@ -86,7 +88,7 @@ def test_scaled_traces_stay_within_the_trace(trace: list[float], scale: float, s
     assert not len(made) or (made[0] >= trace[0] and made[-1] <= trace[-1])
 
 
-def test_scaling_piles_nothing_up_at_the_ends() -> None:
+def test_scaled_times_do_not_coincide_at_the_ends() -> None:
     rng = np.random.default_rng(9)
 
     made = scaled(poisson_times(5.0, 200.0, rng), 20.0, rng, jitter_s=10.0)
@@ -94,7 +96,7 @@ def test_scaling_piles_nothing_up_at_the_ends() -> None:
     assert len(np.unique(made)) == len(made)
 
 
-def test_compressing_shortens_every_gap_alike() -> None:
+def test_compressing_shortens_gaps_by_one_factor() -> None:
     assert list(compressed([10.0, 30.0, 110.0], 10.0)) == [0.0, 2.0, 10.0]
 
 
@@ -102,7 +104,7 @@ def test_rate_curve_counts_by_window() -> None:
     assert list(rate_curve([0, 1, 2, 10, 29], 10.0)) == [0.3, 0.1, 0.1]
 
 
-def test_fitted_segments_run_from_the_lowest_to_the_highest_rate() -> None:
+def test_fitted_segments_span_the_rates() -> None:
     segments = fitted_segments([0, 1, 2, 3, 10, 20, 21], 10.0, 4.0, 32.0)
 
     assert [segment.rate for segment in segments] == pytest.approx([32.0, 4.0, 4.0 + 28.0 / 3.0])
@@ -116,21 +118,21 @@ def test_times_that_do_not_ascend_are_named(times: list[float]) -> None:
         ascending(times)
 
 
-@pytest.mark.parametrize("rate", [1e9, 1e300])
-def test_more_requests_than_anybody_has_the_memory_for_are_refused(rate: float) -> None:
-    with pytest.raises(InvalidArgument, match="rate: must be that of at most 100,000,000 requests in all"):
-        poisson_times(rate, 1.0, np.random.default_rng(0))
+RNG = np.random.default_rng(0)
 
 
-def test_limits_are_named() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(InvalidArgument, match="scale: must be above 0"):
-        scaled([0.0], 0.0, rng)
-    with pytest.raises(InvalidArgument, match="rate: must be at least 0"):
-        poisson_times(-1.0, 1.0, rng)
-    with pytest.raises(InvalidArgument, match="duration_s: must be above 0"):
-        poisson_times(1.0, 0.0, rng)
-    with pytest.raises(InvalidArgument, match="factor"):
-        compressed([0.0], 0.0)
-    with pytest.raises(InvalidArgument, match="lowest"):
-        fitted_segments([0.0], 1.0, 5.0, 4.0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: poisson_times(1e9, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
+        (lambda: poisson_times(1e300, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
+        (lambda: poisson_times(-1.0, 1.0, RNG), "rate: must be at least 0"),
+        (lambda: poisson_times(1.0, 0.0, RNG), "duration_s: must be above 0"),
+        (lambda: scaled([0.0], 0.0, RNG), "scale: must be above 0"),
+        (lambda: compressed([0.0], 0.0), "factor"),
+        (lambda: fitted_segments([0.0], 1.0, 5.0, 4.0), "lowest"),
+    ],
+)
+def test_wrong_argument_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        make()
