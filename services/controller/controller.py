@@ -14,13 +14,12 @@ from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLe
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
+from pentimento.policies.plan.costs import reported_profiles, with_registered
 from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import (
     ModelDemand,
     PlanInput,
     ReplicaView,
-    reported_profiles,
-    with_registered,
 )
 from services.controller.checks import check_instance, check_replica, check_report
 from services.controller.epoch import LeaderEpoch

@@ -1,11 +1,13 @@
-"""Read the costs of a model by batch size from the profiles of a plan input."""
+"""Collect the costs of models, reported and registered, and read them by batch size."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import ModelCost, Replica
+from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
-from pentimento.policies.plan.inputs import PlanInput
+from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +84,36 @@ def _latency(measured: dict[int, float], size: int) -> float | None:
         return None
     share = (size - below) / (above - below)
     return measured[below] + share * (measured[above] - measured[below])
+
+
+def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
+    """Return the costs that workers report of their models, once a kind of device; the slowest report counts."""
+    said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
+    slowest: dict[tuple[str, str, int], AllocationProfile] = {}
+    for device, cost in said:
+        for profile in _profiles(device, cost):
+            key = (cost.model, device, profile.batch_size)
+            known = slowest.get(key)
+            if known is None or known.latency_s < profile.latency_s:
+                slowest[key] = profile
+    return tuple(slowest[key] for key in sorted(slowest))
+
+
+def with_registered(
+    reported: tuple[AllocationProfile, ...], registered: Iterable[DeviceCost]
+) -> tuple[AllocationProfile, ...]:
+    """Return the reported costs, and the registered ones of models on devices without a report."""
+    known = {(profile.model, profile.device) for profile in reported}
+    measured = {model for model, _ in known}
+    added = (
+        profile
+        for on in registered
+        if (on.device and (on.cost.model, on.device) not in known) or (not on.device and on.cost.model not in measured)
+        for profile in _profiles(on.device, on.cost)
+    )
+    return (*reported, *added)
+
+
+def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
+    once = (cost.memory_bytes, cost.load_s, cost.step_count, cost.fixed_s, cost.finish_s)
+    return (AllocationProfile(cost.model, device, size, run_s, *once) for size, run_s in cost.run_s)

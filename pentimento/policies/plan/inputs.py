@@ -5,12 +5,11 @@ last switch) it returns in `Decision.memory` and finds again in `PlanInput.last`
 every worker keep its model; the others are in `policies.plan`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import (
     AdapterDemand,
-    ModelCost,
     Plan,
     PoolPlan,
     Replica,
@@ -21,9 +20,7 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
-from pentimento.domain.models import DeviceCost
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.policies.plan_checks import check_plan
 
 
 @dataclass(frozen=True)
@@ -148,57 +145,3 @@ def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, 
         PoolPlan(model, model, tuple(entry.worker_id for entry in assignments if entry.model == model))
         for model in models
     )
-
-
-def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """Return the costs that workers report of their models, once a kind of device; the slowest report counts."""
-    said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
-    slowest: dict[tuple[str, str, int], AllocationProfile] = {}
-    for device, cost in said:
-        for profile in _profiles(device, cost):
-            key = (cost.model, device, profile.batch_size)
-            known = slowest.get(key)
-            if known is None or known.latency_s < profile.latency_s:
-                slowest[key] = profile
-    return tuple(slowest[key] for key in sorted(slowest))
-
-
-def with_registered(
-    reported: tuple[AllocationProfile, ...], registered: Iterable[DeviceCost]
-) -> tuple[AllocationProfile, ...]:
-    """Return the reported costs, and the registered ones of models on devices without a report."""
-    known = {(profile.model, profile.device) for profile in reported}
-    measured = {model for model, _ in known}
-    added = (
-        profile
-        for on in registered
-        if (on.device and (on.cost.model, on.device) not in known) or (not on.device and on.cost.model not in measured)
-        for profile in _profiles(on.device, on.cost)
-    )
-    return (*reported, *added)
-
-
-def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
-    once = (cost.memory_bytes, cost.load_s, cost.step_count, cost.fixed_s, cost.finish_s)
-    return (AllocationProfile(cost.model, device, size, run_s, *once) for size, run_s in cost.run_s)
-
-
-def check_decision(context: PlanInput, decision: Decision) -> None:
-    """Raise ValueError for workers that are absent or cannot hold their model, and InvalidArgument for an invalid plan
-    (`check_plan`)."""
-    _check_assignments(context, decision.plan.assignments)
-    check_plan(decision.plan)
-    assigned = {assignment.worker_id for assignment in decision.plan.assignments}
-    for pool in decision.plan.pools:
-        if strangers := set(pool.worker_ids) - assigned:
-            raise ValueError(f"pool {pool.pool} names unassigned workers {sorted(strangers)}")
-
-
-def _check_assignments(context: PlanInput, assignments: tuple[WorkerAssignment, ...]) -> None:
-    workers = {worker.instance_id: worker for worker in context.workers()}
-    for assignment in assignments:
-        worker = workers.get(assignment.worker_id)
-        if worker is None or worker.generation != assignment.generation or worker.address != assignment.address:
-            raise ValueError(f"worker {assignment.worker_id} is not the live one")
-        if assignment.model not in worker.models:
-            raise ValueError(f"worker {assignment.worker_id} cannot serve {assignment.model}")

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
+from pentimento.domain.fleet import (
+    AdapterPlacement,
+    Capability,
+    Plan,
+    ReplicaKind,
+    ServiceEndpoint,
+    UnplannedModel,
+    WorkerAssignment,
+)
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares, place_components
 from pentimento.policies.light_stages import with_skip_bound
@@ -14,11 +22,11 @@ from pentimento.policies.plan.inputs import (
     Decision,
     PlanInput,
     ReplicaView,
-    check_decision,
     decide,
     hold_resident,
 )
 from pentimento.policies.plan.registry import ServingPolicy
+from pentimento.policies.plan_checks import check_plan
 from pentimento.policies.registered_digests import Held, named_digests, notes_of, without_mismatched
 
 
@@ -75,6 +83,27 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
         notes=(*decided.notes, *notes_of(facts.mismatched)),
     )
     return MadePlan(plan, decision, asked)
+
+
+def check_decision(context: PlanInput, decision: Decision) -> None:
+    """Raise ValueError for workers that are absent or cannot hold their model, and InvalidArgument for an invalid plan
+    (`check_plan`)."""
+    _check_assignments(context, decision.plan.assignments)
+    check_plan(decision.plan)
+    assigned = {assignment.worker_id for assignment in decision.plan.assignments}
+    for pool in decision.plan.pools:
+        if strangers := set(pool.worker_ids) - assigned:
+            raise ValueError(f"pool {pool.pool} names unassigned workers {sorted(strangers)}")
+
+
+def _check_assignments(context: PlanInput, assignments: tuple[WorkerAssignment, ...]) -> None:
+    workers = {worker.instance_id: worker for worker in context.workers()}
+    for assignment in assignments:
+        worker = workers.get(assignment.worker_id)
+        if worker is None or worker.generation != assignment.generation or worker.address != assignment.address:
+            raise ValueError(f"worker {assignment.worker_id} is not the live one")
+        if assignment.model not in worker.models:
+            raise ValueError(f"worker {assignment.worker_id} cannot serve {assignment.model}")
 
 
 def keeps_models(policy: ServingPolicy, note: str = "") -> ServingPolicy:

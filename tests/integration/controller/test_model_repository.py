@@ -19,7 +19,8 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
 from pentimento.domain.models import RegisteredModels, ReuseProfile
 from pentimento.files.json_values import to_json
-from pentimento.policies.plan.inputs import AllocationProfile, with_registered
+from pentimento.policies.plan.costs import with_registered
+from pentimento.policies.plan.inputs import AllocationProfile
 from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger

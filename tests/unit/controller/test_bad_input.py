@@ -10,7 +10,8 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.policies.plan.inputs import Decision, PlanInput, check_decision
+from pentimento.policies.plan.inputs import Decision, PlanInput
+from pentimento.policies.plan.maker import check_decision
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from services.controller.checks import MAX_REQUESTS

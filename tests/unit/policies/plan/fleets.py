@@ -11,8 +11,8 @@ from pentimento.policies.plan.inputs import (
     PlanInput,
     Policy,
     ReplicaView,
-    check_decision,
 )
+from pentimento.policies.plan.maker import check_decision
 from pentimento.policies.plan.settings import ServingSettings
 
 # Seconds for a batch; A100, from DiffServe's artefact.

@@ -1,12 +1,15 @@
-"""Read the costs of batches from profiles."""
+"""Collect costs of models, and read those of batches."""
+
+from dataclasses import replace
 
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind
-from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind
+from pentimento.domain.models import DeviceCost
+from pentimento.policies.plan.costs import BatchCost, batch_costs, reported_profiles, with_registered
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
-from tests.unit.policies.plan.fleets import context
+from tests.unit.policies.plan.fleets import context, worker
 
 BETWEEN = BatchCost(3, pytest.approx((2.16 + 3.68) / 2))
 
@@ -46,3 +49,34 @@ def test_batch_costs_slowest_present_device_counts(devices: tuple[str, ...], sec
 def test_batch_costs_without_profile_raise() -> None:
     with pytest.raises(FailedPrecondition, match="no profile"):
         batch_costs(on("d"), "m")
+
+
+def test_reported_profiles_slower_report_counts() -> None:
+    def costing(name: str, *costs: ModelCost) -> Replica:
+        return replace(worker(0).replica, instance_id=name, device="gpu", costs=costs)
+
+    slow, fast = ModelCost("m", ((1, 2.0), (2, 2.5)), 7, 3.0), ModelCost("m", ((1, 1.0),), 7, 3.0)
+
+    found = reported_profiles((costing("w1", slow), costing("w2", fast, ModelCost("n", ((1, 9.0),)))))
+
+    assert [(profile.model, profile.batch_size, profile.latency_s) for profile in found] == [
+        ("m", 1, 2.0),
+        ("m", 2, 2.5),
+        ("n", 1, 9.0),
+    ]
+    assert (found[0].device, found[0].memory_bytes, found[0].load_s) == ("gpu", 7, 3.0)
+
+
+def test_with_registered_adds_unreported_costs() -> None:
+    reported = (AllocationProfile("m", "gpu", 1, 1.0, 7),)
+    cost, other = ModelCost("m", ((1, 5.0), (2, 6.0)), 9, 3.0), ModelCost("n", ((1, 8.0),), 4)
+    registered = (DeviceCost("gpu", cost), DeviceCost("cpu", cost), DeviceCost("", cost), DeviceCost("", other))
+
+    found = with_registered(reported, registered)
+
+    assert found == (
+        *reported,
+        AllocationProfile("m", "cpu", 1, 5.0, 9, 3.0),
+        AllocationProfile("m", "cpu", 2, 6.0, 9, 3.0),
+        AllocationProfile("n", "", 1, 8.0, 4),
+    )

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import ModelCost, Plan, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
-from pentimento.domain.models import DeviceCost
+from pentimento.domain.fleet import Plan, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.policies.plan.inputs import (
     UNNUMBERED,
     AllocationProfile,
@@ -17,11 +16,9 @@ from pentimento.policies.plan.inputs import (
     ModelDemand,
     PlanInput,
     ReplicaView,
-    check_decision,
     hold_resident,
-    reported_profiles,
-    with_registered,
 )
+from pentimento.policies.plan.maker import check_decision
 
 
 def worker(name: str, *models: str, generation: int = 1) -> ReplicaView:
@@ -51,37 +48,6 @@ def test_a_worker_is_assigned_the_model_it_holds():
     decision = hold_resident(context(worker("w1", "heavy", generation=3)))
 
     assert decision.plan.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
-
-
-def test_reported_profiles_slower_report_counts():
-    def costing(name: str, *costs: ModelCost) -> Replica:
-        return replace(worker(name).replica, device="gpu", costs=costs)
-
-    slow, fast = ModelCost("m", ((1, 2.0), (2, 2.5)), 7, 3.0), ModelCost("m", ((1, 1.0),), 7, 3.0)
-
-    found = reported_profiles((costing("w1", slow), costing("w2", fast, ModelCost("n", ((1, 9.0),)))))
-
-    assert [(profile.model, profile.batch_size, profile.latency_s) for profile in found] == [
-        ("m", 1, 2.0),
-        ("m", 2, 2.5),
-        ("n", 1, 9.0),
-    ]
-    assert (found[0].device, found[0].memory_bytes, found[0].load_s) == ("gpu", 7, 3.0)
-
-
-def test_registered_costs_count_where_no_worker_reports_any():
-    reported = (AllocationProfile("m", "gpu", 1, 1.0, 7),)
-    cost, other = ModelCost("m", ((1, 5.0), (2, 6.0)), 9, 3.0), ModelCost("n", ((1, 8.0),), 4)
-    registered = (DeviceCost("gpu", cost), DeviceCost("cpu", cost), DeviceCost("", cost), DeviceCost("", other))
-
-    found = with_registered(reported, registered)
-
-    assert found == (
-        *reported,
-        AllocationProfile("m", "cpu", 1, 5.0, 9, 3.0),
-        AllocationProfile("m", "cpu", 2, 6.0, 9, 3.0),
-        AllocationProfile("n", "", 1, 8.0, 4),
-    )
 
 
 def test_there_is_a_pool_a_model():
