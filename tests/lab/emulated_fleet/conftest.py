@@ -96,7 +96,7 @@ async def serve(fleet_file: Path, **settings: Any) -> AsyncIterator[Emulated]:
 
 @contextmanager
 def held_steps() -> Iterator[Callable[[], None]]:
-    """Inside, no step of an emulated device ends before what is yielded is called, as it is in the end."""
+    """Keep steps of emulated devices from ending until the yielded function is called; leaving the block calls it."""
     at, kept, held = LoopTimers.at, [], [True]
 
     def at_or_kept(timers: LoopTimers, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:

@@ -30,7 +30,7 @@ from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
 from services.unet_worker.process import WorkerProcess
 
-# A device paints 20 light pictures a second, or 10 heavy ones.
+# A device generates 20 light images a second, or 10 heavy ones.
 FLEET = """\
 seed = 3
 default_model = "heavy"
@@ -111,8 +111,11 @@ class PlannedFleet:
 async def planned_fleet(
     folder: Path, policy: str, *, thins: bool = False, slowness: float = 1.0, **serving: Any
 ) -> AsyncIterator[PlannedFleet]:
-    """Up to where every part is connected and registered; the policy begins then. `thins`: under load pictures of the
-    heavy model may take two of their four steps. `slowness`: devices take so many times as long, and have so long."""
+    """Run a fleet up to where every part is connected and registered; the policy begins then.
+
+    `thins`: under load, images of the heavy model may take two of their four steps. `slowness`: factor of the devices'
+    seconds and of the SLO.
+    """
     (folder / "fleet.toml").write_text(slowed(FLEET, slowness))
     fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
     settings = RecordingSettings(

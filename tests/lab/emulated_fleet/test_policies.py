@@ -17,14 +17,14 @@ from pentimento.stores.ledger import open_journal
 from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 
 REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
-# As slow that a busy machine keeps up with what is sent and painted.
+# Slow enough that a busy machine keeps up with the requests.
 SLOWNESS = 4.0
-# More than one light device paints, so that the cascade has to give it more of them.
+# More than one light device can carry, so that the cascade has to give the model more of them.
 RATE = 36.0 / SLOWNESS
 
 
 async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = None) -> str:
-    """How a request's stream ended: the model that painted it, or the reason of its error."""
+    """Return how a request's stream ended: its model, or the reason of its error."""
     try:
         completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}", deadline_ms=deadline_ms))
     except PentimentoError as error:
@@ -34,7 +34,7 @@ async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = N
 
 
 async def painted_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Completed]:
-    """Those of so many that were painted, sent at that rate."""
+    """Send `count` requests at a rate, and return the completed ones."""
 
     async def paint(number: int) -> Completed:
         await asyncio.sleep(number / rate)
@@ -45,7 +45,7 @@ async def painted_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Com
 
 
 async def loaded(suite: FrontdoorSuite, count: int, rate: float, deadline_ms: int | None = None) -> Counter[str]:
-    """Sent at their times, whatever comes back."""
+    """Send requests at their times, and count their ends."""
     began = asyncio.get_running_loop().time()
     endings = []
     for number in range(count):
@@ -118,8 +118,10 @@ def planned(plan: Plan) -> tuple[object, ...]:
 
 
 async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
-    """More than the heavy model can paint: the light one stands in, without a score (ADR 0008). How many
-    come a second is the machine's, not the test's: a busy one sends them later than their times."""
+    """Send more than the heavy model can carry: the light one stands in, without a score (ADR 0008).
+
+    The rate of arrivals depends on the machine: a busy one sends them later than their times.
+    """
     async with planned_fleet(directory, "joint", slowness=SLOWNESS) as fleet:
         await begun(fleet, "joint")
 
@@ -134,7 +136,7 @@ async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
 
 
 def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
-    """What every look heard of: the pictures a second that came, and those of them that another stage sent on."""
+    """Return the demand of each planning round: images a second, and those that another stage sent on."""
     return [
         (sum(one.arrivals_per_s for one in context.demand), sum(one.sent_on_per_s for one in context.demand))
         for context, _ in fleet.settings.asked
@@ -142,7 +144,7 @@ def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
 
 
 async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
-    """Half as many again as the heavy model can paint with all of its steps; a busy machine sends as many, too."""
+    """Send half as many again as the heavy model can carry with all of its steps."""
     options = {"slowness": SLOWNESS, "policy_options": ("expected_per_s=15",)}
     async with planned_fleet(directory, "joint", thins=True, **options) as fleet:
         await begun(fleet, "joint")
@@ -169,7 +171,7 @@ async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
     ],
 )
 async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:
-    """`first_given`: workers by model in the first plan, for 10 requests a second of which none hits the cache."""
+    """Compare `first_given`, workers by model in the first plan, for 10 requests a second without cache hits."""
     async with planned_fleet(directory, policy, policy_options=("peak_per_s=10", "expected_per_s=10")) as fleet:
         await begun(fleet, policy)
 

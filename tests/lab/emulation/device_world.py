@@ -61,7 +61,7 @@ class World:
         self.late: list[float] = []
         self.reports: list[tuple[float, str, bool]] = []
         self.pictures: list[Picture] = []
-        # Steps that each picture leaves out after its first one.
+        # Steps that each image leaves out after its first one.
         self.left_out = 0
         self.device: EmulatedDevice[Picture] = EmulatedDevice(
             "worker",

@@ -20,7 +20,7 @@ def device_adapters(**changes: object) -> DeviceAdapters:
 
 
 def ended_at(adapters: Sequence[AttemptAdapters], of: AdapterCosts = COSTS) -> list[float | None]:
-    """When pictures of ten steps of a second each, one for both of a batch, end on a device of their own."""
+    """Return when images of ten steps end on a new device; a step of one or two images takes a second."""
     world = World(costs(1.0, 1.0), adapter_costs=of)
     pictures = [world.submit(10, adapters=one) for one in adapters]
     world.timers.run_until(100)
@@ -78,7 +78,7 @@ def test_each_step_with_a_controlnet_waits_for_its_residuals() -> None:
 
 
 def test_image_waiting_for_a_lora_delays_no_other() -> None:
-    """It joins after three seconds; then the two have different sets, beside the weights."""
+    """It joins after three seconds; then the two have different sets, which are not in the weights."""
     assert ended_at([PLAIN, NEON]) == pytest.approx([10.0, 13.5])
 
 

@@ -9,7 +9,7 @@ from tests.unit.unet_worker.orders import ORDER
 
 
 def running(first_step: int = 0) -> tuple[JobBridge, list[ExecuteEvent]]:
-    """Eight steps, each of them told."""
+    """Begin an attempt of eight steps, and return it with the list of its events."""
     told: list[ExecuteEvent] = []
     bridge = JobBridge("w", ORDER, first_step, told.append, None, ProgressPace(0.0))
     bridge.began()

@@ -65,7 +65,7 @@ CASE = Case("anything", "", Scheduler.DDIM, seed=3, steps=6, guidance_scale=3.0)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[ControlledByService]:
-    """A paced worker, and each ControlNet on a replica of its own."""
+    """Start a paced worker, and a replica for each ControlNet."""
     with ExitStack() as stack:
         folder = stack.enter_context(shared_folder())
         path = folder / "pace.toml"
@@ -90,7 +90,7 @@ def paced_worker(folder: Path) -> AbstractContextManager[str]:
 
 @torch.inference_mode()
 def in_one_process(pace: DevicePace, case: Case, settings: Sequence[ControlSetting]) -> Tensor:
-    """The same picture, step by step, its ControlNets asked in turn."""
+    """Generate the same image step by step, and call its ControlNets in turn."""
     model = PacedModel(pace, torch.float16)
     spec = GenerationSpec(
         case.prompt, "", pace.name, 64, 64, case.steps, case.guidance_scale, case.scheduler, case.seed

@@ -73,7 +73,7 @@ def test_milp_threshold_equals_enumeration(
 
     found = solve_by_milp(problem)
 
-    # A solver of floating-point numbers may take what is short by a millionth.
+    # A solver of floating-point numbers may take a solution that is short by a millionth.
     slack = replace(problem, demand=demand * (1 - 1e-5), slo_s=slo_s + 1e-5)
     exact = {(solution.thresholds, solution.feasible) for solution in (solve_cascade(problem), solve_cascade(slack))}
     assert (found.thresholds, found.feasible) in exact

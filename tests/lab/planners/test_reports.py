@@ -1,4 +1,4 @@
-"""Policies of the lab under whatever replicas report."""
+"""Test policies of the lab with any reports of replicas."""
 
 import pytest
 from hypothesis import given, settings

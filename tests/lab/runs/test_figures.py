@@ -132,7 +132,7 @@ def test_fair_shares_are_max_min_fair(demands: dict[str, float], capacity: float
     assert sum(shares.values()) == pytest.approx(min(capacity, sum(demands.values())), abs=1e-6)
     assert all(shares[name] <= demand + 1e-9 for name, demand in demands.items())
     unmet = [shares[name] for name, demand in demands.items() if shares[name] < demand * (1 - 1e-9) - 1e-9]
-    # Whoever got less than asked got as much as anybody.
+    # A tenant with unmet demand has the largest share.
     assert all(share == pytest.approx(max(shares.values()), rel=1e-6, abs=1e-6) for share in unmet)
 
 

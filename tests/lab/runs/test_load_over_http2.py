@@ -49,7 +49,7 @@ main()
 
 @dataclass
 class Gallery:
-    """Answers by the prompt. Pictures wait until `together` requests are there, however they are spaced."""
+    """Answer by the prompt. Images wait until `together` requests have arrived."""
 
     together: int = 1
     asked: list[pb.GenerateRequest] = field(default_factory=list)
@@ -123,7 +123,7 @@ async def test_every_ending_is_recorded_in_the_workloads_order(tmp_path: Path) -
 
 
 async def test_requests_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    # The server gives nothing before all five are there: a generator that waits for answers would never end.
+    # The server answers after all five have arrived: a generator that waits for answers would never end.
     gallery = Gallery(together=5)
 
     records = await played(gallery, tmp_path, workload([0.0, 0.01, 0.02, 0.03, 0.04]), QUICK)
@@ -243,7 +243,7 @@ async def test_interrupted_run_keeps_its_records(tmp_path: Path, told_to_stop: s
     assert process.returncode == 130, told
     run = load_run(kept)
     assert run.provenance["interrupted"] is True
-    # The one that nobody answers is cancelled, the one that had not come yet was never sent.
+    # The unanswered request is cancelled, the one due later was never sent.
     assert len(run.records) == 2 and run.records[1].outcome is Outcome.CANCELLED
     assert json.loads(document.read_text())["provenance"]["interrupted"] is True
 

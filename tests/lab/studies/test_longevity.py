@@ -11,7 +11,7 @@ Group = tuple[np.ndarray, int]
 
 
 def window(*groups: Group) -> list[Group]:
-    """Groups of one prompt each, used so many times."""
+    """Return groups of one prompt each, with their uses."""
     return list(groups)
 
 
@@ -35,7 +35,7 @@ def test_cluster_lives_while_it_is_at_the_top():
 
     # Of two clusters half a percent is one: cats, dogs, cats.
     assert shares(windows, 50.0) == {1: (0.0, 0.0, 2), 2: (1.0, 1.0, 1)}
-    # All of them: cats and dogs, then dogs are gone.
+    # All clusters: cats and dogs, then dogs are gone.
     assert shares(windows, 100.0) == {1: (0.75, 1.0, 4), 2: (0.5, 0.5, 2)}
 
 

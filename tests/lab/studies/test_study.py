@@ -100,5 +100,5 @@ def test_study_panels_show_the_figures():
 
     assert len(panels) == 6
     assert panels[0].series[0].y == pytest.approx((10 / 11,))
-    # Every session has one prompt: nothing is alike within it.
+    # Every session has one prompt, so that there is no pair within it.
     assert {series.name for series in panels[5].series} == {"between a user's", "with other users"}
