@@ -10,12 +10,13 @@ from prometheus_client import REGISTRY
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Plan, Replica, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.support.values import a_worker
 
 
 def worker(name: str = "w1", generation: int = 1, model: str = "heavy") -> Replica:
-    return Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", generation, resident_models=(model,))
+    return a_worker(name, model, generation=generation)
 
 
 def registration(client: ControllerClient, replica: Replica) -> Registration:

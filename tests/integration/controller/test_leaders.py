@@ -10,7 +10,7 @@ import pytest
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError, Unavailable
-from pentimento.domain.fleet import Plan, Replica, ReplicaKind
+from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
@@ -18,9 +18,10 @@ from pentimento.wire.codec import from_bytes, to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 from tests.support.lease_looks import LooksBetweenBeats
+from tests.support.values import a_worker
 
 LEASE_S = 1.0
-WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
+WORKER = a_worker("w1", "heavy")
 
 
 class Member:

@@ -13,7 +13,6 @@ from lab.planners.proteus import Proteus
 from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.policies.plan.entry import LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy, ReplicaView
 from pentimento.policies.plan.one_model import OneModel
@@ -22,6 +21,7 @@ from pentimento.policies.plan.settings import ServingSettings
 from pentimento.settings import SettingsError, load_settings
 from services.controller.planner import Planner
 from services.controller.settings import ControllerSettings
+from tests.support.values import a_worker
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
@@ -173,10 +173,7 @@ def test_controller_static_cascade_without_peak_names_flag() -> None:
 @pytest.mark.parametrize("name", sorted(LAB_POLICIES))
 async def test_planner_without_profiles_serves_the_resident_plan(name: str) -> None:
     planner = Planner(LAB_POLICIES[name](SETTINGS), 5, allocator_limit_s=60.0)
-    pair = tuple(
-        ReplicaView(Replica(f"{model}-0", ReplicaKind.UNET_WORKER, f"unix:/{model}", 1, resident_models=(model,)))
-        for model in ("sd15", "turbo")
-    )
+    pair = tuple(ReplicaView(a_worker(f"{model}-0", model)) for model in ("sd15", "turbo"))
     await planner.look(PlanInput(0.0, ()))
     planner.begin()
 

@@ -20,11 +20,12 @@ from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
+from tests.support.values import a_worker
 
 SETTINGS = ServingSettings("heavy", light="light", small=("light",), slo_s=5.0, peak_per_s=4.0)
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=0.0)
 COSTS = (ModelCost("heavy", ((1, 1.0),)), ModelCost("light", ((1, 0.1),)))
-WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, available_models=("heavy", "light"), costs=COSTS)
+WORKER = a_worker("w1", available_models=("heavy", "light"), costs=COSTS)
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
 EXTREMES = (0.0, 1e-6, 1e-300, 0.5, 1.0, 1e6, 1e300, -1.0, math.inf, -math.inf, math.nan)
 COUNTS = st.sampled_from((-1, 0, 1, 7, MAX_REQUESTS, 2**32 - 1, 2**63 - 1, 2**64 - 1))

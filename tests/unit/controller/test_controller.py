@@ -29,10 +29,11 @@ from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
+from tests.support.values import a_worker
 
 NOW_MS = 1_800_000_000_000
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
-WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
+WORKER = a_worker("w1", "heavy")
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
 
 

@@ -39,8 +39,9 @@ from pentimento.policies.plan.inputs import (
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from services.controller.planner import Planner
+from tests.support.values import a_worker
 
-WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
+WORKER = ReplicaView(a_worker("w1", "heavy"))
 EMBEDDER = ReplicaView(Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 1))
 OTHER = ReplicaView(replace(WORKER.replica, instance_id="w2", address="unix:/w2"))
 EMPTY, ONE, TWO = (PlanInput(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
@@ -334,10 +335,7 @@ async def test_first_stages_get_the_bound_of_the_settings_unless_their_allocator
 
 
 SERVING = ServingSettings("heavy", "light", ("light",), slo_s=5.0, peak_per_s=1.0)
-PAIR = tuple(
-    ReplicaView(Replica(f"{model}-0", ReplicaKind.UNET_WORKER, f"unix:/{model}", 1, resident_models=(model,)))
-    for model in ("heavy", "light")
-)
+PAIR = tuple(ReplicaView(a_worker(f"{model}-0", model)) for model in ("heavy", "light"))
 
 
 @pytest.mark.parametrize("name", sorted(SERVING_POLICIES))

@@ -1,7 +1,5 @@
 """Leases, generations and drains: which replicas may be planned with."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,13 +8,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from services.controller.registry import Registry
+from tests.support.values import a_worker
 
 LEASE_S = 3.0
 RETENTION_S = 10.0
 
 
 def replica(name: str = "w1", generation: int = 1, **parts: object) -> Replica:
-    return replace(Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", generation), **parts)
+    return a_worker(name, generation=generation, **parts)
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.image import generate_to_proto
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
-from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ReplayInput, ReplayRequest
+from pentimento.domain.image_request import AskedControlNet, AskedLora, ReplayInput, ReplayRequest
 from pentimento.domain.jobs import RequestQuery
 from pentimento.wire.codec import encode
+from tests.support.values import a_request
 
 HALF = "canary\ud800"
 WRONG: Any = "canary"
@@ -49,18 +50,18 @@ UNWRITABLE: list[tuple[dict[str, Any], str]] = [
 def test_encode_of_request_names_unwritable_value() -> None:
     for values, says in UNWRITABLE:
         with pytest.raises(InvalidArgument, match=f"^{says}") as refused:
-            encode(ImageRequest(**{"prompt": "a circle", **values}), pb.ImageRequest)
+            encode(a_request(**values), pb.ImageRequest)
 
         assert "canary" not in str(refused.value)
 
 
 def test_generate_to_proto_names_unwritable_option() -> None:
     with pytest.raises(InvalidArgument, match=r"^preview_interval_steps: must be between 0 and 4294967295"):
-        generate_to_proto(ImageRequest("a circle"), "", -1)
+        generate_to_proto(a_request(), "", -1)
     with pytest.raises(InvalidArgument, match=f"^idempotency_key: {TEXT}"):
-        generate_to_proto(ImageRequest("a circle"), HALF, 0)
+        generate_to_proto(a_request(), HALF, 0)
     with pytest.raises(InvalidArgument, match=r"^seed: "):
-        generate_to_proto(ImageRequest("a circle", seed=-1), "", 0)
+        generate_to_proto(a_request(seed=-1), "", 0)
 
 
 def test_encode_of_replay_names_unwritable_value() -> None:

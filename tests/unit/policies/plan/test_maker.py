@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, Replica, ReplicaKind
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.plan.inputs import Decision, PlanInput, ReplicaView, hold_resident
 from pentimento.policies.plan.maker import FleetFacts, keeps_models, make_plan, numbered
 from pentimento.policies.plan.registry import CacheUse, ServingPolicy
+from tests.support.values import a_worker
 
-WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
+WORKER = ReplicaView(a_worker("w1", "heavy"))
 OWN = ServingPolicy("own", hold_resident, CacheUse.LATENTS, "lcbfu", cache_hits=False, drops_late=False)
 
 
@@ -19,7 +20,7 @@ def test_uploaded_lora_is_placed_on_workers_that_load_such() -> None:
     ink = Adapter("ink", AdapterKind.LORA, "sha256:i", "sd")
     loading = frozenset({Capability.UPLOADED_LORA})
     views = tuple(
-        ReplicaView(Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", 1, capabilities=can, resident_models=held))
+        ReplicaView(a_worker(name, *held, capabilities=can))
         for name, can, held in (
             ("w2", loading, ("tiny", "ink")),
             ("w1", loading, ("tiny",)),
