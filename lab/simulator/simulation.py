@@ -32,7 +32,14 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
-from pentimento.policies.plan.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
+from pentimento.policies.plan.entry import (
+    NO_QUOTA,
+    NOISE,
+    allowed_stages,
+    replanned_stages,
+    request_stages,
+    stages_from,
+)
 from pentimento.policies.plan.registry import CacheUse
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
@@ -278,7 +285,7 @@ class Simulation:
         request, stage, plan = self._requests[effect.request_id], effect.cascade_stage, self.dataplane.state.index
         quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
         if effect.anew:
-            request.cascade += stages_anew(plan, draw, quota) or request.cascade[-1:]
+            request.cascade += replanned_stages(plan, draw, quota) or request.cascade[-1:]
         stage_of = request.cascade[stage]
         own = stage_of.pool
         # A request deferred to a stage runs only there.

@@ -156,7 +156,7 @@ class CascadePolicy:
 
 def diffserve_cascade(settings: ServingSettings) -> CascadeVariant:
     """Return the cascade of the settings' light and heavy model. Without a registration it has the settings' curve, and
-    no discriminator of its own."""
+    any discriminator of the two models scores it."""
     curve = settings.deferral
     handover = settings.handover or Handover("", "", curve.thresholds, curve.shares)
     return CascadeVariant((settings.light, settings.heavy), (handover,))

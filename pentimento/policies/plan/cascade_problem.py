@@ -75,8 +75,10 @@ class CascadeSolution:
 
 
 def solve_cascade(problem: CascadeProblem) -> CascadeSolution:
-    """Return the best solution; of equal ones the one whose first stage has most to spare, then the quickest, then the
-    one with the smallest batches at the end. Spare devices go to the last stage that requests reach."""
+    """Return the best solution. Spare devices go to the last stage that requests reach.
+
+    Among equal solutions the first stage with most to spare counts, then the latency, then small batches at the end.
+    """
     last_shares = [problem.curves[-1].share(threshold) for threshold in problem.thresholds]
     ranked = []
     for costs in itertools.product(*(_needed(stage) for stage in problem.stages)):
@@ -90,7 +92,7 @@ def solve_cascade(problem: CascadeProblem) -> CascadeSolution:
 
 
 def _needed(costs: Sequence[BatchCost]) -> list[BatchCost]:
-    """Return the costs without those that take longer than another and get no more done."""
+    """Return the costs of batches that get more done than every quicker one."""
     kept: list[BatchCost] = []
     for cost in sorted(costs, key=lambda each: each.latency_s):
         if not kept or cost.throughput > kept[-1].throughput:

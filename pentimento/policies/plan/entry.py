@@ -1,9 +1,8 @@
-"""Which stages a new request goes through, read from the plan, so that a router needs nothing but the plan.
+"""Read from a plan the stages of a new request, so that a router needs only the plan.
 
-A pool's `routes` say which share of the requests of each start it takes first, and through which of the plan's cascades
-they go from there: `noise`, `latent`, `image`. A pool with the route `spare` takes hits of other pools while it has
-nothing of its own (MoDM's large workers). A stage of a cascade sends what its discriminator refuses on to the next one,
-by thresholds for each kind of start.
+A pool's `routes` give its share of the requests of each start (`noise`, `latent`, `image`), and the cascade that they
+go through from there. A pool with the route `spare` takes hits of other pools while it is idle (MoDM's large workers).
+A stage of a cascade defers images by a threshold for each kind of start.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,13 @@ NO_QUOTA = TenantQuota()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a request: its pool, its model and, in a cascade that is followed by another, how its pictures are
-    scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
-    plan's shares sent the request there, and not its own wish. `skip_below`: the plan's bound of the prompt's
-    probability, below which the stage is left out; 0 for never. `reuse_share` (0..1) of the next stage's steps are left
-    out there, because it starts from this one's picture; 0 for none. `discriminator_digest`: as `StagePlan` has it.
-    `deserted`: nobody was left for it, and what follows was planned in its place."""
+    """A stage of a request: its pool, its model, and the scoring of its images where another stage follows.
+
+    `cascade`: the plan's cascade, empty for the operator's own or none. `planned`: the plan's shares sent the request
+    there, not its own model. `skip_below`: the probability of the prompt below which the stage is skipped; 0 for never.
+    `reuse_share` (0..1) of the next stage's steps are skipped, since it starts from this stage's image. `deserted`: no
+    worker was left, and the following stages were planned in its place. The other fields are those of `StagePlan`.
+    """
 
     pool: str
     model: str
@@ -42,14 +42,13 @@ class Stage:
     deserted: bool = False
 
     def threshold(self, start: str) -> float | None:
-        """Return the confidence that pictures from that start must exceed; None where they are not scored."""
+        """Return the confidence that images from that start must exceed; None where they are not scored."""
         return next((entry.confidence for entry in self.thresholds if entry.start == start), None)
 
 
 @dataclass(frozen=True)
 class PlanIndex:
-    """Look up parts of a plan by name; each table is made once. `plan` is None before the first plan, and everything is
-    empty then."""
+    """Look up parts of a plan by name; each table is made once. Without a plan all tables are empty."""
 
     plan: Plan | None = None
 
@@ -159,7 +158,7 @@ def _stages_of(cascade: CascadePlan, models: Mapping[str, str]) -> tuple[Stage, 
 
 @dataclass(frozen=True, slots=True)
 class EnteredPool:
-    """Where a request enters: a pool, and the cascade that it goes through from there, if any."""
+    """The pool where a request enters, and the cascade that it goes through from there, if any."""
 
     pool: PoolPlan
     cascade: str = ""
@@ -173,7 +172,7 @@ def every_start(cascade: str) -> tuple[RouteShare, ...]:
 def entry_of(
     pools: Sequence[PoolPlan], start: str, draw: float, suits: Callable[[EnteredPool], bool] | None = None
 ) -> EnteredPool | None:
-    """Return where a request of this start enters, of the places that suit it; None when no pool takes such a start.
+    """Return the pool where a request of this start enters, of those that suit it; None where no pool takes the start.
     `draw` is uniform in 0..1 and decides by the pools' shares."""
     taking = [
         (EnteredPool(pool, route.cascade), route.share)
@@ -194,12 +193,12 @@ def entry_of(
 def request_stages(
     index: PlanIndex, model: str, draw: float, cascade: Sequence[str] = (), quota: TenantQuota = NO_QUOTA
 ) -> tuple[Stage, ...]:
-    """Return the stages that a request goes through before it is known whether the cache helps: the pool of the model
-    that it names, else those of the plan, or else the models of `cascade`. A pool that no plan names is called after
-    its model. Where a model has several pools, they take its requests by their workers.
+    """Return the stages of a request before its start is known.
 
-    It is drawn to what its tenant may use by `quota`, where there is any such place; `allowed_stages` is what is left
-    of it."""
+    They are the pool of the model that it names, else the stages of the plan, else the models of `cascade`. A pool that
+    no plan names has its model's name. Several pools of a model share its requests by their workers. The draw is among
+    pools that `quota` allows, where there are any; `allowed_stages` removes the other stages.
+    """
     if model:
         of_model = [pool for pool in index.pools if pool.model == model]
         own = _drawn([pool for pool in of_model if quota.allows(pool.pool)] or of_model, draw)
@@ -211,19 +210,18 @@ def request_stages(
 
 
 def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, ...]:
-    """Return those in pools that the tenant may use. Where none is left it is all of them, and admission refuses the
-    first."""
+    """Return the stages in pools that the tenant may use; all stages where it may use none, so that admission refuses
+    the first."""
     return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
-def stages_anew(index: PlanIndex, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
-    """Return the stages that the plan has now for a request that a plan sent before, of those that its tenant may
-    use; none where there are none."""
+def replanned_stages(index: PlanIndex, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
+    """Return the stages by the plan in force of a request that an earlier plan sent; those that its tenant may use."""
     return tuple(stage for stage in request_stages(index, "", draw, quota=quota) if quota.allows(stage.pool))
 
 
 def _entry(index: PlanIndex, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
-    """Draw among entries with a stage that the tenant may use; among all entries where no such one exists."""
+    """Draw among entries with a stage that the tenant may use; among all entries where there is none."""
     if not quota.pools:
         return entry_of(index.pools, start, draw)
 
@@ -242,9 +240,11 @@ def stages_from(
     draw: float,
     quota: TenantQuota = NO_QUOTA,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a request once its start is known and `pool`, which holds `model`, is where it begins: those
-    that the plan has for such starts there, else `own`, those that it came with, where it begins with the first of
-    them, else that pool alone. Drawn as `request_stages` are."""
+    """Return the stages of a request whose start is known, and which begins in `pool` with `model`.
+
+    They are the plan's stages for such starts there, else its `own` earlier stages where they begin in that pool, else
+    that pool alone. The draw is that of `request_stages`.
+    """
     entry = _entry(index, start, draw, quota)
     if entry is not None and entry.pool.pool == pool and own[0].planned:
         return index.stages_at(entry)
@@ -262,8 +262,8 @@ def _drawn(pools: Sequence[PoolPlan], draw: float) -> PoolPlan | None:
 
 @dataclass(frozen=True, slots=True)
 class StartCandidate:
-    """A pool that may take a request, and the kinds of start from the cache that it would take there. `stands_in`: it
-    takes images only where the pool that the plan sends them to cannot start from any."""
+    """A pool that may take a request, and the kinds of cached start that it takes there. `stands_in`: it takes images
+    only where the planned pool cannot start from any."""
 
     pool: str
     model: str
@@ -273,7 +273,7 @@ class StartCandidate:
 
 
 def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tuple[StartCandidate, ...]:
-    """Return the candidates of one lookup, the request's own stage first. `pools` are those that can paint it.
+    """Return the candidates of one lookup, the request's own stage first. `pools` can generate its image.
 
     A latent belongs to its model, so the own stage may always resume one, and so may the pool that the plan sends
     latents to. An image goes to the pool that the plan sends images to, else to the own stage.
@@ -288,8 +288,8 @@ def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """What a lookup found for a candidate. `saved_share` (0..1) of its model's steps would be left out; `seconds_left`
-    is what the rest takes there, None where that is not known; `stands_in` as the candidate's."""
+    """The start that a lookup found for a candidate. `saved_share` (0..1) of its model's steps are saved;
+    `seconds_left`: of the other steps there, None if unknown; `stands_in` as the candidate's."""
 
     kind: str
     saved_share: float = 0.0
@@ -298,9 +298,11 @@ class FoundStart:
 
 
 def choose_start(found: Sequence[FoundStart]) -> int:
-    """Return the number of the candidate that the request goes to: of those with a start from the cache the one that
-    is done first, or saves the largest share of its steps where the seconds of one of them are not known; the first
-    candidate where none has a start. The earlier of equals is chosen."""
+    """Return the number of the candidate that takes the request.
+
+    Of candidates with a cached start it is the one that ends first, or saves the largest share of its steps where the
+    seconds of one are unknown; without any, the first candidate. The earlier of equals is chosen.
+    """
     hits = [number for number, start in enumerate(found) if start.kind != NOISE]
     hits = [number for number in hits if found[number].kind != IMAGE or not found[number].stands_in] or hits
     if not hits:
@@ -312,8 +314,8 @@ def choose_start(found: Sequence[FoundStart]) -> int:
 
 
 def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) -> tuple[PoolPlan, ...]:
-    """Return the pools beside `entered` that may take the request while they are idle: for an image any with the route
-    `spare`, for a latent those of its own model, for noise none."""
+    """Return the other pools with the route `spare` that may take the request while they are idle: all of them for an
+    image, those of its model for a latent, none for noise."""
     if start == NOISE:
         return ()
     spare = [pool for pool in pools if pool.pool != entered.pool and pool.worker_ids and takes(pool, SPARE)]
@@ -321,8 +323,8 @@ def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) 
 
 
 def scaled_start_step(start_step: int, asked_steps: int, own_steps: int) -> int:
-    """Return the step at which a model that takes `own_steps` begins from a start at `start_step` of `asked_steps`: at
-    the same share of its own, and at its last one at the latest."""
+    """Return the first step of a model of `own_steps` for a start at `start_step` of `asked_steps`: at the same share,
+    and at its last step at the latest."""
     return min(round(start_step * own_steps / asked_steps), own_steps - 1)
 
 

@@ -152,7 +152,7 @@ class MixturePolicy:
     The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load, and
     goes back to a better one only with `settings.hysteresis` to spare. Devices change their models at most once in
     `dwell_s`, which is shorter than the paper's period. Where few requests come between two plans, rate and starts are
-    averages over more than one of them.
+    averages over several plans.
     """
 
     settings: ServingSettings

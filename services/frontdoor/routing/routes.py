@@ -18,8 +18,8 @@ from pentimento.policies.plan.entry import (
     NOISE,
     Stage,
     allowed_stages,
+    replanned_stages,
     scaled_start_step,
-    stages_anew,
     stages_from,
 )
 from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
@@ -187,7 +187,7 @@ async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
     """The stages of before, of which nobody is left, and those of the plan of now. After a start their first model is
     waited for: not all workers have told yet."""
     request, quota = job.request, parts.tenants.quota_of(job.request.tenant)
-    planned = stages_anew(parts.dataplane.state.index, request.draw, quota)
+    planned = replanned_stages(parts.dataplane.state.index, request.draw, quota)
     if planned:
         await _awaited_model(parts, job, planned[0].model)
     return restaged(job.stages, planned, request.resolved, parts.catalogue, parts.adapters)

@@ -1,6 +1,4 @@
-"""Decide how many devices each model has, and in batches of which size.
-
-No device is idle, and equal demand gives equal plans.
+"""Decide on the devices and batch sizes of each model: no device is idle, and equal demand gives equal plans.
 
 Solvers return any of the best solutions, and a little noise in the demand makes another one the best. The rates of a
 solution stand; its units are counted again here, from the devices that each model gets: one pool a model, in the
@@ -72,7 +70,7 @@ def _runs_beside(problem: AllocationProblem, component: str) -> bool:
 
 def work_of(problem: AllocationProblem, solution: AllocationSolution, component: str, kind: str = "") -> float:
     """Return the whole runs a second that a component has to carry, on devices of one kind where it is given. Work
-    beside requests counts on any kind."""
+    aside counts on any kind."""
     routes = {route.name: route for route in problem.routes}
     found = 0.0
     for course, rate in solution.rates.items():

@@ -38,7 +38,7 @@ from pentimento.policies.plan.joint.routes import kind_of, quickest_routes
 from pentimento.policies.plan.placement import place, scored_stage
 
 MOST_POOLS = 3
-# Solvers stop a little short of the best; nobody is refused for that.
+# Solvers stop a little short of the best: no request is refused for that.
 _WHOLE = 0.99
 
 

@@ -48,7 +48,7 @@ class Component:
 @dataclass(frozen=True)
 class Use:
     """The part of a component that a route needs, in whole runs. `work`: of a mean request. `path`: of a request that
-    needs all of it, whose latency counts; 0 for a component that runs beside the request, such as a ControlNet."""
+    needs all of it, for its latency; 0 for a component that runs aside, such as a ControlNet."""
 
     component: str
     work: float

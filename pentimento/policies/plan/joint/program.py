@@ -69,8 +69,8 @@ class AllocationProgram:
     def search(
         self, gap: float, most_relaxations: int, *, may_load: bool, above: float = -math.inf
     ) -> AllocationSolution | None:
-        """Return a plan within the share `gap` of the best, whose objective is more than `above`, or the best that was
-        known when `most_relaxations` were solved; None where there is none."""
+        """Return a solution within the share `gap` of the best and above the objective `above`, or the best one after
+        `most_relaxations`; None where there is none."""
         if self._searched is None:
             self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
         new = list(self._columns.new.values())
@@ -135,7 +135,7 @@ class AllocationProgram:
         return rates
 
     def _add_aside(self) -> dict[PlannedPool, int]:
-        """Let components beside requests run in any of their pools."""
+        """Let work aside run in any pool of its component."""
         works: dict[str, dict[str, float]] = {}
         for route in self._problem.routes:
             for use in route.uses:

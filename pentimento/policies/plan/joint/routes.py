@@ -29,7 +29,7 @@ _LEAST_SPARE = 0.02
 # The worth of a request a second of the backlog: as much as quality can be, and less than any arrival.
 BACKLOG_WORTH = 1.0
 _BACKLOG = "backlog of "
-# The share of the time that the SLO leaves after a run in which requests may wait.
+# Requests may wait for this share of the time that the SLO leaves after a run.
 MAY_WAIT = 0.5
 
 
@@ -181,7 +181,7 @@ class _Ways:
             yield from (_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT))
 
     def _left(self, model: str, saved: float) -> float:
-        """Return the share of a whole run that a hit takes: by the profile, whose fixed part is not saved."""
+        """Return the share of a whole run that a hit takes, by the profile: its fixed part is not saved."""
         profile = next((one for one in self.context.profiles if one.model == model), None)
         return profile.seconds_left(saved) / profile.latency_s if profile is not None else 1.0 - saved
 

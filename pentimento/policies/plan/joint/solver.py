@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-# HiGHS's searches for good values beside the tree cost more time than they save here: half of it.
+# HiGHS's heuristic searches cost more time than they save here: half of it.
 _NO_HEURISTICS = {"mip_heuristic_effort": 0.0, "mip_heuristic_run_feasibility_jump": False}
 _OPTIONS: dict[str, bool | int | str] = {"output_flag": False, "threads": 1, "presolve": "off", "solver": "simplex"}
 # A value this near to a whole number counts as that number.
@@ -100,7 +100,7 @@ class LinearProgram:
         return Solved(values, highs.getInfo().objective_function_value, status == highspy.HighsModelStatus.kOptimal)
 
     def relaxation(self) -> highspy.HighsLp:
-        """Return the program for the solver, in which no variable has to be whole."""
+        """Return the program for the solver, without whole variables."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self._weights), len(self._limits)
         model.sense_ = highspy.ObjSense.kMaximize
@@ -228,7 +228,7 @@ class Relaxed:
 
 
 class BranchAndBound:
-    """Maximise a program whose variables of `whole` take whole numbers; `model` says nothing about that."""
+    """Maximise `model` where the variables `whole` take whole numbers."""
 
     def __init__(self, model: highspy.HighsLp, whole: Sequence[int]) -> None:
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
