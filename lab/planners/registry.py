@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from lab.planners.ablations import StaticCascade, ablated
+from lab.planners.baselines import ClipperModel, Proteus
 from lab.planners.cascade_milp import solve_by_milp
-from lab.planners.clipper import ClipperModel
-from lab.planners.proteus import Proteus
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.registry import (
     CASCADE,

@@ -7,9 +7,8 @@ from importlib.metadata import entry_points
 import pytest
 
 from lab.planners.ablations import StaticCascade, ablated
+from lab.planners.baselines import ClipperModel, Proteus
 from lab.planners.cascade_milp import solve_by_milp
-from lab.planners.clipper import ClipperModel
-from lab.planners.proteus import Proteus
 from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument

@@ -1,7 +1,11 @@
-"""Proteus, as DiffServe compares with it (section 4.1): variants chosen by load, requests sent to them at random."""
+"""Plan as the baselines that DiffServe compares with (section 4.1).
+
+Proteus chooses variants by load and sends requests to them at random. Clipper adapts the batches of one model: one more
+after a period without violations, half after one with.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.planners.ablations import same_again
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
@@ -9,7 +13,7 @@ from pentimento.policies.plan.costs import BatchCost, batch_costs
 from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
-from pentimento.policies.plan.one_model import one_left
+from pentimento.policies.plan.one_model import OneModel, one_left
 from pentimento.policies.plan.placement import place
 from pentimento.policies.plan.settings import ServingSettings
 
@@ -93,3 +97,25 @@ def _split(demand: float, device_count: int, light: BatchCost, heavy: BatchCost)
             return _Split(1.0, 0, device_count, light.batch_size, heavy.batch_size)
         best = _Split(share, device_count - heavy_count, heavy_count, light.batch_size, heavy.batch_size)
     return best
+
+
+@dataclass(frozen=True)
+class ClipperMemory:
+    """Keep the batch size of all devices."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class ClipperModel(OneModel):
+    """One model on every device, in batches of Clipper's rule, never above what fits the SLO."""
+
+    def __call__(self, context: PlanInput) -> Decision:
+        return replace(super().__call__(context), memory=ClipperMemory(self.batch(context)))
+
+    def batch(self, context: PlanInput) -> int:
+        """Return the next batch size."""
+        before = context.last.memory.batch if isinstance(context.last.memory, ClipperMemory) else 0
+        if demand_of(context, self.model).violation_count > 0:
+            return max(1, before // 2)
+        return min(before + 1, super().batch(context))
