@@ -100,9 +100,8 @@ class CascadePolicy:
     def _planned(self, workers: dict[str, tuple[str, ...]], solution: CascadeSolution) -> CascadePlan:
         """Return the cascade as far as there are workers, and requests reach them."""
         models, stages = self.cascade.models, list[StagePlan]()
-        for model, following, threshold, share, handover in zip(
-            models, models[1:], solution.thresholds, solution.reached[1:], self.cascade.handovers, strict=False
-        ):
+        behind = zip(models[1:], solution.reached[1:], solution.thresholds, self.cascade.handovers, strict=True)
+        for model, (following, share, threshold, handover) in zip(models[:-1], behind, strict=True):
             if share <= 0.0 or not workers[following]:
                 return CascadePlan(self.cascade.name, (*stages, StagePlan(model)))
             thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
