@@ -52,52 +52,47 @@ def test_grid_thresholds_are_evenly_spaced() -> None:
     assert grid(5) == (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("problem", "counts", "sizes", "threshold"),
-    [
-        pytest.param(replace(PROBLEM, demand=2.0), (2, 4), (1, 1), 1.0, id="all deferred"),
-        pytest.param(replace(PROBLEM, demand=2.1), (3, 3), (1, 1), 0.5, id="a third light device"),
-        pytest.param(replace(PROBLEM, demand=3.0), (3, 3), (1, 1), 0.5, id="half deferred"),
-        pytest.param(replace(PROBLEM, demand=4.0), (4, 2), (1, 1), 0.25, id="a quarter deferred"),
-        pytest.param(replace(PROBLEM, demand=5.0), (6, 0), (1, 1), 0.0, id="nothing deferred"),
-        pytest.param(replace(PROBLEM, demand=0.0), (1, 5), (1, 1), 1.0, id="no demand"),
-        pytest.param(replace(FOUR, demand=2.0), (2, 2), (1, 1), 0.5, id="just enough devices"),
-        pytest.param(replace(FOUR, slo_s=3.0), (1, 3), (1, 1), 1.0, id="just the SLO"),
-        pytest.param(replace(FOUR, thresholds=(0.0,)), (4, 0), (1, 1), 0.0, id="one threshold that defers nothing"),
-        pytest.param(replace(FOUR, demand=3.0, thresholds=(0.5,)), (4, 0), (1, 1), 0.0, id="one that defers too many"),
-        pytest.param(
-            replace(FOUR, stages=((BatchCost(1, 1.0), BatchCost(2, 1.5)), (BatchCost(1, 2.0), BatchCost(2, 3.0)))),
-            (1, 3),
-            (2, 1),
-            1.0,
-            id="equal thresholds: most to spare, then the quickest",
+SMALL = {
+    "all deferred": (replace(PROBLEM, demand=2.0), (2, 4), (1, 1), 1.0),
+    "a third light device": (replace(PROBLEM, demand=2.1), (3, 3), (1, 1), 0.5),
+    "half deferred": (replace(PROBLEM, demand=3.0), (3, 3), (1, 1), 0.5),
+    "a quarter deferred": (replace(PROBLEM, demand=4.0), (4, 2), (1, 1), 0.25),
+    "nothing deferred": (replace(PROBLEM, demand=5.0), (6, 0), (1, 1), 0.0),
+    "no demand": (replace(PROBLEM, demand=0.0), (1, 5), (1, 1), 1.0),
+    "just enough devices": (replace(FOUR, demand=2.0), (2, 2), (1, 1), 0.5),
+    "just the SLO": (replace(FOUR, slo_s=3.0), (1, 3), (1, 1), 1.0),
+    "one threshold that defers nothing": (replace(FOUR, thresholds=(0.0,)), (4, 0), (1, 1), 0.0),
+    "one that defers too many": (replace(FOUR, demand=3.0, thresholds=(0.5,)), (4, 0), (1, 1), 0.0),
+    "equal thresholds: most to spare, then the quickest": (
+        replace(FOUR, stages=((BatchCost(1, 1.0), BatchCost(2, 1.5)), (BatchCost(1, 2.0), BatchCost(2, 3.0)))),
+        (1, 3),
+        (2, 1),
+        1.0,
+    ),
+    "equal latency: the smaller batch": (
+        replace(FOUR, stages=((BatchCost(1, 1.0), BatchCost(2, 1.5)), (BatchCost(1, 2.0), BatchCost(2, 2.0)))),
+        (1, 3),
+        (2, 1),
+        1.0,
+    ),
+    "batches that defer most": (
+        replace(
+            FOUR,
+            demand=4.0,
+            thresholds=grid(5),
+            stages=((BatchCost(1, 1.0), BatchCost(4, 2.0)), (BatchCost(1, 2.0), BatchCost(2, 2.0))),
         ),
-        pytest.param(
-            replace(FOUR, stages=((BatchCost(1, 1.0), BatchCost(2, 1.5)), (BatchCost(1, 2.0), BatchCost(2, 2.0)))),
-            (1, 3),
-            (2, 1),
-            1.0,
-            id="equal latency: the smaller batch",
-        ),
-        # Four a second by two light devices in batches of four, and two by two heavy ones in batches of two.
-        pytest.param(
-            replace(
-                FOUR,
-                demand=4.0,
-                thresholds=grid(5),
-                stages=((BatchCost(1, 1.0), BatchCost(4, 2.0)), (BatchCost(1, 2.0), BatchCost(2, 2.0))),
-            ),
-            (2, 2),
-            (4, 2),
-            0.5,
-            id="batches that defer most",
-        ),
-    ],
-)
-def test_solve_small_problem_finds_best_by_hand(
-    problem: CascadeProblem, counts: tuple[int, int], sizes: tuple[int, int], threshold: float
-) -> None:
-    assert found_for(problem) == (counts, sizes, (threshold,))
+        (2, 2),
+        (4, 2),
+        0.5,
+    ),
+}
+
+
+def test_solve_small_problems_find_best_by_hand() -> None:
+    found = {name: found_for(row[0]) for name, row in SMALL.items()}
+
+    assert found == {name: (counts, sizes, (threshold,)) for name, (_, counts, sizes, threshold) in SMALL.items()}
 
 
 @pytest.mark.parametrize(
@@ -123,29 +118,26 @@ LATE = ((BatchCost(1, 1.0), BatchCost(4, 2.0), BatchCost(8, 9.0)), (BatchCost(2,
 QUEUED = ((BatchCost(1, 0.5, 1.0), BatchCost(2, 0.8, 1.0), BatchCost(4, 1.25, 1.0)), (BatchCost(1, 9.0),))
 
 
-@pytest.mark.parametrize(
-    ("stages", "slo_s", "demand", "batch", "rate"),
-    [
-        pytest.param(LATE, 2.0, 24.0, 4, 0.5, id="most within the SLO"),
-        pytest.param(LATE, 1.99, 24.0, 1, 0.25, id="a smaller one within the SLO"),
-        pytest.param(LATE, 0.5, 24.0, 1, 0.25, id="the quickest where all are late"),
-        pytest.param(LATE, 2.0, 3.0, 4, 1.0, id="little demand"),
-        pytest.param(LATE, 2.0, 0.0, 4, 1.0, id="no demand"),
-        # A queue, however long, makes no batch smaller: the queue would only grow.
-        pytest.param(QUEUED, 2.0, 100.0, 4, 6 * 3.2 / 100, id="waits do not count"),
-        pytest.param(QUEUED, 1.1, 100.0, 2, 6 * 2.5 / 100, id="a smaller batch with waits"),
-    ],
-)
-def test_solve_infeasible_problem_uses_first_stage_alone(
-    stages: tuple[Stage, ...], slo_s: float, demand: float, batch: int, rate: float
-) -> None:
-    problem = replace(PROBLEM, slo_s=slo_s, demand=demand, stages=stages)
+INFEASIBLE = {
+    "most within the SLO": (LATE, 2.0, 24.0, 4, 0.5),
+    "a smaller one within the SLO": (LATE, 1.99, 24.0, 1, 0.25),
+    "the quickest where all are late": (LATE, 0.5, 24.0, 1, 0.25),
+    "little demand": (LATE, 2.0, 3.0, 4, 1.0),
+    "no demand": (LATE, 2.0, 0.0, 4, 1.0),
+    "waits do not count": (QUEUED, 2.0, 100.0, 4, 6 * 3.2 / 100),
+    "a smaller batch with waits": (QUEUED, 1.1, 100.0, 2, 6 * 2.5 / 100),
+}
 
-    found = solve_cascade(problem)
 
-    sizes = batch, stages[1][0].batch_size
-    assert found == CascadeSolution((6, 0), sizes, (1.0, 0.0), (0.0,), False, pytest.approx(rate))
-    assert found == first_stage_alone(problem)
+def test_solve_infeasible_problems_use_first_stage_alone() -> None:
+    for name, (stages, slo_s, demand, batch, rate) in INFEASIBLE.items():
+        problem = replace(PROBLEM, slo_s=slo_s, demand=demand, stages=stages)
+
+        found = solve_cascade(problem)
+
+        sizes = batch, stages[1][0].batch_size
+        assert found == CascadeSolution((6, 0), sizes, (1.0, 0.0), (0.0,), False, pytest.approx(rate)), name
+        assert found == first_stage_alone(problem), name
 
 
 def test_solve_without_demand_but_late_admits_all() -> None:

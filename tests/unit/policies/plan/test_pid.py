@@ -1,5 +1,7 @@
 """Steer by the PID controller of MoDM's monitor: steps by hand, and whole courses."""
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,87 +12,68 @@ PLAIN = PidGains()
 NO_SLOPE = PidGains(derivative=0.0)
 
 
-@pytest.mark.parametrize(
-    ("gains", "before", "target", "elapsed_s", "high", "after"),
-    [
-        pytest.param(
-            PidGains(0.6, 0.05, 0.05, 60.0),
-            PidMemory(10.0, 2.0, 1.0),
-            14.0,
-            180.0,
-            16.0,
-            # 0.6 of 4, 0.05 of the integral 2 + 4 * 3, 0.05 of the slope (4 - 1) / 3
-            PidMemory(10.0 + 0.6 * 4 + 0.05 * 14 + 0.05 * 1, 14.0, 4.0),
-            id="a whole period",
-        ),
-        pytest.param(
-            PLAIN,
-            PidMemory(10.0, 0.0, 1.0),
-            14.0,
-            30.0,
-            16.0,
-            # a sixth of 0.6 of 4, 0.05 of 4 / 2, 0.05 of (4 - 1) / 0.5
-            PidMemory(10.0 + (2.4 + 0.1 + 0.3) / 6, 2.0, 4.0),
-            id="a sixth of the period moves a sixth",
-        ),
-        pytest.param(
-            PLAIN,
-            PidMemory(10.0, 0.0, 1.0),
-            14.0,
-            360.0,
-            16.0,
-            # 0.6 of 4, 0.05 of 4 * 6, 0.05 of (4 - 1) / 6
-            PidMemory(10.0 + 2.4 + 1.2 + 0.025, 24.0, 4.0),
-            id="two periods move no further than one",
-        ),
-        pytest.param(PLAIN, PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 16.0, PidMemory(10.0, 0.0, 4.0), id="no time"),
-        pytest.param(
-            # Four of sixteen devices have gone between two planning rounds at the same moment.
-            PLAIN,
-            PidMemory(16.0, 3.0, 1.0),
-            12.0,
-            0.0,
-            12.0,
-            PidMemory(12.0, 3.0, -4.0),
-            id="no time cuts a value beyond its limit and keeps the integral",
-        ),
-        pytest.param(
-            # 12 + 0.6 * 4 + 0.05 * 12 is 0.2 beyond the limit: forgetting that alone would keep 8 of the integral.
-            NO_SLOPE,
-            PidMemory(12.0, 0.0, None),
-            16.0,
-            180.0,
-            14.8,
-            PidMemory(14.8, 0.0, 4.0),
-            id="an error that pushes past a near limit is not integrated",
-        ),
-        pytest.param(
-            # 16 - 0.6 * 1 + 0.05 * (40 - 3) is 1.25 beyond the limit, 25 of the integral.
-            NO_SLOPE,
-            PidMemory(16.0, 40.0, -1.0),
-            15.0,
-            180.0,
-            16.0,
-            PidMemory(16.0, 37.0 - 25.0, -1.0),
-            id="an integral that pushes beyond the limit is forgotten",
-        ),
-        pytest.param(
-            PLAIN,
-            PidMemory(16.0, 0.0, 0.5),
-            16.5,
-            60.0,
-            16.0,
-            PidMemory(16.0, 0.0, 0.5),
-            id="a small error at the limit",
-        ),
-    ],
-)
-def test_pid_step_by_hand(
-    gains: PidGains, before: PidMemory, target: float, elapsed_s: float, high: float, after: PidMemory
-) -> None:
-    found = pid_step(gains, before, target, elapsed_s, 1.0, high)
+# A whole period: 0.6 of the error 4, 0.05 of the integral 2 + 4 * 3, 0.05 of the slope (4 - 1) / 3. A sixth of it: a
+# sixth of 0.6 of 4, 0.05 of 4 / 2 and 0.05 of (4 - 1) / 0.5. Two: 0.6 of 4, 0.05 of 4 * 6, 0.05 of (4 - 1) / 6. At a
+# near limit: 12 + 0.6 * 4 + 0.05 * 12 is 0.2 beyond it. An integral of 40 - 3 pushes 1.25 beyond: 25 of it.
+STEPS = {
+    "a whole period": (
+        PidGains(0.6, 0.05, 0.05, 60.0),
+        PidMemory(10.0, 2.0, 1.0),
+        14.0,
+        180.0,
+        16.0,
+        PidMemory(10.0 + 0.6 * 4 + 0.05 * 14 + 0.05 * 1, 14.0, 4.0),
+    ),
+    "a sixth of the period moves a sixth": (
+        PLAIN,
+        PidMemory(10.0, 0.0, 1.0),
+        14.0,
+        30.0,
+        16.0,
+        PidMemory(10.0 + (2.4 + 0.1 + 0.3) / 6, 2.0, 4.0),
+    ),
+    "two periods move no further than one": (
+        PLAIN,
+        PidMemory(10.0, 0.0, 1.0),
+        14.0,
+        360.0,
+        16.0,
+        PidMemory(10.0 + 2.4 + 1.2 + 0.025, 24.0, 4.0),
+    ),
+    "no time": (PLAIN, PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 16.0, PidMemory(10.0, 0.0, 4.0)),
+    "no time cuts a value beyond its limit and keeps the integral": (
+        PLAIN,
+        PidMemory(16.0, 3.0, 1.0),
+        12.0,
+        0.0,
+        12.0,
+        PidMemory(12.0, 3.0, -4.0),
+    ),
+    "an error that pushes past a near limit is not integrated": (
+        NO_SLOPE,
+        PidMemory(12.0, 0.0, None),
+        16.0,
+        180.0,
+        14.8,
+        PidMemory(14.8, 0.0, 4.0),
+    ),
+    "an integral that pushes beyond the limit is forgotten": (
+        NO_SLOPE,
+        PidMemory(16.0, 40.0, -1.0),
+        15.0,
+        180.0,
+        16.0,
+        PidMemory(16.0, 37.0 - 25.0, -1.0),
+    ),
+    "a small error at the limit": (PLAIN, PidMemory(16.0, 0.0, 0.5), 16.5, 60.0, 16.0, PidMemory(16.0, 0.0, 0.5)),
+}
 
-    assert (found.value, found.integral, found.error) == pytest.approx((after.value, after.integral, after.error))
+
+def test_pid_steps_by_hand() -> None:
+    for name, (gains, before, target, elapsed_s, high, after) in STEPS.items():
+        found = pid_step(gains, before, target, elapsed_s, 1.0, high)
+
+        assert astuple(found) == pytest.approx(astuple(after)), name
 
 
 @settings(deadline=None, max_examples=50)

@@ -1,6 +1,5 @@
 """Place models on workers: few switches, and no queue without a worker."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,27 +16,25 @@ def heavy(rate: float = 0.0, queue_length: int = 0) -> ModelDemand:
     return ModelDemand("sd15", rate, queue_length=queue_length)
 
 
-@pytest.mark.parametrize(
-    ("demand", "counts", "models"),
-    [
-        pytest.param([heavy(queue_length=1), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"], id="one waits"),
-        pytest.param([heavy(queue_length=3), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"], id="three wait"),
-        pytest.param([heavy(queue_length=3), TURBO_BUSY], {"turbo": 4}, ["sd15", *["turbo"] * 3], id="one of four"),
-        pytest.param([heavy(queue_length=3)], {"turbo": 4}, ["sd15", *["turbo"] * 3], id="no other demand"),
-        pytest.param([TURBO_WAITS, heavy(queue_length=1)], {"turbo": 0, "sd15": 1}, ["sd15"], id="last one waited for"),
-        pytest.param([TURBO_WAITS, heavy()], {"turbo": 0, "sd15": 1}, ["turbo"], id="last worker of an idle model"),
-        pytest.param([TURBO_WAITS, heavy(1.0)], {"turbo": 0, "sd15": 1}, ["sd15"], id="last worker of a busy model"),
-    ],
-)
-def test_place_queue_of_unplanned_model_keeps_a_worker(
-    demand: list[ModelDemand], counts: dict[str, int], models: list[str]
-) -> None:
-    """All workers hold the heavy model."""
-    placed = place(context(sum(counts.values()), *demand), counts, {})
+PLACED = {
+    "one waits": ([heavy(queue_length=1), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"]),
+    "three wait": ([heavy(queue_length=3), TURBO_BUSY], {"turbo": 2}, ["sd15", "turbo"]),
+    "one of four": ([heavy(queue_length=3), TURBO_BUSY], {"turbo": 4}, ["sd15", *["turbo"] * 3]),
+    "no other demand": ([heavy(queue_length=3)], {"turbo": 4}, ["sd15", *["turbo"] * 3]),
+    "last one waited for": ([TURBO_WAITS, heavy(queue_length=1)], {"turbo": 0, "sd15": 1}, ["sd15"]),
+    "last worker of an idle model": ([TURBO_WAITS, heavy()], {"turbo": 0, "sd15": 1}, ["turbo"]),
+    "last worker of a busy model": ([TURBO_WAITS, heavy(1.0)], {"turbo": 0, "sd15": 1}, ["sd15"]),
+}
 
-    assert placed == tuple(
-        WorkerAssignment(f"w{number:03d}", f"sim:{number}", model, 1, 1) for number, model in enumerate(models)
-    )
+
+def test_place_queue_of_unplanned_model_keeps_a_worker() -> None:
+    """All workers hold the heavy model."""
+    for name, (demand, counts, models) in PLACED.items():
+        placed = place(context(sum(counts.values()), *demand), counts, {})
+
+        assert placed == tuple(
+            WorkerAssignment(f"w{number:03d}", f"sim:{number}", model, 1, 1) for number, model in enumerate(models)
+        ), name
 
 
 def test_place_workers_keep_their_model() -> None:

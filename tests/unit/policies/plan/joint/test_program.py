@@ -51,23 +51,80 @@ def test_best_model_serves_all_it_can_carry() -> None:
     assert solution.served_share == 1.0
 
 
-def test_larger_batch_is_planned_within_slo() -> None:
-    """Eight a second: eight devices of one, or four of four."""
-    busy = replace(PROBLEM, demand={"noise": 8.0})
+CASCADE = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
+RESUMED = PlannedRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
+REFINED = PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
+CONTROL = Component("control", {"gpu": (BatchCost(1, 5.0),)})
+CONTROLLED = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
+EVERYWHERE = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
+# Eight a second: eight heavy devices in batches of one, or four in batches of four.
+BUSY = replace(PROBLEM, demand={"noise": 8.0})
+# Two devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity.
+LOADING = replace(
+    PROBLEM,
+    devices={"gpu": 2},
+    components=(replace(HEAVY, load_s=30.0), LIGHT),
+    held={("gpu", "light"): 2},
+    demand={"noise": 5.0},
+)
+HELD = replace(PROBLEM, devices={"gpu": 1}, components=(replace(HEAVY, load_s=30.0),), routes=(BY_HEAVY,), slo_s=1.0)
+ROUTED = {
+    "a larger batch within the SLO": (replace(BUSY, slo_s=1.6), {"heavy": 8.0}),
+    "a wait before the batch leaves no time for a larger one": (
+        replace(BUSY, slo_s=1.6, components=(replace(HEAVY, wait_s=0.1), LIGHT)),
+        {"heavy": 3.0, "light": 5.0},
+    ),
+    # Three heavy devices carry three, the light one the other three.
+    "more than the heavy model carries": (replace(PROBLEM, demand={"noise": 6.0}), {"heavy": 3.0, "light": 3.0}),
+    "nothing within the SLO": (replace(PROBLEM, slo_s=0.05), {}),
+    # One light device carries ten a second; the other one carries a tenth of them.
+    "a cascade by its deferred share": (
+        replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(CASCADE,)),
+        {"cascade": 10.0},
+    ),
+    "a cascade of exactly the SLO": (replace(PROBLEM, routes=(CASCADE,), slo_s=1.1), {"cascade": 2.0}),
+    "a cascade beyond the SLO": (replace(PROBLEM, routes=(CASCADE,), slo_s=1.09), {}),
+    # Half of the steps: one device carries two a second, in half of the time.
+    "a hit by its remaining steps": (
+        replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(RESUMED,), slo_s=0.5),
+        {"resumed": 2.0},
+    ),
+    "starts with their own demand": (
+        replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, REFINED)),
+        {"heavy": 1.0, "refined": 4.0},
+    ),
+    "a ControlNet without latency of its own": (
+        replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, CONTROL), routes=(CONTROLLED,)),
+        {"controlled": 0.6},
+    ),
+    "a model where it fits": (
+        replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, EVERYWHERE), demand={"noise": 9.0}),
+        {"heavy": 1.0, "light": 8.0},
+    ),
+    "a load that pays": (LOADING, {"heavy": 0.5, "light": 4.5}),
+    "a held model": (replace(HELD, held={("gpu", "heavy"): 1}), {"heavy": 1.0}),
+    "a model that is not held": (HELD, {"heavy": 0.5}),
+}
 
-    assert rates_by_route(replace(busy, slo_s=1.2))["light"] > 0
-    assert rates_by_route(replace(busy, slo_s=1.6)) == {"heavy": 8.0}
+
+def test_rates_are_best_by_hand() -> None:
+    assert {name: rates_by_route(problem) for name, (problem, _) in ROUTED.items()} == {
+        name: rates for name, (_, rates) in ROUTED.items()
+    }
 
 
-def test_batch_wait_counts_against_slo() -> None:
-    waiting = replace(PROBLEM, slo_s=1.6, demand={"noise": 8.0}, components=(replace(HEAVY, wait_s=0.1), LIGHT))
-
-    assert rates_by_route(waiting)["heavy"] == pytest.approx(3.0)
+def test_late_large_batch_leaves_load_to_light_model() -> None:
+    assert rates_by_route(replace(BUSY, slo_s=1.2))["light"] > 0
 
 
-def test_excess_load_is_shared_with_worse_model() -> None:
-    """Six a second: three heavy devices carry three, the light one the other three."""
-    assert rates_by_route(replace(PROBLEM, demand={"noise": 6.0})) == {"heavy": 3.0, "light": 3.0}
+def test_units_are_best_by_hand() -> None:
+    cascade = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(CASCADE,))
+
+    assert units_by_component(cascade) == {"light": 1, "heavy": 1}
+    assert units_by_component(ROUTED["a ControlNet without latency of its own"][0]) == {"heavy": 1, "control": 3}
+    assert units_by_component(replace(LOADING, horizon_s=30.0)) == {"light": 1}
+    where = {(pool.kind, pool.component) for pool in solved(ROUTED["a model where it fits"][0]).units}
+    assert where == {("gpu", "heavy"), ("small", "light")}
 
 
 def test_demand_beyond_fleet_is_served_in_part() -> None:
@@ -78,77 +135,7 @@ def test_demand_beyond_fleet_is_served_in_part() -> None:
 
 
 def test_impossible_slo_serves_nothing() -> None:
-    solution = solved(replace(PROBLEM, slo_s=0.05))
-
-    assert (solution.rates, solution.served_share) == ({}, 0.0)
-
-
-def test_cascade_uses_heavy_model_for_deferred_share() -> None:
-    """One light device carries ten a second; of those the other one carries a tenth: one of the ten."""
-    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
-    problem = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(cascade,), slo_s=1.2)
-
-    assert rates_by_route(problem) == {"cascade": 10.0}
-    assert units_by_component(problem) == {"light": 1, "heavy": 1}
-
-
-def test_cascade_latency_is_that_of_both_models() -> None:
-    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
-
-    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.1)) == {"cascade": 2.0}
-    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.09)) == {}
-
-
-def test_hit_costs_remaining_steps() -> None:
-    """Half of the steps: one device carries two a second, and in half of the time."""
-    resumed = PlannedRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
-    problem = replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(resumed,), slo_s=0.5)
-
-    assert rates_by_route(problem) == {"resumed": 2.0}
-
-
-def test_starts_have_their_own_demand_and_routes() -> None:
-    refined = PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
-    problem = replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, refined))
-
-    assert rates_by_route(problem) == {"heavy": 1.0, "refined": 4.0}
-
-
-def test_controlnet_needs_devices_and_no_latency() -> None:
-    control = Component("control", {"gpu": (BatchCost(1, 5.0),)})
-    controlled = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
-    problem = replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, control), routes=(controlled,))
-
-    assert rates_by_route(problem) == {"controlled": 0.6}
-    assert units_by_component(problem) == {"heavy": 1, "control": 3}
-
-
-def test_model_is_held_only_where_it_fits() -> None:
-    everywhere = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
-    problem = replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, everywhere), demand={"noise": 9.0})
-
-    assert {(pool.kind, pool.component) for pool in solved(problem).units} == {("gpu", "heavy"), ("small", "light")}
-    assert rates_by_route(problem) == {"heavy": 1.0, "light": 8.0}
-
-
-def test_load_must_pay_within_horizon() -> None:
-    """Both devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity."""
-    slow = replace(HEAVY, load_s=30.0)
-    problem = replace(
-        PROBLEM, devices={"gpu": 2}, components=(slow, LIGHT), held={("gpu", "light"): 2}, demand={"noise": 5.0}
-    )
-
-    assert rates_by_route(problem) == {"heavy": 0.5, "light": 4.5}
-    assert units_by_component(replace(problem, horizon_s=30.0)) == {"light": 1}
-
-
-def test_held_model_carries_at_once() -> None:
-    problem = replace(
-        PROBLEM, devices={"gpu": 1}, components=(replace(HEAVY, load_s=30.0),), routes=(BY_HEAVY,), slo_s=1.0
-    )
-
-    assert rates_by_route(replace(problem, held={("gpu", "heavy"): 1})) == {"heavy": 1.0}
-    assert rates_by_route(problem) == {"heavy": 0.5}
+    assert solved(replace(PROBLEM, slo_s=0.05)).served_share == 0.0
 
 
 def test_equal_plans_fewest_loads_win() -> None:
@@ -253,7 +240,7 @@ def test_worth_of_room_has_no_price() -> None:
 
 def test_device_seconds_sum_all_uses() -> None:
     """Two tenths of a heavy run of 0.4 s and a light one of 0.1 s."""
-    cascade = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
+    cascade = replace(CASCADE, uses=(Use("light", 1.0), Use("heavy", 0.2)))
 
     assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)
 

@@ -51,15 +51,13 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_solve_known_program_finds_best(name: str) -> None:
-    program, objective, values = PROGRAMS[name]
+def test_solve_known_programs_finds_best() -> None:
+    for name, (program, objective, values) in PROGRAMS.items():
+        solved = program.solve()
 
-    solved = program.solve()
-
-    assert solved is not None and solved.is_optimal
-    assert solved.objective == pytest.approx(objective)
-    assert values is None or solved.values == pytest.approx(values)
+        assert solved is not None and solved.is_optimal, name
+        assert solved.objective == pytest.approx(objective), name
+        assert values is None or solved.values == pytest.approx(values), name
 
 
 def test_solve_whole_variables_are_whole() -> None:
@@ -205,35 +203,33 @@ BOUNDS = ((0.0, 9.0),) * 3
 EQUAL = Budget({0: 1, 1: 1, 2: 1}, most=6)
 
 
-@pytest.mark.parametrize(
-    ("budget", "bounds", "values", "units"),
-    [
-        pytest.param(EQUAL, BOUNDS, [1.4, 2.7, 1.9], [1, 3, 2], id="largest remainders up while there is room"),
-        pytest.param(Budget({0: 2, 1: 1, 2: 1}, 4), BOUNDS, [1.9, 1.6, 0.6], [1, 2, 0], id="too costly down"),
-        pytest.param(EQUAL, ((0.0, 9.0), (0.0, 9.0), (0.0, 1.5)), [1.2, 2.3, 1.5], [2, 3, 1], id="not beyond a bound"),
-        pytest.param(EQUAL, BOUNDS, [0.9999999, 2.0, 3.0000001], [1, 2, 3], id="almost whole stays"),
-    ],
-)
-def test_rounded_keeps_budget_and_bounds(budget: Budget, bounds: Bounds, values: list[float], units: list[int]) -> None:
-    assert rounded([budget], bounds, values) == units
+ROUNDED = {
+    "largest remainders up while there is room": (EQUAL, BOUNDS, [1.4, 2.7, 1.9], [1, 3, 2]),
+    "too costly down": (Budget({0: 2, 1: 1, 2: 1}, 4), BOUNDS, [1.9, 1.6, 0.6], [1, 2, 0]),
+    "not beyond a bound": (EQUAL, ((0.0, 9.0), (0.0, 9.0), (0.0, 1.5)), [1.2, 2.3, 1.5], [2, 3, 1]),
+    "almost whole stays": (EQUAL, BOUNDS, [0.9999999, 2.0, 3.0000001], [1, 2, 3]),
+}
 
 
-@pytest.mark.parametrize(
-    ("budgets", "bounds", "units", "worths", "found"),
-    [
-        pytest.param(
-            [EQUAL], BOUNDS, [2, 2, 2], [1.0, 5.0, 3.0], [[1, 3, 2], [1, 2, 3], [2, 3, 1]], id="best gain first"
-        ),
-        pytest.param([EQUAL], ((2.0, 9.0), (0.0, 2.0), (0.0, 9.0)), [2, 2, 2], [1.0, 5.0, 3.0], [], id="within bounds"),
-        pytest.param([Budget({0: 1, 1: 2}, 4)], BOUNDS, [2, 1, 0], [1.0, 5.0, 0.0], [], id="too costly"),
-        pytest.param([Budget({0: 1, 1: 2}, 4)], BOUNDS, [1, 1, 0], [1.0, 5.0, 0.0], [[0, 2, 0]], id="not too costly"),
-        pytest.param([Budget({0: 1}, 3), Budget({1: 1}, 3)], BOUNDS, [1, 1, 0], [1.0, 5.0, 0.0], [], id="two budgets"),
-    ],
-)
-def test_moves_stay_within_budget_and_bounds(
-    budgets: list[Budget], bounds: Bounds, units: list[int], worths: list[float], found: list[list[int]]
-) -> None:
-    assert list(moves(budgets, bounds, units, worths)) == found
+def test_rounded_keeps_budget_and_bounds() -> None:
+    found = {name: rounded([budget], bounds, values) for name, (budget, bounds, values, _) in ROUNDED.items()}
+
+    assert found == {name: units for name, (*_, units) in ROUNDED.items()}
+
+
+MOVED = {
+    "best gain first": ([EQUAL], BOUNDS, [2, 2, 2], [1.0, 5.0, 3.0], [[1, 3, 2], [1, 2, 3], [2, 3, 1]]),
+    "within bounds": ([EQUAL], ((2.0, 9.0), (0.0, 2.0), (0.0, 9.0)), [2, 2, 2], [1.0, 5.0, 3.0], []),
+    "too costly": ([Budget({0: 1, 1: 2}, 4)], BOUNDS, [2, 1, 0], [1.0, 5.0, 0.0], []),
+    "not too costly": ([Budget({0: 1, 1: 2}, 4)], BOUNDS, [1, 1, 0], [1.0, 5.0, 0.0], [[0, 2, 0]]),
+    "two budgets": ([Budget({0: 1}, 3), Budget({1: 1}, 3)], BOUNDS, [1, 1, 0], [1.0, 5.0, 0.0], []),
+}
+
+
+def test_moves_stay_within_budget_and_bounds() -> None:
+    found = {name: list(moves(*row)) for name, (*row, _) in MOVED.items()}
+
+    assert found == {name: units for name, (*_, units) in MOVED.items()}
 
 
 def searched(seed: int, count: int = 40) -> tuple[BranchAndBound, list[Budget]]:
