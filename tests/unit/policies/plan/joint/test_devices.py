@@ -1,4 +1,4 @@
-"""What becomes of devices that a solution does not need, on fleets small enough to do by hand."""
+"""Share out devices and settle batch sizes on fleets small enough to do by hand."""
 
 from dataclasses import replace
 
@@ -50,10 +50,6 @@ def solution(units: dict[PlannedPool, int], **rates: float) -> AllocationSolutio
     return AllocationSolution(units, courses, 1.0, 1.0)
 
 
-def shared(asked: AllocationProblem, found: AllocationSolution, may_load: bool = True) -> dict[str, int]:
-    return {model: count for (_, model), count in share_out(asked, found, may_load).items()}
-
-
 def test_work_of_sums_all_routes_of_component() -> None:
     found = solution({pool("heavy"): 2, pool("light"): 2}, heavy=0.5, light=0.25, cascade=1.0)
 
@@ -69,79 +65,66 @@ def test_work_of_work_aside_counts_on_any_kind() -> None:
     assert work_of(asked, found, "control") == work_of(asked, found, "control", "small") == pytest.approx(0.5)
 
 
-def test_share_out_spare_devices_keep_models() -> None:
-    found = solution({pool("heavy"): 1}, heavy=0.1)
-
-    assert shared(problem(5, heavy=3, light=2), found) == {"heavy": 3, "light": 2}
-
-
-def test_share_out_keeps_no_more_than_devices() -> None:
-    """Three of the light model are needed and three of the heavy one held, on five devices."""
-    found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.1, light=2.5)
-
-    assert shared(problem(5, heavy=3, light=2), found, may_load=False) == {"heavy": 2, "light": 3}
-
-
-def test_share_out_empty_device_goes_to_busiest_model() -> None:
-    found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.5, light=1.8)
-
-    assert shared(problem(4, heavy=1, light=2), found) == {"heavy": 1, "light": 3}
-
-
-@pytest.mark.parametrize(
-    ("rate", "may_load", "heavy_count"),
-    [
-        (1.58, True, 2),  # 79 % busy
-        (1.62, True, 3),
-        (1.62, False, 2),
-        (1.95, True, 3),
-    ],
+HEAVY_1, HEAVY_2, LIGHT_1, LIGHT_2, LIGHT_3 = (
+    {pool(model): count} for model, count in (("heavy", 1), ("heavy", 2), ("light", 1), ("light", 2), ("light", 3))
 )
-def test_share_out_idle_model_gives_device_to_busy_one(rate: float, may_load: bool, heavy_count: int) -> None:
-    """Two devices are busy with the heavy model; three have the light one and hardly anything to do."""
-    found = solution({pool("heavy"): 2, pool("light"): 1}, heavy=rate, light=0.2)
+BUSY_HEAVY = {rate: solution(HEAVY_2 | LIGHT_1, heavy=rate, light=0.2) for rate in (1.58, 1.62, 1.95)}
+UNNEEDED = solution(HEAVY_1 | LIGHT_3, heavy=0.95, light=0.3)
+SHARED = {
+    "spare devices keep models": (problem(5, heavy=3, light=2), solution(HEAVY_1, heavy=0.1), (3, 2)),
+    "an empty device goes to the busiest model": (
+        problem(4, heavy=1, light=2),
+        solution(HEAVY_1 | LIGHT_2, heavy=0.5, light=1.8),
+        (1, 3),
+    ),
+    # Two devices are busy with the heavy model; three have the light one and hardly anything to do.
+    "a model that is 79 % busy gets none": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.58], (2, 3)),
+    "a model that is 81 % busy gets one": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.62], (3, 2)),
+    "a model that is 98 % busy gets one": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.95], (3, 2)),
+    "a giver that would be 55 % busy gives": (
+        problem(4, heavy=1, light=3),
+        solution(HEAVY_1 | LIGHT_2, heavy=0.9, light=1.1),
+        (2, 2),
+    ),
+    "a giver that would be 65 % busy keeps": (
+        problem(4, heavy=1, light=3),
+        solution(HEAVY_1 | LIGHT_2, heavy=0.9, light=1.3),
+        (1, 3),
+    ),
+    # The two for the little that the light model does are loading, and carry nothing yet.
+    "loading devices are needed": (problem(3, heavy=1), solution(HEAVY_1 | LIGHT_2, heavy=0.9, light=0.1), (1, 2)),
+    # All three for the work of one hold the model: two are free for the busy one.
+    "held units beyond the work are spare": (problem(4, heavy=1, light=3), UNNEEDED, (2, 2)),
+    "unneeded loads go to the busiest model": (problem(4, heavy=1, light=1), UNNEEDED, (3, 1)),
+    # In batches of four two devices carry four a second: 2.5 leave them 63 % busy, which batches of one could not.
+    "the speed is that of the batches with most work": (
+        problem(5, heavy=2, light=3),
+        solution({pool("heavy", 4): 2} | LIGHT_1, heavy=2.5, light=0.2),
+        (2, 3),
+    ),
+}
 
-    counts = shared(problem(5, heavy=2, light=3), found, may_load)
 
-    assert counts == {"heavy": heavy_count, "light": 5 - heavy_count}
-
-
-@pytest.mark.parametrize(("light_rate", "gives"), [(1.1, True), (1.3, False)])
-def test_share_out_giver_keeps_room(light_rate: float, gives: bool) -> None:
-    """Of three devices two would be 55 % busy, or 65 %."""
-    found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.9, light=light_rate)
-
-    assert shared(problem(4, heavy=1, light=3), found) == (
-        {"heavy": 2, "light": 2} if gives else {"heavy": 1, "light": 3}
-    )
+def test_share_out_devices_by_hand() -> None:
+    for name, (asked, found, (heavy, light)) in SHARED.items():
+        assert share_out(asked, found, True) == {("gpu", "heavy"): heavy, ("gpu", "light"): light}, name
 
 
-def test_share_out_giver_keeps_needed_devices() -> None:
-    """The solution has two for the little that the light model does: they are on their way, and carry nothing yet."""
-    found = solution({pool("heavy"): 1, pool("light"): 2}, heavy=0.9, light=0.1)
+def test_share_out_without_loads_moves_no_held_model() -> None:
+    """A busy model gets none; of three needed and three held on five devices two stay."""
+    few = solution(HEAVY_1 | LIGHT_3, heavy=0.1, light=2.5)
 
-    assert shared(problem(3, heavy=1), found) == {"heavy": 1, "light": 2}
+    busy = share_out(problem(5, heavy=2, light=3), BUSY_HEAVY[1.62], may_load=False)
+    crowded = share_out(problem(5, heavy=3, light=2), few, may_load=False)
 
-
-def test_share_out_units_beyond_work_are_spare() -> None:
-    """Three for what one carries: all of them hold it, so two are free for the busy one."""
-    found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.95, light=0.3)
-
-    assert shared(problem(4, heavy=1, light=3), found) == {"heavy": 2, "light": 2}
+    assert busy == crowded == {("gpu", "heavy"): 2, ("gpu", "light"): 3}
 
 
 def test_share_out_work_aside_keeps_units() -> None:
     asked = problem(4, (HEAVY, CONTROL), heavy=1, control=3)
     found = solution({pool("heavy"): 1, pool("control"): 3}, controlled=0.95)
 
-    assert shared(asked, found) == {"heavy": 1, "control": 3}
-
-
-def test_share_out_speed_is_that_of_most_work() -> None:
-    """In batches of four two devices carry four a second: 2.5 leave them 63 % busy, while batches of one could not."""
-    found = solution({pool("heavy", 4): 2, pool("light"): 1}, heavy=2.5, light=0.2)
-
-    assert shared(problem(5, heavy=2, light=3), found) == {"heavy": 2, "light": 3}
+    assert share_out(asked, found, True) == {("gpu", "heavy"): 1, ("gpu", "control"): 3}
 
 
 def test_share_out_omits_kinds_without_models() -> None:
@@ -173,31 +156,32 @@ def settled(
     return {unit.component: {unit.batch_size: count} for unit, count in found.items()}
 
 
-@pytest.mark.parametrize(("rate", "size"), [(3.1, 1), (3.3, 4), (7.0, 4), (9.0, 4)])
-def test_settle_sizes_smallest_batch_at_most_four_fifths_busy(rate: float, size: int) -> None:
-    """Four devices carry four a second in batches of one, eight in batches of four; nothing carries nine."""
-    assert settled({"heavy": rate}, {"heavy": 4}) == {"heavy": {size: 4}}
+SETTLED = {
+    # Four devices carry four a second in batches of one, eight in batches of four; nothing carries nine.
+    "78 % busy": (3.1, {}, 1),
+    "83 % busy": (3.3, {}, 4),
+    "large batches carry it": (7.0, {}, 4),
+    "no batches carry it": (9.0, {}, 4),
+    # Large batches in force stay until small ones would be at most 60 % busy.
+    "large in force, small ones 58 % busy": (2.3, {"before": 4}, 1),
+    "large in force, small ones 60 % busy": (2.4, {"before": 4}, 1),
+    "large in force, small ones 63 % busy": (2.5, {"before": 4}, 4),
+    "large in force, small ones 83 % busy": (3.3, {"before": 4}, 4),
+    "small in force, 78 % busy": (3.1, {"before": 1}, 1),
+    "small in force, 83 % busy": (3.3, {"before": 1}, 4),
+    # Two of four load the model for 5 s of 10: they carry three a second in batches of one, of which 2.5 is 83 %.
+    "two of four devices load": (2.5, {"load_s": 5.0, "held": 2}, 4),
+    "none of four devices loads": (2.5, {"load_s": 5.0, "held": 4}, 1),
+    "large batches are late": (3.3, {"slo_s": 1.0}, 1),
+}
 
 
-@pytest.mark.parametrize(("rate", "size"), [(2.3, 1), (2.4, 1), (2.5, 4), (3.3, 4)])
-def test_settle_sizes_larger_batch_stays_until_much_room(rate: float, size: int) -> None:
-    """Batches of one would be 58 % busy, 60 %, 63 % and 83 %."""
-    assert settled({"heavy": rate}, {"heavy": 4}, before=4) == {"heavy": {size: 4}}
+def test_settle_sizes_by_hand() -> None:
+    for name, (rate, changes, size) in SETTLED.items():
+        assert settled({"heavy": rate}, {"heavy": 4}, **changes) == {"heavy": {size: 4}}, name
 
 
-def test_settle_sizes_busy_small_batch_gives_way() -> None:
-    assert settled({"heavy": 3.3}, {"heavy": 4}, before=1) == {"heavy": {4: 4}}
-    assert settled({"heavy": 3.1}, {"heavy": 4}, before=1) == {"heavy": {1: 4}}
-
-
-def test_settle_sizes_loading_devices_carry_less() -> None:
-    """Two of four load the model for 5 s of 10: they carry three a second in batches of one, of which 2.5 is 83 %."""
-    assert settled({"heavy": 2.5}, {"heavy": 4}, load_s=5.0, held=2) == {"heavy": {4: 4}}
-    assert settled({"heavy": 2.5}, {"heavy": 4}, load_s=5.0, held=4) == {"heavy": {1: 4}}
-
-
-def test_settle_sizes_late_large_batch_leaves_small_or_none() -> None:
-    assert settled({"heavy": 3.3}, {"heavy": 4}, slo_s=1.0) == {"heavy": {1: 4}}
+def test_settle_sizes_late_large_batch_and_busy_small_one_is_none() -> None:
     assert settled({"heavy": 4.1}, {"heavy": 4}, slo_s=1.0) is None
 
 
@@ -225,10 +209,3 @@ def test_keeps_slo_unknown_component_takes_no_time() -> None:
 
     assert keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {})
     assert not keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {"heavy": 0.6})
-
-
-def test_share_out_unneeded_loads_go_to_busiest() -> None:
-    """Three for what one carries that it holds: the other two go to the busiest."""
-    found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.95, light=0.3)
-
-    assert shared(problem(4, heavy=1, light=1), found) == {"heavy": 3, "light": 1}
