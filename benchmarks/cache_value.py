@@ -68,12 +68,9 @@ from benchmarks.value_runs import (
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.policies.selector_profiles import (
-    ReuseKind,
-    SelectorProfile,
-    read_selector_profile,
-    read_selector_profiles,
-)
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
+from pentimento.profiles.kinds import start_of, thresholds
 from services.embedder.model import open_model
 from zoo.command import run
 from zoo.registry import WEIGHTS, entry_of
@@ -94,27 +91,27 @@ Told = Callable[[str], None]
 class ReuseProfiles:
     """Hold the gateways' reuse profiles: the heavy model's latents, and its images refined by the light one."""
 
-    latents: SelectorProfile
-    images: SelectorProfile
+    latents: Profile
+    images: Profile
 
     @classmethod
     def read(cls, folder: Path) -> "ReuseProfiles":
         """Return the zoo's two models' profiles. Raises as `only`."""
-        profiles = read_selector_profiles([folder]).profiles
+        profiles = read_profiles([folder]).of(ProfileKind.REUSE)
         chosen = []
         for kind, model in ((ReuseKind.LATENTS, HEAVY), (ReuseKind.IMAGES, LIGHT)):
             wanted = (kind, model, HEAVY)
-            found = (one for one in profiles if (one.kind, one.model, one.reference_model) == wanted)
+            found = (one for one in profiles if (start_of(one), one.of.model, one.of.reference) == wanted)
             chosen.append(only(found, f"profile of {kind.value} of {model} for {HEAVY} in {folder}"))
         return cls(*chosen)
 
-    def of_suites(self) -> dict[str, Sequence[SelectorProfile]]:
+    def of_suites(self) -> dict[str, Sequence[Profile]]:
         """Return the profiles of each suite, by its name."""
         return {LATENTS.suite: [self.latents], IMAGES.suite: [self.images], BOTH.suite: [self.latents, self.images]}
 
     def tables(self, arm: Arm) -> ReuseTables:
         """Return the tables of an arm's reuse."""
-        latents, images = self.latents.thresholds(), self.images.thresholds()
+        latents, images = thresholds(self.latents), thresholds(self.images)
         return ReuseTables(() if arm == IMAGES else latents, () if arm == LATENTS else images)
 
 
@@ -141,7 +138,7 @@ def main() -> int:
     quiet_loaders()
     check_scorers(rest["scorer"], rest["encoder"])
     profiles = ReuseProfiles.read(rest["profiles"])
-    by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_selector_profile(rest["dense_images"]))}
+    by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_profiles([rest["dense_images"]]).profiles[0])}
     began = time.monotonic()
     told = teller(began)
     played = [play_log(name, plan, bands, by_log[name], options, told) for name, plan, bands in logs_of(options)]
@@ -277,7 +274,7 @@ def scored_run(one: ValuedLog, scorers: ImageScorers, images: Sequence[bytes]) -
 
 
 def gated(
-    one: ValuedLog, profiles: ReuseProfiles, lenient: SelectorProfile, scorers: ImageScorers, encoder: LocalEncoder
+    one: ValuedLog, profiles: ReuseProfiles, lenient: Profile, scorers: ImageScorers, encoder: LocalEncoder
 ) -> Iterator[Figure]:
     """Yield the quality of every arm by its gate, and the controls' failures of the images' gate: all-light, and
     retrieval by the arms' table and by the lenient one."""
@@ -296,7 +293,7 @@ def gated(
     yield failing_control(f"{one.name}, all-light (a control)", figures("all-light", light, IMAGES_GATE))
     for profile in (profiles.images, lenient):
         retrieved = scored_run(one, scorers, retrieved_images(one, profile, encoder))
-        name = f"retrieval, alpha {profile.alpha:g} by {profile.rule.value}"
+        name = f"retrieval, alpha {profile.asked.alpha:g} by {profile.asked.rule.value}"
         yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
     name, retrieved = retrieved_alike(one, scorers)
     yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
@@ -324,13 +321,13 @@ def retrieved_alike(one: ValuedLog, scorers: ImageScorers) -> tuple[str, ScoredI
     return name, scored_run(one, scorers, [one.vanilla[donors[row]].data for row in rows])
 
 
-def retrieved_images(one: ValuedLog, profile: SelectorProfile, encoder: LocalEncoder) -> list[bytes]:
+def retrieved_images(one: ValuedLog, profile: Profile, encoder: LocalEncoder) -> list[bytes]:
     """Return for each counted row the stored image if the images' table makes it a hit, else vanilla's. Only misses are
     stored (retrieval as in MoDM's evaluation)."""
     count = one.plan.warm_count + one.plan.count
     images = encoder.embed_pictures([one.vanilla[row].data for row in range(count)])
     # above any cosine if the table reuses nothing
-    lowest = min((row.min_similarity for row in profile.thresholds()), default=2.0)
+    lowest = min((row.min_similarity for row in thresholds(profile)), default=2.0)
     donors = donors_above(one.log.embeddings, images, lowest)
     return [one.vanilla[donors[row]].data for row in one.plan.rows]
 

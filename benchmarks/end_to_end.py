@@ -82,7 +82,7 @@ SKIP_BELOW = 0.9
 # and without.
 CACHE_COST_MS = 20
 # The gate is one of means, so thinning profiles are read by theirs.
-FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}\ncache_cost_ms = {CACHE_COST_MS}'
+FRONTDOOR = f'profile_rule = "mean"\nskip_light_below = {SKIP_BELOW}\ncache_cost_ms = {CACHE_COST_MS}'
 # times a single image's time with the peer
 SLO_FACTOR = 4.0
 TIMES_FASTER = 5.0

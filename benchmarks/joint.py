@@ -61,9 +61,9 @@ from lab.workloads import Content, Segment, SloClass, Workload
 from lab.workloads.production import MLORA, production_mix
 from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
+from pentimento.profiles.costs import steady
 
 # only its deferral curve
 CASCADE = CASCADES[2]

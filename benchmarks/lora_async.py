@@ -46,12 +46,14 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from pentimento.policies.lora_bounds import LoraBound, read_lora_bounds
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import Profile, ProfileKind
+from pentimento.profiles.kinds import latest_start
 from pentimento.rpc.server import SWITCH_INTERVAL_S
-from services.unet_worker.models.lateness_study import LatenessStudy, strengths
-from services.unet_worker.models.reuse_study import StudyModel
-from services.unet_worker.models.selector_measuring import study_model
-from services.unet_worker.settings import StudyPaintingSettings
+from services.unet_worker.profiling.lateness_study import LatenessStudy, strengths
+from services.unet_worker.profiling.reuse import study_model
+from services.unet_worker.profiling.reuse_study import StudyModel
+from services.unet_worker.profiling.settings import StudySettings
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.registry import WEIGHTS
@@ -190,11 +192,11 @@ class LateGallery:
         trained = (work / "style-judge" / CHECKPOINT).is_file()
         self._scorer = load_trained(StyleClassifier(), work / "style-judge") if trained else None
 
-    def kept(self, bound: LoraBound, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
-        late = self.study.painted(f"{bound.lora} after {steps} steps", lora, steps)
+    def kept(self, bound: Profile, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
+        late = self.study.generated(f"{lora_name(bound)} after {steps} steps", lora, steps)
         one, other = pixels_of_all(on_time), pixels_of_all(late)
         ssim: list[float] = structural_similarity(one.float() / 255, other.float() / 255).tolist()
-        style = bound.lora.removeprefix("tiny-lora-")
+        style = lora_name(bound).removeprefix("tiny-lora-")
         return KeptStyle(
             ssim, strengths(self.study.without, on_time, late), self._seen(other, style), self._seen(one, style)
         )
@@ -212,14 +214,29 @@ def pixels_of_all(images: Sequence[StudiedPicture]) -> Tensor:
     return torch.stack([pixels_of(image.png) for image in images])
 
 
-def quality_figures(gallery: LateGallery, bound: LoraBound, lora: Lora) -> Iterator[Figure]:
-    allowed = round(bound.latest_start_fraction * bound.step_count)
-    on_time = gallery.study.painted(f"{bound.lora} from the start", lora, 0)
-    for name, steps, target in (("K", allowed, at_least(0.95)), ("Katz's K", bound.alike_steps, informative())):
+def lora_name(bound: Profile) -> str:
+    """Return the LoRA of a profile."""
+    return bound.of.adapters[0].name
+
+
+def allowed_steps(bound: Profile) -> int:
+    """Return the steps that may run without the LoRA."""
+    return round(latest_start(bound) * bound.conditions.step_count)
+
+
+def alike_steps(bound: Profile) -> int:
+    """Return Katz's K of the same images."""
+    return int(bound.measured.figures["alike_steps"])
+
+
+def quality_figures(gallery: LateGallery, bound: Profile, lora: Lora) -> Iterator[Figure]:
+    allowed = allowed_steps(bound)
+    on_time = gallery.study.generated(f"{lora_name(bound)} from the start", lora, 0)
+    for name, steps, target in (("K", allowed, at_least(0.95)), ("Katz's K", alike_steps(bound), informative())):
         if steps == 0:
             continue
         kept = gallery.kept(bound, lora, steps, on_time)
-        title = f"{bound.lora}, {name} = {steps} of {bound.step_count}"
+        title = f"{lora_name(bound)}, {name} = {steps} of {bound.conditions.step_count}"
         yield measured(f"{title}: SSIM with the picture on time", kept.ssim, fmean, target)
         yield measured(f"{title}: strength, share of the change", kept.strength, fmean, target)
         if kept.style:
@@ -253,7 +270,7 @@ class LateSubject:
 
 def full_size_subject(folder: Path) -> LateSubject:
     """Return a LoRA of a network of Stable Diffusion 1.5's size."""
-    study = study_model(write_full_size_checkpoint(folder / "model"), StudyPaintingSettings(max_batch=1))
+    study = study_model(write_full_size_checkpoint(folder / "model"), StudySettings(max_batch=1))
     model = study.painter.model
     factors = random_factors(layers_of(model.info.family, model.adaptable), rank=RANK, ends=ENDS)
     file = write_diffusers_lora(folder, factors, alpha=8.0)
@@ -273,23 +290,25 @@ def main() -> int:
     options: Options = parse_options("lora_async", __doc__, add_options)
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    study = study_model(WEIGHTS / "tiny-heavy", StudyPaintingSettings(max_batch=16))
-    model, bounds = study.painter.model, read_lora_bounds(options.rest["bounds"])
+    study = study_model(WEIGHTS / "tiny-heavy", StudySettings(max_batch=16))
+    model, bounds = study.painter.model, read_profiles([options.rest["bounds"]]).of(ProfileKind.LORA)
     base = layers_of(model.info.family, model.adaptable)
-    files = {bound.lora: file for bound in bounds if (file := lora_file_in(WEIGHTS / bound.lora)) is not None}
+    files = {
+        lora_name(bound): file for bound in bounds if (file := lora_file_in(WEIGHTS / lora_name(bound))) is not None
+    }
     figures: list[Figure] = []
-    allowed = {bound.lora: round(bound.latest_start_fraction * bound.step_count) for bound in bounds}
+    allowed = {lora_name(bound): allowed_steps(bound) for bound in bounds}
     rounds = 2 if options.quick else options.rest["rounds"]
-    for name, steps in [*allowed.items(), (f"{bounds[0].lora}, as Katz", KATZ_STEPS)]:
+    for name, steps in [*allowed.items(), (f"{lora_name(bounds[0])}, as Katz", KATZ_STEPS)]:
         figures += LateSubject(name, study, files[name.partition(",")[0]], steps, rounds).figures()
     if not options.quick:
         with tempfile.TemporaryDirectory(prefix="lora-async") as folder:
             figures += full_size_subject(Path(folder)).figures()
     prompts = examination_prompts(4 if options.quick else options.rest["prompts"], FIRST_PROMPT).captions
-    tried = sorted({steps for bound in bounds for steps in (allowed[bound.lora], bound.alike_steps) if steps})
+    tried = sorted({steps for bound in bounds for steps in (allowed[lora_name(bound)], alike_steps(bound)) if steps})
     gallery = LateGallery(LatenessStudy.begin(study, prompts, tuple(tried), FIRST_PROMPT), options.rest["work"])
     for bound in bounds:
-        lora = read_lora(files[bound.lora], base, model.dtype)
+        lora = read_lora(files[lora_name(bound)], base, model.dtype)
         figures += quality_figures(gallery, bound, lora)
     above = [float(steps > 0) for steps in allowed.values()]
     figures.append(measured("LoRAs of the zoo that may come late", above, sum, informative()))

@@ -28,7 +28,9 @@ from pentimento.policies.cache_selection import SelectionRules, Threshold, skipp
 from pentimento.policies.followed_rules import FollowedRow, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import followed
 from pentimento.policies.reuse_rules import ModelReuse, ReuseRules
-from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, SelectorProfiles, read_selector_profiles
+from pentimento.profiles.catalogue import ProfileSet, read_profiles
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
+from pentimento.profiles.kinds import reuses_images, start_of, thresholds
 
 SAMPLE_SHARE, KEPT_SAMPLE_COUNT = 0.02, 400
 AS_PROFILED, SHIFTED, SHIFTED_BELOW = 0.985, 0.6, 0.4
@@ -55,13 +57,13 @@ class PlayedHistory:
 class HistoryPlayer:
     """Play one model's tables over one history."""
 
-    def __init__(self, profile: SelectorProfile, rng: np.random.Generator, *, follows: bool) -> None:
-        rules = ReuseRules(SelectionRules(latents=(), images=()), SelectorProfiles((profile,)))
+    def __init__(self, profile: Profile, rng: np.random.Generator, *, follows: bool) -> None:
+        rules = ReuseRules(SelectionRules(latents=(), images=()), ProfileSet((profile,)))
         self._profile = profile
         self._rng = rng
         self._follows = follows
-        self._own = rules.of(profile.model_digest, profile.encoder_digest)
-        self._rows = followed_rows(self._own, profile.model_digest, profile.encoder_digest)
+        self._own = rules.of(profile.of.model_digest, profile.of.encoder_digest)
+        self._rows = followed_rows(self._own, profile.of.model_digest, profile.of.encoder_digest)
         self._samples: dict[WatchedThreshold, list[QualitySample]] = {}
         self._positions: dict[WatchedThreshold, ThresholdPosition] = {}
         self._tables = self._table(self._own)
@@ -88,7 +90,7 @@ class HistoryPlayer:
 
     def _request(self, part: str) -> bool | None:
         """Return whether a hit kept alpha; None for a miss."""
-        top = TOP[self._profile.kind]
+        top = TOP[start_of(self._profile)]
         similarity = float(self._rng.uniform(self._least - 0.1 * (top - self._least), top))
         allowed = [row for row in self._tables if similarity >= row.min_similarity]
         if not allowed:
@@ -104,14 +106,14 @@ class HistoryPlayer:
     def _report(self, row: Threshold, similarity: float, kept: bool) -> None:
         """Report a hit that was generated again, as to the gateway."""
         self._count += 1
-        alpha, profile = self._profile.alpha, self._profile
+        alpha, profile = self._profile.asked.alpha, self._profile
         quality = alpha + self._rng.uniform(0.0, 0.1) if kept else alpha - self._rng.uniform(0.02, 0.3)
         seen = PaintedAgain(
             request_id=str(self._count),
-            model_digest=profile.model_digest,
-            reference_model_digest=profile.reference_model_digest or profile.model_digest,
-            encoder_digest=profile.encoder_digest,
-            from_image=profile.kind is ReuseKind.IMAGES,
+            model_digest=profile.of.model_digest,
+            reference_model_digest=profile.of.reference_digest or profile.of.model_digest,
+            encoder_digest=profile.of.encoder_digest,
+            from_image=reuses_images(profile),
             skipped_steps=skipped_steps(row, STEP_COUNT),
             step_count=STEP_COUNT,
             similarity=similarity,
@@ -128,21 +130,21 @@ class HistoryPlayer:
         before = self._positions.get(row.watched, ThresholdPosition())
         profiled, table = row.threshold.min_similarity, row.table
         self._positions[row.watched] = followed(samples, before, profiled, table.alpha, table.rule)
-        profile = self._profile
-        self._tables = self._table(in_force(self._own, profile.model_digest, profile.encoder_digest, self._positions))
+        of = self._profile.of
+        self._tables = self._table(in_force(self._own, of.model_digest, of.encoder_digest, self._positions))
 
     def _table(self, reuse: ModelReuse) -> tuple[Threshold, ...]:
-        table = reuse.images if self._profile.kind is ReuseKind.IMAGES else reuse.latents
+        table = reuse.images if reuses_images(self._profile) else reuse.latents
         return table.thresholds
 
 
-def figures_of(profile: SelectorProfile, count: int) -> list[Figure]:
+def figures_of(profile: Profile, count: int) -> list[Figure]:
     """Return the figures of a profile over `count` histories, each played twice with the same seed."""
     still, moving = (
         [HistoryPlayer(profile, np.random.default_rng(seed), follows=follows).play() for seed in range(count)]
         for follows in (False, True)
     )
-    what = f"{profile.kind.value} of {profile.model}"
+    what = f"{start_of(profile).value} of {profile.of.model}"
     return [
         shared(f"{what}: hits that keep alpha as profiled", [_mean(one.kept["as profiled"]) for one in moving]),
         measured(
@@ -205,7 +207,7 @@ def main() -> int:
 
     options = parse_options("online_quality", __doc__, add)
     count = 4 if options.quick else options.rest["histories"]
-    profiles = [one for one in read_selector_profiles([PROFILES]).profiles if one.thresholds()]
+    profiles = [one for one in read_profiles([PROFILES]).of(ProfileKind.REUSE) if thresholds(one)]
     figures = [figure for profile in profiles for figure in figures_of(profile, count)]
     return publish(options, figures, notes={"histories": count})
 

@@ -32,8 +32,10 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.generation import FromImage
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.online_quality import QualitySample, WatchedThreshold
-from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
-from pentimento.policies.selector_profiling import REQUIRED_SHARE
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
+from pentimento.profiles.kinds import profile_name, start_of, thresholds
+from pentimento.profiles.rules import REQUIRED_SHARE
 from pentimento.sdk import AsyncClient
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.supervisor.local import LocalSuite, local_suite
@@ -105,17 +107,17 @@ class LedgerWatch:
         return next(iter(self._ledger.quality_positions()), None)
 
 
-def too_lenient(profile: SelectorProfile) -> SelectorProfile:
+def too_lenient(profile: Profile) -> Profile:
     """Return the profile with only its row of most steps, at the threshold by the rule of the mean."""
-    row = profile.steps[-1]
-    return replace(profile, steps=(replace(row, lower_bound=row.mean),))
+    row = profile.rows[-1]
+    return replace(profile, rows=(replace(row, allowed={**row.allowed, "lower_bound": row.allowed["mean"]}),))
 
 
-def shipped_profile(directory: Path) -> SelectorProfile:
+def shipped_profile(directory: Path) -> Profile:
     """Return the profile of images that the small model refines. Raises as `only`."""
     wanted = (ReuseKind.IMAGES, LIGHT, HEAVY)
-    profiles = read_selector_profiles([directory]).profiles
-    found = (one for one in profiles if (one.kind, one.model, one.reference_model) == wanted)
+    profiles = read_profiles([directory]).of(ProfileKind.REUSE)
+    found = (one for one in profiles if (start_of(one), one.of.model, one.of.reference) == wanted)
     return only(found, f"profile of images of {LIGHT} for {HEAVY} in {directory}")
 
 
@@ -140,7 +142,7 @@ async def play(suite: LocalSuite, prompts: Sequence[str], watch: LedgerWatch) ->
     return WatchedRun(len(prompts), tuple(hits), watch.threshold())
 
 
-def run_of(profile: SelectorProfile, options: Options) -> WatchedRun:
+def run_of(profile: Profile, options: Options) -> WatchedRun:
     """Play the log on a suite with that profile."""
     count = QUICK_REQUESTS if options.quick else options.rest["requests"]
     rng = np.random.default_rng(options.rest["log_seed"])
@@ -157,11 +159,11 @@ def run_of(profile: SelectorProfile, options: Options) -> WatchedRun:
                 ledger.close()
 
 
-def lowest(profile: SelectorProfile) -> float:
-    return min(row.min_similarity for row in profile.thresholds())
+def lowest(profile: Profile) -> float:
+    return min(row.min_similarity for row in thresholds(profile))
 
 
-def figures_of(run: WatchedRun, shipped: SelectorProfile, given: SelectorProfile) -> list[Figure]:
+def figures_of(run: WatchedRun, shipped: Profile, given: Profile) -> list[Figure]:
     """Return the figures: counts, and hits' quality before the threshold first rose and after its last rise."""
     counted = [hit for hit in run.hits if hit.sample is not None]
     before = [hit for hit in counted if hit.threshold <= lowest(given)]
@@ -174,8 +176,10 @@ def figures_of(run: WatchedRun, shipped: SelectorProfile, given: SelectorProfile
         ),
         Figure("the threshold rose", rose, at_least(1.0)),
         Figure("hits until it first rose", float(len(before)), informative("hits")),
-        kept_share(f"hits that keep {given.alpha:g} before it rose", kept(before, given.alpha), None),
-        kept_share(f"hits that keep {given.alpha:g} since it rose last", kept(after, given.alpha), REQUIRED_SHARE),
+        kept_share(f"hits that keep {given.asked.alpha:g} before it rose", kept(before, given.asked.alpha), None),
+        kept_share(
+            f"hits that keep {given.asked.alpha:g} since it rose last", kept(after, given.asked.alpha), REQUIRED_SHARE
+        ),
         Figure("threshold that was given", lowest(given), informative(), 1),
         Figure("threshold at the end", run.threshold, informative(), 1),
         Figure("threshold of the shipped profile", lowest(shipped), informative(), 1),
@@ -223,7 +227,7 @@ def main() -> int:
     shipped = shipped_profile(options.rest["profiles"])
     given = too_lenient(shipped)
     run = run_of(given, options)
-    notes = {"requests": run.request_count, "log_seed": options.rest["log_seed"], "profile": given.name}
+    notes = {"requests": run.request_count, "log_seed": options.rest["log_seed"], "profile": profile_name(given)}
     return publish(options, figures_of(run, shipped, given), notes=notes)
 
 

@@ -45,7 +45,7 @@ from lab.runs.measure import Options, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario_file import read_scenario
 from lab.workloads import Workload
-from pentimento.devices.profile import profile_from_json
+from pentimento.profiles.costs import costs_from_json
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
 
@@ -129,8 +129,10 @@ def real_side(options: Options, folder: Path) -> Side:
     profile = folder / "profile.json"
     flags = ["--model", str(model.path), "--out", str(profile), "--batch-sizes", "1,2,4,8", "--steps", "20"]
     repeats = "1" if options.quick else "10"
-    subprocess.run([sys.executable, "-m", "services.unet_worker.profile", *flags, "--repeats", repeats], check=True)
-    steps = profile_from_json(profile.read_text()).step_count
+    subprocess.run(
+        [sys.executable, "-m", "services.unet_worker.profiling", "cost", *flags, "--repeats", repeats], check=True
+    )
+    steps = costs_from_json(profile.read_text()).step_count
     fleet = folder / "real.toml"
     fleet.write_text(
         f'[[models]]\nname = "{model.name}"\nprofile = "{profile}"\nsteps = {steps}\n'
@@ -138,7 +140,7 @@ def real_side(options: Options, folder: Path) -> Side:
     )
     return Side(
         f"real {model.name}",
-        partial(local_suite, ["--model", model.name, "--profile", str(profile)]),
+        partial(local_suite, ["--model", model.name, "--profiles", str(profile)]),
         fleet,
         model.name,
         steps,

@@ -20,10 +20,20 @@ from lab.runs.measure import Figure, Target, at_least, at_most, informative
 from lab.runs.parts import PartResult
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import load_model
-from pentimento.domain.adapters import PipeliningBound
+from pentimento.domain.adapters import AdapterKind, PipeliningBound
 from pentimento.domain.generation import Scheduler
-from pentimento.files.pipelining_bounds import MeasuredBound, read_pipelining_bounds, write_pipelining_bounds
 from pentimento.policies.residual_pipelining import allowed_from_step, first_alike_step
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import (
+    MeasuredAdapter,
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfileRow,
+    profiles_to_json,
+)
+from pentimento.profiles.kinds import pipelining_bounds
 from zoo.drawing.conditions import as_rgb_condition, edge_f1, edges, layout
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
@@ -66,17 +76,24 @@ def bounds_part(setting: QualitySetting) -> PartResult:
     prompts = examination_prompts(setting.bound_prompts, first=setting.prompt_count)
     found, figures = [], []
     for name, told in TOLD.items():
-        controlnet = entry_of(f"tiny-controlnet-{name}", WEIGHTS)
+        rows = []
         for steps in setting.bound_steps:
             cosines = _adjacent_cosines(name, told(prompts), prompts, steps)
             by_step = np.quantile(cosines, LEAST_ALIKE, axis=1)
             first = first_alike_step(by_step.tolist())
-            base = entry_of(BASE, WEIGHTS)["digest"]
-            found.append(MeasuredBound(controlnet["name"], controlnet["digest"], base, steps, first))
+            rows.append(ProfileRow({"step_count": steps, "first_step": first}))
             told_name = f"bounds: {name}, first step of {steps} from which adjacent residuals stay alike"
             figures.append(Figure(told_name, first, informative("steps"), len(by_step)))
-    write_pipelining_bounds(setting.bounds, found)
+        found.append(_profile(name, setting.bound_steps, rows))
+    setting.bounds.write_text(profiles_to_json(*found))
     return PartResult(figures, {"prompts": setting.bound_prompts})
+
+
+def _profile(name: str, step_counts: Sequence[int], rows: Sequence[ProfileRow]) -> Profile:
+    entry = entry_of(f"tiny-controlnet-{name}", WEIGHTS)
+    net = MeasuredAdapter(entry["digest"], kind=AdapterKind.CONTROLNET, name=entry["name"])
+    of = ProfiledModel(BASE, entry_of(BASE, WEIGHTS)["digest"], adapters=(net,))
+    return Profile(ProfileKind.PIPELINING, of, ProfileConditions(max(step_counts)), rows=tuple(rows))
 
 
 def _adjacent_cosines(name: str, conditions: Tensor, prompts: Prompts, steps: int) -> Array:
@@ -107,7 +124,8 @@ def quality_part(setting: QualitySetting, name: str) -> PartResult:
 
 def _from_step(setting: QualitySetting, name: str) -> int:
     digest = entry_of(f"tiny-controlnet-{name}", WEIGHTS)["digest"]
-    bounds: Sequence[PipeliningBound] = read_pipelining_bounds(setting.bounds).get(digest, ())
+    profiles = read_profiles([setting.bounds]).of(ProfileKind.PIPELINING)
+    bounds: Sequence[PipeliningBound] = pipelining_bounds(profiles).get(digest, ())
     return allowed_from_step(bounds, setting.steps)
 
 

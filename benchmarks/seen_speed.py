@@ -20,7 +20,7 @@ from lab.runs.answers import COARSE
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import Delays, SimulatedDevices
 from lab.workloads import Workload
-from pentimento.devices.profile import Cost
+from pentimento.profiles.costs import Cost
 
 STEPS, SCATTERING_STEPS, TOLERANCE = 10, 6, 0.003
 SEEDS = range(3)

@@ -39,12 +39,15 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
 from pentimento.pictures.decoding import decode
 from pentimento.policies.cache_selection import Threshold, allowed_steps
-from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
+from pentimento.profiles.kinds import profile_name, reuses_images, start_of, thresholds
+from pentimento.profiles.rules import ThresholdRule
 from services.embedder.model import EmbeddingModel, open_model
-from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel, Vectors
-from services.unet_worker.models.selector_measuring import TABLE_STEPS, captured_steps, study_model
-from services.unet_worker.settings import StudyPaintingSettings
+from services.unet_worker.profiling.inputs import Vectors
+from services.unet_worker.profiling.reuse import TABLE_STEPS, captured_steps, study_model
+from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel
+from services.unet_worker.profiling.settings import StudySettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -85,7 +88,7 @@ def _vectors(rows: Sequence[bytes]) -> Vectors:
 class HeldOut:
     """Apply a profile to the held-out log. Generated images are cached, since rules share pairs."""
 
-    profile: SelectorProfile
+    profile: Profile
     study: ReuseStudy
     model: StudyModel
     pairs: tuple[ReusePair, ...]
@@ -103,7 +106,7 @@ class HeldOut:
     def _generate(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
         if not pairs:
             return iter(())
-        if self.profile.kind is ReuseKind.LATENTS:
+        if not reuses_images(self.profile):
             return self.study.reuse_latents(pairs, (captured_steps(self.model.step_count)[step],))
         return self.study.reuse_images(self.model, pairs, (step,), TABLE_STEPS)
 
@@ -113,13 +116,13 @@ def main() -> int:
     rest = options.rest
     torch.set_num_threads(1)
     quiet_loaders()
-    profiles = read_selector_profiles([rest["profiles"]]).profiles
+    profiles = read_profiles([rest["profiles"]]).of(ProfileKind.REUSE)
     if not profiles:
         raise NotFound("FILE_MISSING", f"{rest['profiles']}: holds no selector profile")
     count = QUICK_PROMPTS if options.quick else rest["prompts"]
     figures: list[Figure] = []
-    for reference in dict.fromkeys(profile.reference_model for profile in profiles):
-        of_reference = [profile for profile in profiles if profile.reference_model == reference]
+    for reference in dict.fromkeys(profile.of.reference for profile in profiles):
+        of_reference = [profile for profile in profiles if profile.of.reference == reference]
         figures += figures_of_reference(reference, of_reference, count, rest["log_seed"])
     return publish(options, figures, notes={"prompts": count, "log_seed": rest["log_seed"]})
 
@@ -130,39 +133,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-seed", type=int, default=12)
 
 
-def figures_of_reference(
-    reference: str, profiles: Sequence[SelectorProfile], count: int, log_seed: int
-) -> Iterator[Figure]:
+def figures_of_reference(reference: str, profiles: Sequence[Profile], count: int, log_seed: int) -> Iterator[Figure]:
     """Yield the figures of all profiles against one large model, which generates the log once for them."""
-    encoder_folder = WEIGHTS / profiles[0].encoder
+    encoder_folder = WEIGHTS / profiles[0].of.encoder
     encoder = open_model(encoder_folder)
     for profile in profiles:
-        assert profile.encoder_digest == encoder.digest, f"{profile.name}: made for another encoder"
+        assert profile.of.encoder_digest == encoder.digest, f"{profile_name(profile)}: made for another encoder"
     log = write_scene_log(count, clip_embedder(encoder_folder), np.random.default_rng(log_seed))
-    large = study_model(WEIGHTS / reference, StudyPaintingSettings(max_batch=BATCH))
+    large = study_model(WEIGHTS / reference, StudySettings(max_batch=BATCH))
     kept = tuple(captured_steps(large.step_count).values())
     study = ReuseStudy(large, LocalEncoder(encoder), log.prompts, kept, first_seed=log_seed * 10_000)
     for profile in profiles:
         held_out = held_out_of(profile, study, large)
-        if profile.kind is ReuseKind.LATENTS:
+        if not reuses_images(profile):
             yield between_seeds(held_out)
         for rule in ThresholdRule:
             yield from figures_of_rule(held_out, rule)
 
 
-def held_out_of(profile: SelectorProfile, study: ReuseStudy, large: StudyModel) -> HeldOut:
+def held_out_of(profile: Profile, study: ReuseStudy, large: StudyModel) -> HeldOut:
     """Return the profile with the log's pairs that any of its tables would serve."""
-    tables = [profile.thresholds(rule) for rule in ThresholdRule]
+    tables = [thresholds(profile, rule) for rule in ThresholdRule]
     least = min((row.min_similarity for table in tables for row in table), default=1.0)
-    if profile.kind is ReuseKind.LATENTS:
+    if not reuses_images(profile):
         return HeldOut(profile, study, large, study.latent_pairs(least))
-    small = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
+    small = study_model(WEIGHTS / profile.of.model, StudySettings(max_batch=BATCH))
     return HeldOut(profile, study, small, study.image_pairs(least))
 
 
 def between_seeds(held_out: HeldOut) -> Figure:
     """Return how many of the pairs' prompts keep alpha if generated from scratch with another seed."""
-    study, alpha = held_out.study, held_out.profile.alpha
+    study, alpha = held_out.study, held_out.profile.asked.alpha
     rows = [pair.receiver for pair in held_out.pairs]
     requests = [
         study.large.request(study.prompts[row], study.first_seed + OTHER_SEED + row, NoiseStart()) for row in rows
@@ -173,25 +174,26 @@ def between_seeds(held_out: HeldOut) -> Figure:
         bool(image @ study.texts[row] >= alpha * float(study.images[row] @ study.texts[row]))
         for row, image in zip(rows, images, strict=True)
     ]
-    return kept_share(f"{held_out.profile.model} from scratch with another seed keeps {alpha:g}", kept, informative())
+    return kept_share(
+        f"{held_out.profile.of.model} from scratch with another seed keeps {alpha:g}", kept, informative()
+    )
 
 
 def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
     """Yield a figure per threshold, and the served choice with the whole table."""
     profile = held_out.profile
-    table, what = profile.thresholds(rule), f"{profile.kind.value} of {profile.model}, {rule.value}"
+    table, what = thresholds(profile, rule), f"{start_of(profile).value} of {profile.of.model}, {rule.value}"
+    step_count, alpha = profile.conditions.step_count, profile.asked.alpha
     target = surely_above(REQUIRED) if rule is ThresholdRule.LOWER_BOUND else informative()
     if not table:
         yield Figure(f"{what}: no similarity is enough for any K", None, target)
         return
     for row in table:
-        step = round(row.saved_share * profile.step_count)
+        step = round(row.saved_share * step_count)
         pairs = [pair for pair in held_out.pairs if pair.similarity >= row.min_similarity]
         found = held_out.outcomes(pairs, step)
-        name = (
-            f"{what}, {step}/{profile.step_count} from {row.min_similarity:.4f} on: share that keeps {profile.alpha:g}"
-        )
-        yield kept_share(name, [outcome.sample().keeps(profile.alpha) for outcome in found], target)
+        name = f"{what}, {step}/{step_count} from {row.min_similarity:.4f} on: share that keeps {alpha:g}"
+        yield kept_share(name, [outcome.sample().keeps(alpha) for outcome in found], target)
     yield from as_selected(held_out, table, what)
 
 
@@ -199,20 +201,21 @@ def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Ite
     """Yield the served share that keeps alpha, the mean quality kept, and the saved share of steps over all prompts
     that are no repeats."""
     profile = held_out.profile
+    step_count, alpha = profile.conditions.step_count, profile.asked.alpha
     found = []
     for pair in held_out.pairs:
-        if step := allowed_steps(pair.similarity, profile.step_count, tuple(table)):
+        if step := allowed_steps(pair.similarity, step_count, tuple(table)):
             found += held_out.outcomes([pair], step)
     name = f"{what}, as selected"
-    kept = [outcome.sample().keeps(profile.alpha) for outcome in found]
-    yield kept_share(f"{name}: share that keeps {profile.alpha:g}", kept, informative())
+    kept = [outcome.sample().keeps(alpha) for outcome in found]
+    yield kept_share(f"{name}: share that keeps {alpha:g}", kept, informative())
     if not found:
         return
     ratios = [(outcome.quality, outcome.scratch_quality) for outcome in found]
-    paper = PAPER[profile.kind]
+    paper = PAPER[start_of(profile)]
     yield measured(f"{name}: quality kept in the mean ({paper})", ratios, ratio_of_sums, informative())
     prompts = len(set(held_out.study.prompts))
-    saved = sum(outcome.skipped_steps for outcome in found) / profile.step_count / prompts
+    saved = sum(outcome.skipped_steps for outcome in found) / step_count / prompts
     yield Figure(f"{name}: steps saved, of all prompts", saved, informative(), prompts)
 
 

@@ -124,7 +124,7 @@ def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
     if options.rest["only"] != "emulated":
         profiles = profiled(folder)
         flags = ["--cascade", ",".join(REAL_MODELS), "--device", "cpu"]
-        flags += [word for file in profiles for word in ("--profile", str(file))]
+        flags += [word for file in profiles for word in ("--profiles", str(file))]
         lone_s, carried_per_s = asked_before(flags, REAL_MODELS[-1])
         yield LiveSide("real", tuple(flags), *REAL_MODELS, carried_per_s, REAL_SLO * lone_s)
 
@@ -133,7 +133,7 @@ def profiled(folder: Path) -> list[Path]:
     """Return the files of the models' costs on this machine, measured next to each other, as served. Policies plan no
     model without them."""
     files = [folder / f"{model}.json" for model in REAL_MODELS]
-    module = (sys.executable, "-m", "services.unet_worker.profile")
+    module = (sys.executable, "-m", "services.unet_worker.profiling", "cost")
     running = [
         subprocess.Popen([*module, "--model", str(find_model(model).path), "--device", "cpu", "--out", str(file)])
         for model, file in zip(REAL_MODELS, files, strict=True)

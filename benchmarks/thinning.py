@@ -51,12 +51,15 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.policies.plan.inputs import hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.thinning import ThinningMode, ThinningOption
-from pentimento.policies.thinning_profiles import ThinningProfile, read_thinning_profiles
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import Profile, ProfileKind
+from pentimento.profiles.kinds import options as allowed_options
+from pentimento.profiles.kinds import profile_name
 from pentimento.supervisor.models import THINNING_PROFILES
 from services.embedder.model import open_model
-from services.unet_worker.models.selector_measuring import study_model
-from services.unet_worker.models.thinning_study import ClipScore, ThinningStudy, full_requests
-from services.unet_worker.settings import StudyPaintingSettings
+from services.unet_worker.profiling.reuse import study_model
+from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.steps_study import ClipScore, ThinningStudy, full_requests
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -88,7 +91,7 @@ def main() -> int:
     options = parse_options("thinning", __doc__, add_options)
     rest = options.rest
     profile = plain_profile(rest["model"])
-    found = profile.options(profile.step_count)
+    found = allowed_options(profile, profile.conditions.step_count)
     costs = costs_of(read_fleet(FLEET).model(rest["model"]))
     seeds, duration_s = (range(2), 20.0) if options.quick else (range(5), 60.0)
     rounds = [
@@ -99,7 +102,9 @@ def main() -> int:
     held_out = UnseenPrompts(rest["scorer"], 8 if options.quick else rest["prompts"], rest["log_seed"])
     figures += held_out_figures(profile, held_out)
     return publish(
-        options, figures, notes={"profile": profile.name, "fleet": FLEET.name, "capacity_per_s": capacity_per_s(costs)}
+        options,
+        figures,
+        notes={"profile": profile_name(profile), "fleet": FLEET.name, "capacity_per_s": capacity_per_s(costs)},
     )
 
 
@@ -110,9 +115,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-seed", type=int, default=22)
 
 
-def plain_profile(model: str, directory: Path = THINNING_PROFILES) -> ThinningProfile:
+def plain_profile(model: str, directory: Path = THINNING_PROFILES) -> Profile:
     """Return the model's profile without LoRAs and ControlNets. Raises as `only` unless there is exactly one."""
-    found = (one for one in read_thinning_profiles([directory]) if one.model == model and not one.adapters)
+    found = (
+        one for one in read_profiles([directory]).of(ProfileKind.STEPS) if one.of.model == model and not one.of.adapters
+    )
     return only(found, f"thinning profile of {model} alone")
 
 
@@ -206,24 +213,24 @@ class UnseenPrompts:
     log_seed: int
 
 
-def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Iterator[Figure]:
+def held_out_figures(profile: Profile, held_out: UnseenPrompts) -> Iterator[Figure]:
     """Yield the quality kept on prompts outside the profile, by the thinning of the fewest steps."""
     torch.set_num_threads(1)
     quiet_loaders()
-    folder = WEIGHTS / profile.encoder
+    folder = WEIGHTS / profile.of.encoder
     log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
     scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.scorer, log, prompts))
-    model = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
+    model = study_model(WEIGHTS / profile.of.model, StudySettings(max_batch=BATCH))
     study = ThinningStudy(model, scorers, full_requests(model, prompts, held_out.log_seed * 10_000))
-    fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
+    fewest = min(allowed_options(profile, profile.conditions.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)
-    kept = sum(sample.keeps(profile.alpha) for sample in samples)
+    kept = sum(sample.keeps(profile.asked.alpha) for sample in samples)
     pairs = [(sample.quality, sample.full_quality) for sample in samples]
-    what = f"{fewest.total} of {profile.step_count} steps, held-out prompts"
-    name = f"{what}: share that keeps {profile.alpha:g}"
+    what = f"{fewest.total} of {profile.conditions.step_count} steps, held-out prompts"
+    name = f"{what}: share that keeps {profile.asked.alpha:g}"
     yield share(name, kept, len(samples), surely_above(0.95))
-    name = f"{what}: pictures that keep less than {profile.alpha:g}"
+    name = f"{what}: pictures that keep less than {profile.asked.alpha:g}"
     yield counted(name, len(samples) - kept, len(samples), at_most(0.0))
     yield measured(f"{what}: quality kept in the mean", pairs, ratio_of_sums, informative())
 

@@ -1,9 +1,9 @@
-"""Write the zoo's thinning profiles: as `pentimento bench thinning-profile`, on a log of scenes, with an attribute
+"""Write the zoo's thinning profiles: as `pentimento profile steps`, on a log of scenes, with an attribute
 scorer in addition to CLIPScore. The stricter of the two scores counts.
 
     python -m benchmarks.thinning_profiles tiny-heavy --scorer SCORERS [--prompts 128] [--log-seed 21] [-- FLAGS]
 
-FLAGS are those of `python -m services.unet_worker.thinning_profile`. SCORERS is a work folder of training
+FLAGS are those of `python -m services.unet_worker.profiling steps`. SCORERS is a work folder of training
 (`benchmarks.image_scorers`).
 """
 
@@ -17,13 +17,14 @@ import torch
 
 from benchmarks.image_scorers import AttributeScorer
 from benchmarks.selector_profile import LocalEncoder
+from pentimento.profiles.document import ProfileKind
 from pentimento.settings import load_settings
 from pentimento.supervisor.models import THINNING_PROFILES
 from pentimento.telemetry import configure_logging
 from services.embedder.model import open_model
-from services.unet_worker.models.thinning_study import QualityJudge
-from services.unet_worker.settings import ThinningProfileSettings
-from services.unet_worker.thinning_profile import write_profile
+from services.unet_worker.profiling.command import measure_and_write
+from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
+from services.unet_worker.profiling.settings import ProfileSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
@@ -42,21 +43,21 @@ def main() -> int:
         named = Path(there) / f"zoo.scene_log, seed {options.log_seed}, first {options.prompts} that differ"
         named.touch()
         given = ["--model", str(WEIGHTS / options.model), "--prompts", str(named), "--embedder-address", "unix:/none"]
-        settings = load_settings(
-            ThinningProfileSettings, "bench_thinning_profile", [*given, "--out", str(THINNING_PROFILES), *flags]
-        )
-        prompts = tuple(dict.fromkeys(log.prompts))[: options.prompts]
-        write_profile(
-            settings,
-            prompts,
+        out = THINNING_PROFILES / f"{'+'.join((options.model, *options.loras))}.json"
+        loras = ["--loras", str(WEIGHTS), "--with-loras", ",".join(options.loras)] if options.loras else []
+        settings = load_settings(ProfileSettings, "profile", [*given, *loras, "--out", str(out), *flags])
+        inputs = StudyInputs(
+            tuple(dict.fromkeys(log.prompts))[: options.prompts],
             LocalEncoder(encoder),
-            (ENCODER, encoder.digest),
+            ENCODER,
+            encoder.digest,
             lambda rows: scorers_of(options.scorer, log, rows),
         )
+        measure_and_write(ProfileKind.STEPS, settings, inputs)
     return 0
 
 
-def scorers_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityJudge, ...]:
+def scorers_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityScorer, ...]:
     """Return the scorers of a log's images in addition to CLIPScore."""
     asked = dict(zip(log.prompts, log.asked, strict=True))
     return (AttributeScorer(work, [asked[prompt] for prompt in prompts]),)
@@ -70,6 +71,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--prompts", type=int, default=128, help="number of different prompts of the log")
     parser.add_argument("--log-count", type=int, default=600, help="length of the log")
     parser.add_argument("--log-seed", type=int, default=21)
+    parser.add_argument("--lora", dest="loras", action="append", default=[], help="LoRA of the zoo; may be repeated")
     options, rest = parser.parse_known_args()
     return options, [flag for flag in rest if flag != "--"]
 

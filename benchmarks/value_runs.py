@@ -15,7 +15,8 @@ from pathlib import Path
 
 from pentimento.domain.generation import FromImage, FromLatent, Provenance
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
+from pentimento.profiles.document import Profile, profiles_to_json
+from pentimento.profiles.kinds import start_of
 from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.scene_log import SceneLog
@@ -191,7 +192,7 @@ class LogPlayer:
 
 @contextmanager
 def value_suites(
-    folder: Path, profiles: Mapping[str, Sequence[SelectorProfile]], told: Callable[[str], None]
+    folder: Path, profiles: Mapping[str, Sequence[Profile]], told: Callable[[str], None]
 ) -> Iterator[dict[str, LocalSuite]]:
     """Yield a running suite for each set of profiles, by its name."""
     with ExitStack() as stack:
@@ -202,7 +203,7 @@ def value_suites(
         yield suites
 
 
-def suite_flags(folder: Path, profiles: Sequence[SelectorProfile], told: str = SETTINGS) -> list[str]:
+def suite_flags(folder: Path, profiles: Sequence[Profile], told: str = SETTINGS) -> list[str]:
     """Write these profiles and settings, and return the suite's flags."""
     folder.mkdir(parents=True)
     settings = folder / "settings.toml"
@@ -210,7 +211,7 @@ def suite_flags(folder: Path, profiles: Sequence[SelectorProfile], told: str = S
     flags = ["--model", HEAVY, "--model", LIGHT, "--workers", str(COPIES), "--device", "cpu"]
     flags += ["--policy", "resident-mixture", "--config", str(settings)]
     for profile in profiles:
-        path = folder / f"{profile.kind.value}.json"
-        path.write_text(profile_to_json(profile))
-        flags += ["--selector-profiles", str(path)]
+        path = folder / f"{start_of(profile).value}.json"
+        path.write_text(profiles_to_json(profile))
+        flags += ["--profiles", str(path)]
     return flags

@@ -35,10 +35,12 @@ from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import Renoising, SelectionRules, renoising_of, skipped_steps
-from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
-from services.unet_worker.models.reuse_study import StudyModel
-from services.unet_worker.models.selector_measuring import study_model
-from services.unet_worker.settings import StudyPaintingSettings
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind, ReuseKind
+from pentimento.profiles.kinds import start_of, thresholds
+from services.unet_worker.profiling.reuse import study_model
+from services.unet_worker.profiling.reuse_study import StudyModel
+from services.unet_worker.profiling.settings import StudySettings
 from services.vectordb_gateway.settings import SelectionSettings
 from zoo.drawing.captions import UNSAID
 from zoo.drawing.dataset import as_pixels
@@ -136,7 +138,7 @@ class Kind:
 
 def kinds_of(prompts: AskedPrompts) -> Sequence[Kind]:
     """Return both kinds, over donors that `tiny-heavy` generates from noise."""
-    painting = StudyPaintingSettings(max_batch=BATCH)
+    painting = StudySettings(max_batch=BATCH)
     heavy, light = (study_model(WEIGHTS / name, painting) for name in ("tiny-heavy", "tiny-light"))
     of_latents, of_images = _largest_step(ReuseKind.LATENTS, heavy), _largest_step(ReuseKind.IMAGES, light)
     requests = [
@@ -165,9 +167,9 @@ def _bridge(step: int, again: Renoising) -> tuple[int, ...]:
 
 def _largest_step(kind: ReuseKind, model: StudyModel) -> int:
     """Return K of the model's steps: the most that its shipped profile allows at any similarity."""
-    profiles = read_selector_profiles([PROFILES]).profiles
-    (profile,) = (one for one in profiles if one.kind is kind and one.model == model.spec.model)
-    return max(skipped_steps(row, model.step_count) for row in profile.thresholds())
+    profiles = read_profiles([PROFILES]).of(ProfileKind.REUSE)
+    (profile,) = (one for one in profiles if start_of(one) is kind and one.of.model == model.spec.model)
+    return max(skipped_steps(row, model.step_count) for row in thresholds(profile))
 
 
 def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRules) -> list[Figure]:

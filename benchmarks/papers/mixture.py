@@ -27,7 +27,7 @@ from lab.runs import RequestRecord
 from lab.simulator.scenario import Delays, Scenario, SimulatedModel
 from lab.workloads import Content, Segment, Workload, fluctuating
 from lab.workloads.builders import MODM_FLUCTUATION
-from pentimento.devices.profile import steady
+from pentimento.profiles.costs import steady
 
 SEED = 1
 SYSTEMS = ("vanilla", "nirvana-only", "modm")

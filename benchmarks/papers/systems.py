@@ -32,11 +32,11 @@ from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, poisson
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import steady
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.plan.cascade_problem import CascadeSolution
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.profiles.costs import steady
 
 # MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); this log has text to
 # text under a sentence encoder. The least similarity is set so that the share of hits is MoDM's, 92.8 % (7.1); those of

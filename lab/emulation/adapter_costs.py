@@ -12,8 +12,8 @@ residual_wait_s = 0.002                     # added to a step with ControlNet re
 from dataclasses import dataclass
 
 from lab.files.toml_document import TomlTable
-from pentimento.devices.profile import NOTHING, Cost, steady
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, is_adapter_name
+from pentimento.profiles.costs import NOTHING, Cost, steady
 
 
 @dataclass(frozen=True)

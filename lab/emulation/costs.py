@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from lab.emulation.fleet_file import EmulatedModel
-from pentimento.devices.profile import NOTHING, Cost, SizeProfile, for_every_batch, steady
+from pentimento.profiles.costs import NOTHING, Cost, SizeProfile, for_every_batch, steady
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def from_latencies(
 
 
 def costs_of(model: EmulatedModel) -> ModelCosts:
-    """Return the costs that `pentimento bench profile` measured, for the model's own size and guidance and for all
+    """Return the costs that `pentimento profile cost` measured, for the model's own size and guidance and for all
     others. Missing measurements of preparation, decoding and encoding count as 0."""
     profile = model.profile
     keys = {(batch.width_px, batch.height_px, batch.guided) for batch in profile.batches}

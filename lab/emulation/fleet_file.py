@@ -4,7 +4,7 @@
     batching = "steps"                          # or "requests"
     [[models]]
     name = "tiny-heavy"
-    profile = "profiles/tiny-heavy.json"        # from `pentimento bench profile`; or latency_s and steps
+    profile = "profiles/tiny-heavy.json"        # from `pentimento profile cost`; or latency_s and steps
     recording = "../../zoo/replay/recorded"     # images, qualities, confidences; without it, made up
     load_s = 4.0
     [[devices]]
@@ -27,18 +27,18 @@ from pathlib import Path
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
 from lab.emulation.speed import STEADY, SpeedChanges
 from lab.files.toml_document import TomlTable, read_toml
-from pentimento.devices.profile import (
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
+from pentimento.pictures.png_text import text_of, with_text
+from pentimento.profiles.costs import (
     NOTHING,
     BatchProfile,
     Cost,
     ModelProfile,
     SizeProfile,
-    profile_from_json,
+    costs_from_json,
     steady,
 )
-from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
-from pentimento.pictures.png_text import text_of, with_text
 
 MAX_DEVICES = 1024
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -192,7 +192,7 @@ def _profile(table: TomlTable, name: str) -> ModelProfile:
         return _published(table, name, latencies)
     assert path is not None
     try:
-        return profile_from_json(path.read_text())
+        return costs_from_json(path.read_text())
     except (OSError, UnicodeDecodeError, PentimentoError) as error:
         raise table.error("profile", f"{path} cannot be read: {error}") from None
 

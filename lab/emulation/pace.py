@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.files.toml_document import TomlTable, read_toml
-from pentimento.devices.profile import for_every_batch, steady
+from pentimento.profiles.costs import for_every_batch, steady
 
 MAX_ROWS = 128
 _FAMILIES = ("stable_diffusion", "stable_diffusion_xl")

@@ -1,7 +1,7 @@
 """Read and write a recording: images of real models for a fixed set of prompts, with qualities and costs.
 
 A folder holds `recording.json`, which mirrors the classes below, a profile for each model
-(`pentimento.devices.profile`), and the named images. Emulated devices answer with them; the simulator uses qualities
+(`pentimento.profiles.costs`), and the named images. Emulated devices answer with them; the simulator uses qualities
 and confidences. Needs only the standard library, so that sixteen emulated devices fit a small machine.
 """
 
@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pentimento.devices.profile import Cost, Count, ModelProfile, profile_from_json
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.profiles.costs import Cost, Count, ModelProfile, costs_from_json
 
 DOCUMENT = "recording.json"
 FORMAT, VERSION = "pentimento-recording", 2
@@ -164,7 +164,7 @@ def read_profile(folder: Path, model: RecordedModel) -> ModelProfile:
     if not path.is_file():
         raise NotFound("FILE_MISSING", f"{path}: not there; expected a recorded profile")
     try:
-        profile = profile_from_json(path.read_text())
+        profile = costs_from_json(path.read_text())
     except (PentimentoError, UnicodeDecodeError) as error:
         raise FailedPrecondition("BAD_RECORDING", f"{path}: {error}") from None
     if profile.model_digest != model.digest:

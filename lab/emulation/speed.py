@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pentimento.devices.profile import Cost
+from pentimento.profiles.costs import Cost
 
 
 class SpeedCourse(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 
 from lab.emulation.fleet_file import EmulatedFleet, read_fleet, served_profile
 from lab.emulation.fleet_settings import fleet_settings
-from pentimento.devices.profile import profile_to_json
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
+from pentimento.profiles.costs import costs_to_json
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.process_spec import ProcessSpec
@@ -105,7 +105,7 @@ class EmulatedSuite:
         """Write a profile for each model."""
         (folder / "profiles").mkdir(parents=True, exist_ok=True)
         for model in self.fleet.models:
-            profile_file(folder, model.name).write_text(profile_to_json(served_profile(self.fleet, model)))
+            profile_file(folder, model.name).write_text(costs_to_json(served_profile(self.fleet, model)))
 
     def _worker(self, settings: SuiteSettings, state: StateDirectory, devices: str, number: int) -> ProcessSpec:
         more = ("--devices", devices, "--objects-url", objects_url(settings, state), *grant_arguments(settings))

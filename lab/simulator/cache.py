@@ -30,7 +30,7 @@ from pentimento.policies.cache_selection import (
 from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.plan.entry import scaled_start_step
 from pentimento.policies.plan.registry import CacheUse
-from pentimento.policies.selector_profiles import biased
+from pentimento.profiles.kinds import biased
 
 # rows per block of similarities
 _BLOCK = 256

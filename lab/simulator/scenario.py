@@ -8,12 +8,12 @@ from lab.emulation.jobs import DeviceSettings
 from lab.emulation.speed import STEADY, SpeedCourse
 from lab.simulator.cache import CacheSettings
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import NOTHING, Cost
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve
 from pentimento.policies.thinning import ThinningMode, ThinningOption
+from pentimento.profiles.costs import NOTHING, Cost
 
 
 @dataclass(frozen=True)

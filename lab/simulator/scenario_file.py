@@ -31,12 +31,12 @@ from lab.simulator.tenant_table import read_quotas
 from lab.simulator.workload_table import existing, read_workload
 from lab.workloads import Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.profiles.costs import steady
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from lab.workloads import Arrival, Workload
 from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.events import AttemptKey
-from pentimento.devices.profile import Cost
 from pentimento.policies.plan.entry import (
     NO_QUOTA,
     NOISE,
@@ -41,6 +40,7 @@ from pentimento.policies.plan.entry import (
     stages_from,
 )
 from pentimento.policies.plan.registry import CacheUse
+from pentimento.profiles.costs import Cost
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
 NEVER_S = 1e9

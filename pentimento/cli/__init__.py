@@ -31,7 +31,8 @@ SUBCOMMANDS = {
     "tenant": "manage tenants, their keys and quotas, and show usage",
     "journal": "renew a journal that was lost or restored",
     "simulate": "play a scenario in virtual time",
-    "bench": "measure what a model costs, or a suite under load",
+    "profile": "measure a model: costs, reuse, skipped steps, hand-overs, late LoRAs",
+    "bench": "measure a suite under load",
     "zoo": "train, measure and export the tiny models",
     "completion": "complete this command in a shell",
 }

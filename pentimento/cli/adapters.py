@@ -40,7 +40,7 @@ adapters.add_command(register)
     "--latest-start-fraction",
     type=FiniteRange(0.0, 1.0),
     default=0.0,
-    help="share of the steps that may run without it, on every model that it changes (`bench lora-bound`)",
+    help="share of the steps that may run without it, on every model that it changes (`profile lora`)",
 )
 @json_option
 @controller_options

@@ -1,11 +1,8 @@
 """`pentimento journal`."""
 
-import os
-import sys
-
 import click
 
-from pentimento.supervisor.child import source_path
+from pentimento.cli.forwarding import become
 
 
 @click.group()
@@ -18,5 +15,4 @@ def journal() -> None:
 def renew(flags: tuple[str, ...]) -> None:
     """Make a lost or restored journal newer than every earlier one: `--ledger-url URL`, or the frontdoor's settings,
     and `--above EPOCH`, which the frontdoor's log names if workers reject it (STALE_EPOCH)."""
-    os.environ["PYTHONPATH"] = source_path()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "services.frontdoor.renewal", *flags])
+    become("services.frontdoor.renewal", flags)

@@ -1,9 +1,6 @@
 """`pentimento models`: models and cascades that are registered with the controller."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.calls import ask_controller, controller_options
+from pentimento.cli.forwarding import RenamedOptions, described
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.plain_names import plain_cascade
 from pentimento.clients.models import ModelRepositoryClient
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ModelVariant, RegisteredModels
 from pentimento.files.json_values import from_json, to_json
-from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import find_model
 
 T = TypeVar("T")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+PROFILES = click.Path(exists=True, path_type=Path)
 CALL_TIMEOUT_S = 10.0
 _SHOWN_DIGEST = 19
 
@@ -34,11 +32,11 @@ def models() -> None:
     """Register models and cascades with the controller, list and remove them. Needs an administrator's token."""
 
 
-@models.command()
+@models.command(cls=RenamedOptions)
 @click.argument("name")
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
-@click.option("--profile", "profiles", multiple=True, type=FILE, help="file of `bench profile`, one per kind of device")
+@click.option("--profiles", multiple=True, type=PROFILES, help="files or directories with its costs (`profile cost`)")
 @json_option
 @controller_options
 def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
@@ -54,15 +52,9 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
     say(to_json(variant), f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}", as_json=as_json)
 
 
-@models.command("add-cascade")
+@models.command("add-cascade", cls=RenamedOptions)
 @click.argument("file", type=FILE)
-@click.option(
-    "--handover-profile",
-    "profiles",
-    multiple=True,
-    type=FILE,
-    help="file of `bench handover-profile`, one per hand-over",
-)
+@click.option("--profiles", multiple=True, type=FILE, help="file of `profile handover`, one for each hand-over")
 @json_option
 @controller_options
 def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
@@ -112,16 +104,10 @@ def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Aw
 
 def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant:
     """Describe a directory as a worker does. FailedPrecondition for an invalid one."""
-    command = [sys.executable, "-P", "-m", "services.unet_worker.describe", "--model", str(model), "--name", name]
+    flags: list[str | Path] = ["--model", model, "--name", name]
     if profiles:
-        command += ["--profiles", ",".join(str(path.resolve()) for path in profiles)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise FailedPrecondition("BAD_CHECKPOINT", lines[-1])
-    return from_json(ModelVariant, json.loads(done.stdout))
+        flags += ["--profiles", ",".join(str(path.resolve()) for path in profiles)]
+    return from_json(ModelVariant, json.loads(described("services.unet_worker.describe", flags, "BAD_CHECKPOINT")))
 
 
 def read_cascade(file: Path) -> CascadeVariant:
@@ -140,11 +126,11 @@ def profile_text(file: Path) -> str:
         data = opened.read(MAX_HANDOVER_PROFILE_BYTES + 1)
     if len(data) > MAX_HANDOVER_PROFILE_BYTES:
         limit = f"must name files of at most {MAX_HANDOVER_PROFILE_BYTES} bytes"
-        raise InvalidArgument.of("handover_profile", f"{limit}, {file} is larger")
+        raise InvalidArgument.of("profiles", f"{limit}, {file} is larger")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidArgument.of("handover_profile", f"must name files of text, {file} is none") from None
+        raise InvalidArgument.of("profiles", f"must name files of text, {file} is none") from None
 
 
 def cascade_words(cascade: CascadeVariant) -> str:

@@ -1,19 +1,16 @@
 """`pentimento adapters register`: the entry of a LoRA or a ControlNet in the registry next to its directory."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pentimento.cli.forwarding import described
 from pentimento.cli.json_output import json_option, say
 from pentimento.domain.adapters import ADAPTED_FAMILIES, ADAPTER_NAME_RULE, is_adapter_name, is_digest
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import read_adapters
-from pentimento.supervisor.child import source_path
 
 REGISTRY = "registry.json"
 
@@ -54,14 +51,8 @@ def entry_of(directory: Path, name: str, family: str, licence: str, base_digest:
 
 def describe(directory: Path) -> dict[str, str]:
     """Return kind, digest and family as a worker does. FailedPrecondition for invalid files."""
-    command = [sys.executable, "-P", "-m", "services.unet_worker.describe_adapter", "--adapter", str(directory)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise FailedPrecondition("BAD_ADAPTER", lines[-1])
-    found: dict[str, str] = json.loads(done.stdout)
+    text = described("services.unet_worker.describe_adapter", ("--adapter", directory), "BAD_ADAPTER")
+    found: dict[str, str] = json.loads(text)
     return found
 
 

@@ -1,14 +1,10 @@
 """`pentimento serve SERVICE`."""
 
-import os
-import sys
-
 import click
 
-from pentimento.cli.forwarding import ForwardingCommand
+from pentimento.cli.forwarding import ForwardingCommand, become
 from pentimento.plugins import SERVICES as SERVICES_GROUP
 from pentimento.plugins import plugin_module
-from pentimento.supervisor.child import source_path
 
 SERVICES = {
     "frontdoor": "services.frontdoor",
@@ -28,6 +24,4 @@ PLUGINS = ("emulated-worker", "emulated-discriminator", "paced-worker", "paced-c
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(service: str, flags: tuple[str, ...]) -> None:
     """Run one service in the foreground; FLAGS go to it (`pentimento serve frontdoor --help` lists them)."""
-    os.environ["PYTHONPATH"] = source_path()
-    module = SERVICES.get(service) or plugin_module(SERVICES_GROUP, service, f"pentimento serve {service}")
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags])
+    become(SERVICES.get(service) or plugin_module(SERVICES_GROUP, service, f"pentimento serve {service}"), flags)

@@ -79,8 +79,8 @@ def why_unplanned(one: UnplannedModel) -> str:
 
 def profiling(model: str) -> str:
     """Return the command that profiles a model."""
-    file = f"{model}-profile.json"
-    return f"measure it with `pentimento bench profile {model} --out {file}`, then `pentimento up … --profile {file}`"
+    file = f"{model}-cost.json"
+    return f"measure it with `pentimento profile cost {model}`, then `pentimento up … --profiles {file}`"
 
 
 def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:

@@ -32,9 +32,9 @@ def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled:
 def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
     """Return that the policy waits for profiles, and the command that measures them."""
     paths = {model.name: _argument(model) for model in settings.models}
-    files = {name: f"{name}-profile.json" for name in unprofiled}
-    measured = (f"pentimento bench profile {paths.get(name, name)} --out {file}" for name, file in files.items())
-    flags = " ".join(f"--profile {file}" for file in files.values())
+    files = {name: f"{name}-cost.json" for name in unprofiled}
+    measured = (f"pentimento profile cost {paths.get(name, name)} --out {file}" for name, file in files.items())
+    flags = " ".join(f"--profiles {file}" for file in files.values())
     waits = f"{settings.policy or 'the planned cascade'} lacks what {', '.join(unprofiled)} cost here"
     return (
         f"{waits}; the workers keep their models until then: `{' && '.join(measured)}`, then `pentimento up … {flags}`"

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
+from pentimento.cli.forwarding import RenamedOptions
 from pentimento.cli.json_output import json_option
 from pentimento.cli.listening import with_free_port
 from pentimento.cli.numbers import FiniteRange
@@ -31,8 +32,7 @@ from pentimento.supervisor.models import (
     find_loras,
     find_model,
     find_models,
-    shipped_selector_profiles,
-    shipped_thinning_profiles,
+    with_shipped,
 )
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, SuiteSettings
@@ -41,7 +41,7 @@ HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(cls=RenamedOptions)
 @click.option(
     "--model",
     "models",
@@ -99,34 +99,20 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="latency objective of the policy",
 )
 @click.option(
-    "--profile",
-    "profiles",
-    type=EXISTING_FILE,
-    multiple=True,
-    help="costs measured by `pentimento bench profile`; may be repeated",
-)
-@click.option(
-    "--selector-profiles",
+    "--profiles",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
     metavar="FILE|DIR",
-    help="reuse thresholds measured by `pentimento bench selector-profile`; may be repeated [the tiny models']",
+    help="measured by `pentimento profile`, any kind; may be repeated [reuse and steps of the tiny models]",
 )
 @click.option(
     "--thinning",
     type=click.Choice(["off", "deadline", "load", "always"]),
     default="off",
     show_default=True,
-    help="skip steps that a model's thinning profile allows: to meet a deadline, also under load, or always",
+    help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
 )
-@click.option(
-    "--thinning-profiles",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    metavar="FILE|DIR",
-    help="skippable steps measured by `pentimento bench thinning-profile`; may be repeated [the tiny models']",
-)
-@click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a selector profile")
+@click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
 @click.option(
     "--controlnets",
     default="",
@@ -146,12 +132,6 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default=1,
     show_default=True,
     help="ControlNet processes",
-)
-@click.option(
-    "--pipelining-bounds",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="first steps at which a ControlNet's residuals may be one step old, if images would wait [never]",
 )
 @click.option(
     "--cascade",
@@ -197,7 +177,6 @@ def up(
     keep_files_private()
     emulated = emulated_devices(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
-    selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
     if options["policy"]:
         check_policy(options["policy"], "--policy")
     cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
@@ -226,15 +205,12 @@ def up(
         emulated=emulated,
         policy=options["policy"],
         slo_s=options["slo_s"],
-        profiles=tuple(path.resolve() for path in options["profiles"]),
-        selector_profiles=tuple(path.resolve() for path in selector_profiles) if emulated is None else (),
+        profiles=with_shipped(options["profiles"], encoder_path) if emulated is None else (),
         thinning=options["thinning"],
-        thinning_profiles=tuple(path.resolve() for path in options["thinning_profiles"] or shipped_thinning_profiles()),
         unprofiled_reuse=options["unprofiled_reuse"],
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],
-        pipelining_bounds=absolute(options["pipelining_bounds"]),
         devices=devices,
         places=places,
     )
@@ -304,7 +280,7 @@ def emulated_devices(path: Path | None, models: tuple[str, ...], profiles: tuple
     if path is None:
         return None
     if models or profiles:
-        given = "--model" if models else "--profile"
+        given = "--model" if models else "--profiles"
         raise click.UsageError(f"{given} and --emulate exclude each other: the fleet's file has its models")
     read: Callable[[Path], SuitePlugin] = load_plugin(SUITES, "emulate", "pentimento up --emulate")
     return read(path)

@@ -5,12 +5,12 @@ That package is not installed and not imported here: each subcommand becomes `py
 
 import importlib.util
 import os
-import sys
 
 import click
 
+from pentimento.cli.forwarding import become
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.supervisor.child import SOURCE_ROOT, source_path
+from pentimento.supervisor.child import SOURCE_ROOT
 
 # Module and help of each subcommand.
 SUBCOMMANDS = {
@@ -42,14 +42,14 @@ def add_subcommand(name: str) -> None:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def delegate(arguments: tuple[str, ...]) -> None:
-        become(module, arguments)
+        start(module, arguments)
 
 
 for _name in SUBCOMMANDS:
     add_subcommand(_name)
 
 
-def become(module: str, arguments: tuple[str, ...]) -> None:
+def start(module: str, arguments: tuple[str, ...]) -> None:
     """Replace this process by the module, which so has its own exit status and signals.
 
     FailedPrecondition if the repository or a library is missing.
@@ -65,7 +65,6 @@ def become(module: str, arguments: tuple[str, ...]) -> None:
         raise FailedPrecondition(
             "LIBRARY_MISSING", f"the zoo needs {', '.join(missing)}: `make setup` installs what it needs into .venv"
         )
-    os.environ["PYTHONPATH"] = source_path()
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # these libraries warn at every import about missing parts
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+    become(module, arguments)

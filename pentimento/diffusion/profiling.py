@@ -1,5 +1,5 @@
 """What a model costs on this device, measured through the engine's own loop: e(b) step by step, preparing, decoding,
-encoding, memory. `pentimento bench profile` writes it down."""
+encoding, memory. `pentimento profile cost` writes it down."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pentimento.devices.profile import BatchProfile, Cost, SizeProfile
 from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
@@ -26,6 +25,7 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.peak_memory import peak_bytes_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
+from pentimento.profiles.costs import BatchProfile, Cost, SizeProfile
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Pictures painted many at once through the engine's own loop, from any start, with the latents that are kept of them.
 
-For measuring what reuse costs in quality, and LoRAs that come late: `pentimento bench selector-profile`, `lora-bound`.
+For measuring what reuse costs in quality, and LoRAs that come late: `pentimento profile`.
 """
 
 import time

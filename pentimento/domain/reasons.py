@@ -93,7 +93,7 @@ class Reason(StrEnum):
     PROFILE_MISSING = (
         "PROFILE_MISSING",
         "a model has no measured cost on the available devices, so the policy cannot plan it",
-        "measure it with `pentimento bench profile`, then start with `--profile FILE` or "
+        "measure it with `pentimento profile cost`, then start with `--profiles FILE` or "
         "register it with the model; workers keep their models until then",
     )
     REPLICA_ADDRESS_TAKEN = (

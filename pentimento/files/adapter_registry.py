@@ -20,7 +20,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 
 logger = logging.getLogger(__name__)
 
-# Beside LoRAs: how many steps may run before each takes effect, as `pentimento bench lora-bound` measured it.
+# Beside LoRAs: how many steps may run before each takes effect, as `pentimento profile lora` measured it.
 LORA_BOUNDS_FILE = "lora-bounds.json"
 
 _KINDS = {kind.value: kind for kind in AdapterKind}

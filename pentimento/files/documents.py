@@ -1,4 +1,4 @@
-"""JSON files of one dataclass each, with the number of their format: profiles as `pentimento bench` writes them."""
+"""Files of JSON objects, such as profiles: parsed with the line of a fault, read by path and by directory."""
 
 import json
 import logging
@@ -7,30 +7,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.json_values import from_json, to_json
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def document_to_json(value: Any, format_number: int) -> str:
-    """Return the text of the file."""
-    return json.dumps({"format": format_number, **to_json(value)}, indent=1) + "\n"
-
-
-def document_from_json(of: type[T], text: str, format_number: int, field: str) -> T:
-    """Return the value. Raises InvalidArgument naming the line of what is no JSON, or the field below `field` that is
-    missing, unknown, of another type or outside its limits."""
+def parsed_json(text: str, field: str) -> dict[str, Any]:
+    """Return the object that a text holds. Raises InvalidArgument naming `field` and the line of what is no JSON."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidArgument.of(field, f"must be JSON: line {error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument.of(field, f"must be JSON: {error}") from None
-    if not isinstance(document, dict) or document.pop("format", None) != format_number:
-        raise InvalidArgument.of(f"{field}.format", f"must be {format_number}")
-    return from_json(of, document, field)
+    if not isinstance(document, dict):
+        raise InvalidArgument.of(field, "must be a JSON object")
+    return document
 
 
 def read_document(path: Path, parse: Callable[[str], T], setting: str) -> T:

@@ -11,12 +11,3 @@ def check_folder(field: str, file: Path) -> None:
         raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
     if file.is_dir():
         raise InvalidArgument.of(field, f"must be a file, got the folder {file}")
-
-
-def make_folder(field: str, folder: Path) -> None:
-    """Make a folder, and those that it is in, where they are not there yet. Raises InvalidArgument where that is not
-    possible."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument.of(field, f"must be a folder, or where one can be made: {error}") from None

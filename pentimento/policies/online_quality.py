@@ -1,7 +1,7 @@
 """Thresholds that follow what reuse was seen to do: what hits kept of the quality from scratch, with its interval.
 
 A profile was measured once, on some prompts. While the suite serves, some hits are painted again from noise, and what
-that says of a threshold is judged by the profile's own question (`selector_profiling`): by the share of hits that keep
+that says of a threshold is judged by the profile's own question (`profiles.rules`): by the share of hits that keep
 alpha, which is to be 0.95, or by the mean, where the table is read by the rule MEAN. A threshold moves with
 hysteresis:
 
@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from pentimento.domain.online_quality import AchievedQuality, QualitySample, ThresholdPosition
-from pentimento.policies.selector_profiling import (
+from pentimento.profiles.rules import (
     CONFIDENCE,
     REQUIRED_SHARE,
-    ReuseSample,
+    ImageSample,
     ThresholdRule,
     mean_is_surely,
     share_is_surely,
@@ -95,9 +95,9 @@ def followed(
     return position
 
 
-def _served(samples: Sequence[QualitySample], in_force: float) -> list[ReuseSample]:
+def _served(samples: Sequence[QualitySample], in_force: float) -> list[ImageSample]:
     return [
-        ReuseSample(sample.similarity, sample.quality, sample.scratch_quality)
+        ImageSample(sample.quality, sample.scratch_quality, sample.similarity)
         for sample in samples
         if sample.similarity >= in_force
     ]
@@ -114,7 +114,7 @@ def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rul
     return HIGHEST
 
 
-def _keeps(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+def _keeps(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
     """Whether the samples keep the promise, taken as they are."""
     if rule is ThresholdRule.MEAN:
         return sum(_margins(served, alpha)) >= 0.0
@@ -126,19 +126,19 @@ def _halfway(similarity: float, profiled: float) -> float:
     return profiled if halfway - profiled < _NEAR else halfway
 
 
-def _surely_kept(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+def _surely_kept(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
     if rule is ThresholdRule.MEAN:
         return mean_is_surely(_margins(served, alpha))
     return share_is_surely(_kept(served, alpha), len(served), REQUIRED_SHARE)
 
 
-def _surely_broken(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+def _surely_broken(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
     if rule is ThresholdRule.MEAN:
         return mean_is_surely([-margin for margin in _margins(served, alpha)], strictly=True)
     return share_is_surely(len(served) - _kept(served, alpha), len(served), 1.0 - REQUIRED_SHARE)
 
 
-def _broken_by_the_least(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+def _broken_by_the_least(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
     """Whether all of the hits surely break the promise, or so many of the least similar ones."""
     if rule is ThresholdRule.MEAN:
         return _surely_broken(served, alpha, rule)
@@ -158,20 +158,20 @@ def _fewest_that_break(count: int) -> int:
     return next(broken, count + 1)
 
 
-def _kept(served: Sequence[ReuseSample], alpha: float) -> int:
+def _kept(served: Sequence[ImageSample], alpha: float) -> int:
     return sum(sample.keeps(alpha) for sample in served)
 
 
-def _margins(served: Sequence[ReuseSample], alpha: float) -> list[float]:
-    return [sample.quality - alpha * sample.scratch_quality for sample in served]
+def _margins(served: Sequence[ImageSample], alpha: float) -> list[float]:
+    return [sample.margin(alpha) for sample in served]
 
 
-def _ratio(sample: ReuseSample) -> float:
+def _ratio(sample: ImageSample) -> float:
     """Return the share of the quality from scratch; where there was none to keep, 1 or 0."""
-    if sample.scratch_quality > 0:
+    if sample.full_quality > 0:
         # Next to nothing to keep would give infinity.
-        return min(max(sample.quality / sample.scratch_quality, 0.0), sys.float_info.max)
-    return float(sample.quality >= sample.scratch_quality)
+        return min(max(sample.quality / sample.full_quality, 0.0), sys.float_info.max)
+    return float(sample.quality >= sample.full_quality)
 
 
 def _alpha_bounds(ratios: Sequence[float]) -> tuple[float, float]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pentimento.policies.cache_selection import SelectionRules, Thresholds
-from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, SelectorProfiles, biased
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.catalogue import ProfileSet
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
+from pentimento.profiles.kinds import biased, profile_name, reuses_images, thresholds
+from pentimento.profiles.rules import ThresholdRule
 
 UNPROFILED = "thresholds that are not profiled"
 NO_PROFILE = "no selector profile of this model"
@@ -73,7 +75,7 @@ class ReuseRules:
     `base` stand over every profile."""
 
     base: SelectionRules
-    profiles: SelectorProfiles = field(default_factory=SelectorProfiles)
+    profiles: ProfileSet = field(default_factory=ProfileSet)
     rule: ThresholdRule | None = None
     bias: int = 0
     given: frozenset[ReuseKind] = frozenset()
@@ -81,11 +83,8 @@ class ReuseRules:
     def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
         """Return what a model may reuse under an encoder; None for one that is not known yet."""
         latents, images = (
-            None if kind in self.given else find(model_digest, encoder_digest)
-            for kind, find in (
-                (ReuseKind.LATENTS, self.profiles.of_latents),
-                (ReuseKind.IMAGES, self.profiles.of_images),
-            )
+            None if kind in self.given else self.profiles.reuse(kind, model_digest, encoder_digest)
+            for kind in (ReuseKind.LATENTS, ReuseKind.IMAGES)
         )
         return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), self.base)
 
@@ -96,22 +95,23 @@ class ReuseRules:
         return replace(self.base, latents=own.latents.thresholds, images=self._images_of_any())
 
     def _images_of_any(self) -> Thresholds:
-        found = (profile.thresholds(self.rule) for profile in self.profiles.profiles if profile.reuses_images)
+        profiles = self.profiles.of(ProfileKind.REUSE)
+        found = (thresholds(profile, self.rule) for profile in profiles if reuses_images(profile))
         return next((table for table in (self.base.images, *found) if table), ())
 
     @property
     def reuses_anything(self) -> bool:
         """Return whether any table allows anything."""
-        tables = (profile.thresholds(self.rule) for profile in self.profiles.profiles)
+        tables = (thresholds(profile, self.rule) for profile in self.profiles.of(ProfileKind.REUSE))
         return bool(self.base.latents or self.base.images) or any(tables)
 
-    def _table(self, profile: SelectorProfile | None, unprofiled: Thresholds) -> ReuseTable:
+    def _table(self, profile: Profile | None, unprofiled: Thresholds) -> ReuseTable:
         if profile is None:
             return ReuseTable(unprofiled, self.base.quality, UNPROFILED if unprofiled else NO_PROFILE)
-        alpha = profile.alpha if self.bias <= 0 else 0.0
-        thresholds, rule = biased(profile.thresholds(self.rule), self.bias), self.rule or profile.rule
-        return ReuseTable(thresholds, alpha, self._source(profile), rule, profile.reference_model_digest)
+        alpha = profile.asked.alpha if self.bias <= 0 else 0.0
+        table, rule = biased(thresholds(profile, self.rule), self.bias), self.rule or profile.asked.rule
+        return ReuseTable(table, alpha, self._source(profile), rule, profile.of.reference_digest)
 
-    def _source(self, profile: SelectorProfile) -> str:
-        named = profile.name if self.rule is None else replace(profile, rule=self.rule).name
+    def _source(self, profile: Profile) -> str:
+        named = profile_name(profile, self.rule)
         return named if self.bias == 0 else f"{named}, cache bias {self.bias:+}"

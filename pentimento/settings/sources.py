@@ -24,7 +24,7 @@ ALIKE = frozenset(
     {
         *("cascade", "cascades", "device", "devices", "default_deadline_s", "reserve_timeout_ms"),
         *("expected_encoder_digest", "expected_model_digest", "max_image_bytes", "max_init_image_bytes"),
-        *("selector_profiles", "tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
+        *("tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
     }
 )
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.models import derived_name, single_file_advice
+from pentimento.files.documents import json_files, read_document
+from pentimento.profiles.document import ProfileKind, entries_of
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 # From which similarity on the tiny models may reuse, under their own encoder.
@@ -96,17 +98,21 @@ def find_discriminator(given: str, cascade: tuple[str, ...], weights: Path = WEI
     return found
 
 
-def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
-    """The folder of the tiny models' selector profiles; none for another encoder than theirs, which they say nothing
-    of."""
-    is_theirs = encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve()
-    return (SELECTOR_PROFILES,) if is_theirs and SELECTOR_PROFILES.is_dir() else ()
+def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
+    """Return the profiles and the tiny models' own of skipped steps and, with their encoder, of reuse.
+
+    Kinds that are given are not completed. Raises InvalidArgument for a file that is none.
+    """
+    given = {entry.get("kind") for path in json_files(profiles) for entry in read_document(path, entries, "profiles")}
+    shipped = [] if "steps" in given else [THINNING_PROFILES]
+    if "reuse" not in given and encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
+        shipped.append(SELECTOR_PROFILES)
+    return (*(path.resolve() for path in profiles), *(path for path in shipped if path.is_dir()))
 
 
-def shipped_thinning_profiles() -> tuple[Path, ...]:
-    """Return the folder of the tiny models' thinning profiles; they name their models by digest, and say nothing of
-    others."""
-    return (THINNING_PROFILES,) if THINNING_PROFILES.is_dir() else ()
+def entries(text: str) -> list[dict[str, Any]]:
+    """Return the entries of a profile file, costs included."""
+    return [entry for kind in (None, ProfileKind.COST) for entry in entries_of(text, kind).values()]
 
 
 def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:

@@ -165,22 +165,16 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     name = f"controlnet-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
-    if settings.pipelining_bounds is not None:
-        arguments += ("--pipelining-bounds", str(settings.pipelining_bounds))
-    arguments += ("--threads", str(settings.threads))
+    arguments += (*profile_arguments(settings.profiles), "--threads", str(settings.threads))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     spec = ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
     return on_devices(settings, "controlnet_svc", spec)
 
 
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """What the gateway decides on reuse by. Of emulated models nobody can measure anything: they reuse all the same."""
-    profiles = listed("selector-profiles", settings.selector_profiles)
+    """Return the gateway's flags for reuse. Emulated models cannot be measured and reuse without a profile."""
     unprofiled = settings.unprofiled_reuse or settings.emulated is not None
-    return (
-        *(("--selector-profiles", profiles) if profiles else ()),
-        *(("--unprofiled-reuse",) if unprofiled else ()),
-    )
+    return profile_arguments(settings.profiles) + (("--unprofiled-reuse",) if unprofiled else ())
 
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -264,8 +258,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     if settings.thinning != "off":
-        profiles = listed("thinning-profiles", settings.thinning_profiles)
-        arguments += ("--thinning", settings.thinning, "--thinning-profiles", profiles)
+        arguments += ("--thinning", settings.thinning)
     if settings.admin:
         arguments += ("--admin-listen", settings.admin)
     arguments += signing_arguments(settings)
@@ -294,7 +287,7 @@ def cascade_arguments(models: tuple[str, ...], confidence_threshold: float) -> t
 
 
 def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
-    return ("--profiles", listed("profile", profiles)) if profiles else ()
+    return ("--profiles", listed("profiles", profiles)) if profiles else ()
 
 
 def listed(option: str, values: Iterable[object]) -> str:

@@ -71,11 +71,10 @@ class SuiteSettings:
 
     `copies`: workers of each model. `public`: host:port of the public API, next to its unix socket; `http`: that of the
     HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
-    `policy`: the controller's, which plans for the SLO `slo_s`. `profiles`: files of measured costs;
-    `selector_profiles`: files of the similarities for reuse; with `unprofiled_reuse` other models reuse by unmeasured
-    thresholds. `controlnets`: the registry that `controlnet_copies` processes serve; `pipelining_bounds`: the file that
-    allows residuals one step old. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped (off,
-    deadline, load, always), as `thinning_profiles` allow. `cascade`: the models of requests that name none; None for
+    `policy`: the controller's, which plans for the SLO `slo_s`. `profiles`: files of any kind;
+    with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `controlnets`: the registry that
+    `controlnet_copies` processes serve. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
+    (off, deadline, load, always). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
@@ -96,13 +95,10 @@ class SuiteSettings:
     policy: str = ""
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
-    selector_profiles: tuple[Path, ...] = ()
     thinning: str = "off"
-    thinning_profiles: tuple[Path, ...] = ()
     unprofiled_reuse: bool = False
     controlnets: Path | None = None
     controlnet_copies: int = 1
-    pipelining_bounds: Path | None = None
     loras: Path | None = None
     cascade: ServedCascade | None = None
     devices: tuple[str, ...] = ()

@@ -30,11 +30,7 @@ NOT_HERE = ("does not exist", "No such file", "no such file")
 PLACEHOLDER = re.compile(r"[A-Z_]+")
 # Subcommands that hand on to a module: its own parser judges what is left.
 HANDED_ON = {
-    ("bench", "profile"): "services.unet_worker.profile",
-    ("bench", "selector-profile"): "services.unet_worker.selector_profile",
-    ("bench", "thinning-profile"): "services.unet_worker.thinning_profile",
-    ("bench", "handover-profile"): "services.unet_worker.handover_profile",
-    ("bench", "lora-bound"): "services.unet_worker.lora_bound",
+    ("profile",): "services.unet_worker.profiling",
     ("simulate",): "lab.simulator",
     ("journal", "renew"): "services.frontdoor.renewal",
     **{("zoo", name): module for name, (module, _) in ZOO.items()},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
-from pentimento.policies.profiled_cascades import ReusePromise, with_profiled_shares
+from pentimento.profiles.catalogue import ReusePromise, with_profiled_shares
 from services.controller.checks import check_cascade, check_name, check_variant
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
 from pentimento.policies.plan.registry import SERVING_POLICIES, PolicyBuilder, ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
-from pentimento.policies.profiled_cascades import ReusePromise
-from pentimento.policies.selector_profiling import RuleChoice
+from pentimento.profiles.catalogue import ReusePromise
+from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 
@@ -169,7 +169,7 @@ class ControllerSettings:
         minimum=0.01,
         maximum=1,
     )
-    handover_rule: RuleChoice = setting(
+    profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
         help="rule for hand-over profiles: every measured image keeps its quality (minimum), 95 % "
         "surely do (lower_bound), the mean surely does (mean), or the profile's own (profile)",
@@ -215,7 +215,7 @@ class ControllerSettings:
     @property
     def reuse_promise(self) -> ReusePromise:
         """What is asked of hand-over profiles."""
-        return ReusePromise(self.handover_alpha, self.handover_rule.rule)
+        return ReusePromise(self.handover_alpha, self.profile_rule.rule)
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
         """Raises ValueError naming the flag that the policy lacks. `handover`: what is registered of the light model's

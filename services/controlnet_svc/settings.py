@@ -21,10 +21,8 @@ class ControlNetSettings:
         False,
         help="skip missing ControlNets with a log line, and start without any; off: exit",
     )
-    pipelining_bounds: Path | None = setting(
-        None,
-        help="JSON file of the first steps at which residuals may be one step old; empty: never",
-        must_exist=True,
+    profiles: tuple[Path, ...] = setting(
+        (), help="files or directories of profiles: first steps at which residuals may be one step old"
     )
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     device: str = setting("auto", help="auto, cpu or cuda; auto: CUDA if available")

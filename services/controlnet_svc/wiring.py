@@ -19,8 +19,10 @@ from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
-from pentimento.files.pipelining_bounds import read_pipelining_bounds
 from pentimento.policies.component_placement import placed_on
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.kinds import pipelining_bounds
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.fleet_member import FleetMember
@@ -131,7 +133,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
-    bounds = read_pipelining_bounds(settings.pipelining_bounds)
+    bounds = pipelining_bounds(read_profiles(settings.profiles).of(ProfileKind.PIPELINING))
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)

@@ -24,7 +24,7 @@ from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
 from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.webhooks.delivering import Webhooks
-from services.frontdoor.workers.speeds import read_profiles
+from services.frontdoor.workers.speeds import read_speeds
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Frontdoor(ServiceProcess):
         self.run_until_closed(holding, "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
         await self.keeper.claim(parts.identity.journal_id, adopts=self.settings.adopt_objects)
-        if profiles := read_profiles(self.settings.profiles):
+        if profiles := read_speeds(self.settings.profiles):
             parts.submit(profiles)
         if (plan := await self.plans.load()) is not None:
             parts.submit(PlanReceived(plan))

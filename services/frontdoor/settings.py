@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
-from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
+from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
@@ -59,8 +59,13 @@ class FrontdoorSettings:
         maximum=60_000,
     )
     foresee_timeout_ms: int = setting(50, help="wait for a prediction from the prompt", minimum=1)
-    profiles: tuple[str, ...] = setting(
-        (), help="files or directories of `pentimento bench profile`, for first predictions"
+    profiles: tuple[Path, ...] = setting(
+        (), help="files or directories of profiles: costs for first predictions, steps that may be skipped"
+    )
+    profile_rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="rule for all profiles: every measured image keeps its quality (minimum), 95 % "
+        "surely do (lower_bound), the mean surely does (mean), or each profile's own (profile)",
     )
     record_effects: str = setting("", help="file for every event of the dataplane and its effects; empty: none")
     standby: bool = setting(False, help="wait until no other frontdoor over this journal is active, then take over")
@@ -107,16 +112,8 @@ class FrontdoorSettings:
         "never (off), to meet a deadline (deadline), also under overload (load), whenever "
         "allowed (always)",
     )
-    thinning_profiles: tuple[Path, ...] = setting(
-        (), help="files or directories of `pentimento bench thinning-profile`"
-    )
     thinning_alpha: float = setting(
         0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
-    )
-    thinning_rule: RuleChoice = setting(
-        RuleChoice.PROFILE,
-        help="rule for thinning profiles: every measured image keeps its quality (minimum), 95 % "
-        "surely do (lower_bound), the mean surely does (mean), or the profile's own (profile)",
     )
     cached_thinned_share: float = setting(
         0.99,

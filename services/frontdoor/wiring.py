@@ -22,7 +22,7 @@ from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
-from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
+from pentimento.profiles.catalogue import StepProfiles, read_profiles
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.keyring import KeyRing
@@ -312,8 +312,8 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
 
 def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
     """Raises InvalidArgument naming a file that is no profile."""
-    found, rule = read_thinning_profiles(settings.thinning_profiles), settings.thinning_rule.rule
-    profiles = ThinningProfiles(found, settings.thinning_alpha, rule)
+    found = read_profiles(settings.profiles)
+    profiles = StepProfiles(found, settings.thinning_alpha, settings.profile_rule.rule)
     return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
 
 

@@ -7,14 +7,14 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-from pentimento.devices.profile import read_profile
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import digest_checkpoint, file_sum
 from pentimento.diffusion.model_registry import registry_entry
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, derived_name
 from pentimento.files.json_values import to_json
+from pentimento.profiles.costs import read_costs
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
@@ -23,15 +23,20 @@ from services.unet_worker.settings import DescribeSettings
 
 
 def described(settings: DescribeSettings) -> ModelVariant:
-    """Return the variant that a directory holds. Raises BadCheckpoint, and InvalidArgument for a profile that is
-    none."""
+    """Return the variant that a directory holds, with the costs of its digest that the profiles have.
+
+    Raises BadCheckpoint, and InvalidArgument for a file that is no profile, or without any costs of it.
+    """
     checkpoint = check_checkpoint(settings.model)
     usual = usual_of(settings.model, settings.steps, settings.guidance_scale)
     name = settings.name or derived_name(settings.model.resolve().name)
-    profiles = [read_profile(Path(path)) for path in settings.profiles]
+    digest = digest_checkpoint(checkpoint).model
+    profiles = [one for one in read_costs(settings.profiles) if one.model_digest == digest]
+    if settings.profiles and not profiles:
+        raise InvalidArgument.of("profiles", f"must have costs of {digest}")
     return ModelVariant(
         name=name,
-        digest=digest_checkpoint(checkpoint).model,
+        digest=digest,
         family=family_of(checkpoint).name,
         licence=str(registry_entry(settings.model).get("licence", "")),
         files=tuple(

@@ -5,7 +5,6 @@ from enum import Enum
 from pathlib import Path
 
 from pentimento.devices.claims import DeviceClaim, claim_gpu
-from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
@@ -79,12 +78,6 @@ class UnetWorkerSettings:
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
-    )
-    lora_bounds: Path | None = setting(
-        None,
-        help="file of `pentimento bench lora-bound`: steps that may run without each LoRA; empty: "
-        "lora-bounds.json next to the LoRAs",
-        must_exist=True,
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     lora_cache_dir: Path | None = setting(
@@ -163,9 +156,10 @@ class UnetWorkerSettings:
         help="keep tensors in CUDA memory for ControlNet replicas on the same device",
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
-    profiles: tuple[str, ...] = setting(
+    profiles: tuple[Path, ...] = setting(
         (),
-        help="files or directories of `pentimento bench profile`, reported to the controller",
+        help="files or directories of profiles: costs for the controller, steps that may run without "
+        "each LoRA (lora-bounds.json next to the LoRAs if none has any)",
     )
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"
@@ -187,24 +181,6 @@ class UnetWorkerSettings:
 
 
 @dataclass(frozen=True)
-class ProfileSettings:
-    """Of `python -m services.unet_worker.profile`: flags, PENTIMENTO_BENCH_PROFILE_… and the table [bench_profile]."""
-
-    model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
-    out: Path = setting(Path("profile.json"), help="file to write")
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the model")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
-    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the forward pass runs")
-    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
-    batch_sizes: tuple[int, ...] = setting((1, 2, 4, 8, 16), help="requests that share a step", minimum=1, maximum=1024)
-    sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty: the model's own")
-    guidance_scales: tuple[float, ...] = setting((3.0,), help="above 1: guided, 1: not", minimum=0)
-    steps: int = setting(10, help="denoising steps of an image", minimum=1, maximum=1000)
-    repeats: int = setting(5, help="measured images of each kind, after one that is not", minimum=1)
-
-
-@dataclass(frozen=True)
 class DescribeAdapterSettings:
     """Of `python -m services.unet_worker.describe_adapter`: flags, PENTIMENTO_DESCRIBE_ADAPTER_… and the table
     [describe_adapter]."""
@@ -218,158 +194,10 @@ class DescribeSettings:
 
     model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
     name: str = setting("", help="registry name; empty: the directory's")
-    profiles: tuple[str, ...] = setting((), help="files of `bench profile` of this model, one per device")
+    profiles: tuple[Path, ...] = setting((), help="files or directories with costs of this model, one per device")
     steps: int = setting(
         0, help="steps of requests without them; 0: from its registry or kind", minimum=0, maximum=1000
     )
     guidance_scale: float = setting(
         -1.0, help="guidance scale of requests without one; negative: from its registry or kind"
-    )
-
-
-@dataclass(frozen=True)
-class StudyPaintingSettings:
-    """How the pictures are painted by which `selector_profile`, `handover_profile`, `thinning_profile` and
-    `lora_bound` tell what a model bears."""
-
-    seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
-    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="images that share a denoising step", minimum=1, maximum=1024)
-
-
-@dataclass(frozen=True)
-class SelectorProfileSettings:
-    """Of `python -m services.unet_worker.selector_profile`: flags, PENTIMENTO_BENCH_SELECTOR_PROFILE_… and the table
-    [bench_selector_profile]."""
-
-    channels: RpcChannelSettings
-    painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers directory of the model that provides latents and images", must_exist=True)
-    prompts: Path = setting(help="prompts in arrival order (.txt, .tsv, .csv, .jsonl)", must_exist=True)
-    embedder_address: str = setting(help="embedder that measures similarity and quality: unix:/path or host:port")
-    small_model: Path | None = setting(
-        None, help="directory of the model that refines the images; empty: latents only", must_exist=True
-    )
-    out: Path = setting(Path("selector-profiles"), help="directory for the profiles")
-    samples: bool = setting(False, help="also write each pair's measurements (.samples.jsonl)")
-    first: int = setting(600, help="prompts to use, from the first", minimum=2, maximum=100_000)
-    latent_alpha: float = setting(
-        0.9, help="share of the quality from scratch that latents must keep", minimum=0.01, maximum=1
-    )
-    image_alpha: float = setting(
-        0.95, help="share of the other model's quality from scratch that images must keep", minimum=0.01, maximum=1
-    )
-    rule: ThresholdRule = setting(
-        ThresholdRule.LOWER_BOUND,
-        help="threshold of a K to use: minimum (every sample keeps alpha), lower_bound (95 % "
-        "surely do), mean (the mean surely does); files have all three",
-    )
-    least_similarity: float = setting(
-        0.4, help="text-to-text similarity below which pairs are skipped", minimum=-1, maximum=1
-    )
-    least_image_similarity: float = setting(
-        0.3, help="text-to-image similarity below which pairs are skipped", minimum=-1, maximum=1
-    )
-
-
-@dataclass(frozen=True)
-class HandoverProfileSettings:
-    """Of `python -m services.unet_worker.handover_profile`: flags, PENTIMENTO_BENCH_HANDOVER_PROFILE_… and the table
-    [bench_handover_profile]."""
-
-    channels: RpcChannelSettings
-    painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers directory of the later model", must_exist=True)
-    light_model: Path = setting(
-        help="diffusers directory of the earlier model that provides the images", must_exist=True
-    )
-    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
-    embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
-    out: Path = setting(Path("handover-profiles"), help="directory for the profile")
-    first: int = setting(200, help="prompts to use, from the first", minimum=1, maximum=100_000)
-    alpha: float = setting(
-        0.95, help="share of its quality from noise that the later model must keep", minimum=0.01, maximum=1
-    )
-    rule: ThresholdRule = setting(
-        ThresholdRule.LOWER_BOUND,
-        help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean "
-        "(the mean surely does); the file has all three for each share",
-    )
-    shares: tuple[float, ...] = setting(
-        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-        help="shares of the later model's steps to skip, smallest first",
-        minimum=0,
-        maximum=1,
-    )
-
-
-@dataclass(frozen=True)
-class ThinningProfileSettings:
-    """Of `python -m services.unet_worker.thinning_profile`: flags, PENTIMENTO_BENCH_THINNING_PROFILE_… and the table
-    [bench_thinning_profile]."""
-
-    channels: RpcChannelSettings
-    painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers directory of the model to thin", must_exist=True)
-    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
-    embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
-    out: Path = setting(Path("thinning-profiles"), help="directory for the profile")
-    add: bool = setting(False, help="keep the file's rows and measure only missing ones")
-    samples: bool = setting(False, help="also write each image's measurements (.samples.jsonl)")
-    loras: Path | None = setting(None, help="directory of the named LoRAs", must_exist=True)
-    with_loras: tuple[str, ...] = setting((), help="names of LoRAs, all in every image, at scale 1")
-    selector_profile: Path | None = setting(
-        None, help="selector profile of the model's latents: also thin the hits that it allows", must_exist=True
-    )
-    first: int = setting(200, help="prompts to use, from the first", minimum=1, maximum=100_000)
-    alpha: float = setting(
-        0.95, help="share of the full quality that thinned images must keep", minimum=0.01, maximum=1
-    )
-    rule: ThresholdRule = setting(
-        ThresholdRule.LOWER_BOUND,
-        help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean "
-        "(the mean surely does); the file has all three for each thinning",
-    )
-    steps: int = setting(0, help="steps of the full run; 0: the model's own", minimum=0, maximum=1000)
-    begin: tuple[float, ...] = setting(
-        (0.0, 0.1, 0.2, 0.4, 0.6), help="shares of the schedule after which steps are skipped", minimum=0, maximum=1
-    )
-    keep: tuple[float, ...] = setting(
-        (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
-        help="shares of the remaining steps to keep, largest first",
-        minimum=0,
-        maximum=1,
-    )
-    spacing: tuple[float, ...] = setting(
-        (1.0, 1.5),
-        help="growth of the gaps between kept steps: 1 for even gaps, more for more early steps; each is measured",
-        minimum=1,
-        maximum=3,
-    )
-
-
-@dataclass(frozen=True)
-class LoraBoundSettings:
-    """Of `python -m services.unet_worker.lora_bound`: flags, PENTIMENTO_BENCH_LORA_BOUND_… and the table
-    [bench_lora_bound]."""
-
-    painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers directory of the model for the LoRAs", must_exist=True)
-    loras: Path = setting(help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True)
-    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl)", must_exist=True)
-    out: Path | None = setting(
-        None,
-        help="file of bounds to write or extend; empty: lora-bounds.json in the LoRAs' directory",
-    )
-    only: tuple[str, ...] = setting((), help="LoRAs to measure; empty: all that change the model")
-    first: int = setting(128, help="prompts to use, from the first", minimum=1, maximum=100_000)
-    steps: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="numbers of steps without the LoRA to try", minimum=1
-    )
-    rule: ThresholdRule = setting(
-        ThresholdRule.MEAN,
-        help="requirement: minimum (every image is kept), lower_bound (95 % surely are), mean "
-        "(the mean surely is); the file has all three for each K",
     )

@@ -62,7 +62,7 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
     if settings.adapters_dir is None:
         return None
     base = layers_of(model.info.family, model.adaptable)
-    bounds = read_bounds(settings.lora_bounds, settings.adapters_dir, held.model_digest)
+    bounds = read_bounds(settings.profiles, settings.adapters_dir, held.model_digest)
     directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds)
     logger.info("%d LoRAs for the model", len(directory.adapters))
     return directory

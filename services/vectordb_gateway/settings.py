@@ -15,8 +15,9 @@ from pentimento.policies.cache_selection import (
 )
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
-from pentimento.policies.selector_profiling import RuleChoice
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ReuseKind
+from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.stores.vectors import IndexBuilding
@@ -40,8 +41,8 @@ class EvictionChoice(Enum):
 class SelectionSettings:
     """When an entry is near enough: by given thresholds, else by the model's selector profile, else never."""
 
-    selector_profiles: tuple[str, ...] = setting((), help="files or directories of `pentimento bench selector-profile`")
-    selector_rule: RuleChoice = setting(
+    profiles: tuple[Path, ...] = setting((), help="files or directories of profiles: similarities for reuse")
+    profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE, help="rule for the profiles' tables; profile: each profile's own"
     )
     cache_bias: int | None = setting(
@@ -109,10 +110,10 @@ class SelectionSettings:
     def reuse(self) -> ReuseRules:
         """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
         profile that cannot be read."""
-        profiles = read_selector_profiles(map(Path, self.selector_profiles))
+        profiles = read_profiles(self.profiles)
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
-        return ReuseRules(self.rules(), profiles, self.selector_rule.rule, self.cache_bias or 0, stand)
+        return ReuseRules(self.rules(), profiles, self.profile_rule.rule, self.cache_bias or 0, stand)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""

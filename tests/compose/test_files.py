@@ -13,13 +13,11 @@ import pytest
 
 from deploy.make_secrets import main as make_secrets
 from deploy.requirements import requirements_of
-from pentimento.devices.profile import read_profile
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.domain.identity import Role
-from pentimento.files.documents import json_files
-from pentimento.policies.selector_profiles import read_selector_profiles
-from pentimento.policies.thinning_profiles import read_thinning_profiles
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.costs import read_costs
 from pentimento.rpc.tokens import TokenFile
 from pentimento.settings import load_settings
 from pentimento.settings.declaration import by_name
@@ -104,24 +102,24 @@ def test_the_controller_plans_by_any_policy_that_one_variable_names(file: str, p
 
 
 @pytest.mark.parametrize(
-    ("kind", "read_files"),
-    [
-        ("selector", lambda paths: read_selector_profiles(paths).profiles),
-        ("thinning", read_thinning_profiles),
-        ("models", lambda paths: [read_profile(file) for file in json_files(paths)]),
-    ],
+    "read_files", [lambda paths: read_profiles(paths).profiles, read_costs], ids=["profiles", "costs"]
 )
-def test_images_have_the_profiles_of_the_tiny_models_and_a_folder_for_others(
-    kind: str, read_files: Callable[[list[Path]], Sequence[object]]
+def test_images_have_profiles_of_tiny_models_and_own_folder(
+    read_files: Callable[[list[Path]], Sequence[object]],
 ) -> None:
-    copied = re.search(rf"COPY (\S+)/(\S+) /usr/share/pentimento/{kind}/", (ROOT / "deploy/Dockerfile").read_text())
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    copied = re.search(r"COPY ((?:\S+ )+)/usr/share/pentimento/profiles/", dockerfile)
     assert copied is not None
     environments = [one.get("environment", {}) for file in (EMBEDDED, REAL) for one in services(file).values()]
-    given = {value for one in environments for value in one.values() if f"/profiles/{kind}" in str(value)}
+    named = {name: value for one in environments for name, value in one.items() if name.endswith("_PROFILES")}
 
-    assert given == {f"/usr/share/pentimento/{kind},/profiles/{kind}"}
-    assert len(read_files(sorted((ROOT / copied[1]).glob(copied[2])))) > 1
-    assert f"!{copied[1]}/{copied[2]}" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert len({name.split("_")[1] for name in named}) == 4
+    assert {value for name, value in named.items() if "CONTROLNET" not in name} == {
+        "/usr/share/pentimento/profiles,/profiles"
+    }
+    patterns = copied[1].split()
+    assert len(read_files(sorted(file for pattern in patterns for file in ROOT.glob(pattern)))) > 1
+    assert {f"!{pattern}" for pattern in patterns} <= {*(ROOT / ".dockerignore").read_text().splitlines()}
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])

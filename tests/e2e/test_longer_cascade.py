@@ -6,25 +6,25 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pentimento.clients.controller import ControllerClient
-from pentimento.devices.profile import NOTHING, BatchProfile, ModelProfile, SizeProfile, profile_to_json, steady
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.pictures.decoding import decode
-from pentimento.policies.handover_profiles import handover_row, handover_to_json
-from pentimento.policies.thinning_profiling import ThinnedSample
+from pentimento.profiles.costs import NOTHING, BatchProfile, ModelProfile, SizeProfile, costs_to_json, steady
+from pentimento.profiles.document import profiles_to_json
+from pentimento.profiles.kinds import handover_row
+from pentimento.profiles.rules import ImageSample
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import WEIGHTS
-from tests.unit.policies.handovers import PROFILE
+from tests.support.profiles import HANDOVER_PROFILE, changed
 
 THRESHOLD = 0.5
 GUARD_S = 120.0
@@ -89,21 +89,21 @@ def register(suite: LocalSuite, folder: Path) -> None:
     """All three with what they cost, and their cascade."""
     known = {entry["name"]: entry for entry in json.loads((WEIGHTS / "registry.json").read_text())["models"]}
     for name in THREE:
-        (folder / f"{name}.json").write_text(profile_to_json(profile_of(name, known[name])))
-        run(suite, "add", name, name, "--profile", str(folder / f"{name}.json"))
+        (folder / f"{name}.json").write_text(costs_to_json(profile_of(name, known[name])))
+        run(suite, "add", name, name, "--profiles", str(folder / f"{name}.json"))
     digest, half = known["tiny-discriminator"]["digest"], {"thresholds": [0.0, 1.0], "shares": [0.0, 1.0]}
     pairs = ("tiny-light>tiny-heavy", TWICE)
     handovers = [{"discriminator": pair, "discriminator_digest": digest, **half} for pair in pairs]
     (folder / "cascade.json").write_text(json.dumps({"models": THREE, "handovers": handovers}))
     (folder / "handover.json").write_text(handover_of(known))
-    run(suite, "add-cascade", str(folder / "cascade.json"), "--handover-profile", str(folder / "handover.json"))
+    run(suite, "add-cascade", str(folder / "cascade.json"), "--profiles", str(folder / "handover.json"))
 
 
 def handover_of(known: Mapping[str, Mapping[str, Any]]) -> str:
     """Of its fifty steps the heavy model leaves out twenty where it starts from the light picture."""
     light, heavy = (known[name]["digest"] for name in THREE[:2])
-    rows = (handover_row(0.4, 30, [ThinnedSample(1.0, 1.0)] * 60, PROFILE.alpha),)
-    return handover_to_json(replace(PROFILE, light_digest=light, heavy_digest=heavy, rows=rows))
+    rows = (handover_row(0.4, [ImageSample(1.0, 1.0)] * 60, HANDOVER_PROFILE.asked.alpha),)
+    return profiles_to_json(changed(HANDOVER_PROFILE, reference_digest=light, model_digest=heavy, rows=rows))
 
 
 def profile_of(name: str, entry: Mapping[str, Any]) -> ModelProfile:

@@ -24,7 +24,6 @@ from lab.emulation.recording import (
     ScoreCost,
 )
 from lab.runs.machine import current_commit, describe_machine, now
-from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
@@ -32,6 +31,7 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_s
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
+from pentimento.profiles.costs import Cost, ModelProfile, costs_to_json
 from zoo.devices import device
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts
@@ -74,7 +74,7 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
         names = [f"{name}-{number:03d}.png" for number in range(min(kept, prompt_count))]
         model = _model(name, painted, quality.of(painted.images, names, painted.pngs))
         files |= dict(zip(names, painted.pngs, strict=False))
-        files[model.profile] = profile_to_json(painted.profile).encode()
+        files[model.profile] = costs_to_json(painted.profile).encode()
         models.append(model)
     recording = Recording(
         format=FORMAT,
@@ -136,7 +136,7 @@ def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
 
 
 def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelProfile:
-    """Profile as `pentimento bench profile` does."""
+    """Profile as `pentimento profile cost` does."""
     denoiser = EagerDenoiser(model)
     return ModelProfile(
         model=folder.name,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import permutations
 
 from lab.emulation.fleet_file import label_of
-from pentimento.devices.profile import Cost
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import MIN_COST_S, ModelCost
+from pentimento.profiles.costs import Cost
 from services.discriminator.scoring import Foresights, ImageScores, ImageToScore, reads_no_prompts
 
 # In the form of a real one, so that a cascade of emulated models can be registered with it.

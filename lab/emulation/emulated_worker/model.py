@@ -5,11 +5,11 @@ import hashlib
 from lab.emulation.adapters import AttemptAdapters
 from lab.emulation.costs import ModelCosts, costs_of, once_per_image
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
-from pentimento.devices.profile import profile_to_json
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.generation import GenerationSpec
+from pentimento.profiles.costs import costs_to_json
 
 FAMILY = "emulated"
 MAX_STEPS = 1000
@@ -22,7 +22,7 @@ def emulated_held_model(model: EmulatedModel, generation: int) -> HeldModel:
     """Return the held model. Its digests match no real model, so that its images are never mixed up with real ones."""
     return HeldModel(
         model=model.name,
-        model_digest=_digest("model", profile_to_json(model.profile)),
+        model_digest=_digest("model", costs_to_json(model.profile)),
         worker_generation=generation,
         vae_digest=_digest("vae", model.name),
         scheduler_digest=_digest("scheduler", model.name),

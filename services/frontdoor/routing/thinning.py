@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningRefusal, WholeReason
-from pentimento.policies.thinning_profiles import ThinningProfiles
+from pentimento.profiles.catalogue import StepProfiles
 from services.frontdoor.routing.starts import steps_saved
 
 
@@ -15,7 +15,7 @@ class ThinningOffers:
     enters the cache where it keeps `cached_share` of the quality of all steps in the mean."""
 
     mode: ThinningMode = ThinningMode.OFF
-    profiles: ThinningProfiles = field(default_factory=ThinningProfiles)
+    profiles: StepProfiles = field(default_factory=StepProfiles)
     cached_share: float = 1.0
 
     def offer(self, resolved: ResolvedRequest, route: Route) -> ThinningOffer:

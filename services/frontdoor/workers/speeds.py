@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pentimento.dataplane.events import ProfilesReceived, SpeedProfile
-from pentimento.devices.profile import BatchProfile, ModelProfile, read_profile
-from pentimento.files.documents import json_files
+from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 
 
-def read_profiles(paths: Sequence[str]) -> ProfilesReceived | None:
-    """Return what files of `pentimento bench profile`, or directories of them, say; None without any. Raises
-    InvalidArgument naming file and field."""
-    files = json_files(map(Path, paths))
-    return ProfilesReceived(tuple(speed_profile(read_profile(file)) for file in files)) if files else None
+def read_speeds(paths: Sequence[Path]) -> ProfilesReceived | None:
+    """Return the speeds that files, or directories of them, have measured; None without any.
+
+    Raises InvalidArgument naming file and field.
+    """
+    found = read_costs(paths)
+    return ProfilesReceived(tuple(map(speed_profile, found))) if found else None
 
 
 def speed_profile(profile: ModelProfile) -> SpeedProfile:

@@ -30,7 +30,8 @@ from pentimento.domain.adapters import (
 )
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from pentimento.policies.lora_bounds import read_lora_bounds
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +116,16 @@ def open_lora_directory(
     return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED])
 
 
-def read_bounds(path: Path | None, directory: Path, model_digest: str) -> dict[str, float]:
-    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the bounds in the file,
-    or where None is given in the one beside the LoRAs, those of this model. Raises InvalidArgument for a file that is
-    none."""
-    beside = directory / LORA_BOUNDS_FILE
-    chosen = path or (beside if beside.is_file() else None)
-    bounds = read_lora_bounds(chosen) if chosen is not None else ()
-    return {one.lora_digest: one.latest_start_fraction for one in bounds if one.model_digest == model_digest}
+def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> dict[str, float]:
+    """Return the shares of the schedule that may run without a LoRA on this model, by the LoRA's digest.
+
+    They are those of the profiles in the paths, or, where these have none of any LoRA, of the file next to the LoRAs.
+    Raises InvalidArgument for a file that is none.
+    """
+    profiles, beside = read_profiles(paths), directory / LORA_BOUNDS_FILE
+    if not profiles.of(ProfileKind.LORA) and beside.is_file():
+        profiles = read_profiles([beside])
+    return profiles.latest_starts(model_digest)
 
 
 def _judged(place: LoraPlace, base: BaseLayers) -> str:

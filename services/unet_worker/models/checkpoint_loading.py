@@ -1,6 +1,8 @@
 """A checkpoint as a worker runs it, and as it is profiled."""
 
 import logging
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -17,12 +19,28 @@ from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_ker
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
-from services.unet_worker.settings import CompileChoice, KernelChoice, ProfileSettings, UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, DeviceChoice, DtypeChoice, KernelChoice
 
 logger = logging.getLogger(__name__)
 
 
-def load_checkpoint(settings: UnetWorkerSettings | ProfileSettings) -> DiffusionModel:
+class CheckpointSettings(Protocol):
+    """The settings that decide how a checkpoint is loaded."""
+
+    @property
+    def model(self) -> Path: ...
+
+    @property
+    def device(self) -> DeviceChoice: ...
+
+    @property
+    def dtype(self) -> DtypeChoice: ...
+
+    @property
+    def kernels(self) -> KernelChoice: ...
+
+
+def load_checkpoint(settings: CheckpointSettings) -> DiffusionModel:
     """Return the model on its device. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
     quiet_loaders()
     device = choose_device(settings.device)

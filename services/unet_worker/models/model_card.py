@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from pentimento.devices.profile import ModelProfile, read_profile
 from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.models import derived_name
-from pentimento.files.documents import json_files
+from pentimento.profiles.costs import ModelProfile, read_costs
 from services.unet_worker.models.other_models import missing_models, other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import UnetWorkerSettings
@@ -81,10 +79,10 @@ def default_batch_key(held: HeldModel) -> BatchKey:
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
-    """Return what files of `pentimento bench profile`, or directories of them, say of these models, for images of the
-    size that was profiled first, with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
+    """Return the costs of these models by files, or directories of them, for images of the size that was profiled
+    first, with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
     paths = {path for settings in models.values() for path in settings.profiles}
-    found = (read_profile(file) for file in json_files(map(Path, sorted(paths))))
+    found = read_costs(sorted(paths))
     return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)
 
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pentimento.devices.profile import ModelProfile, run_seconds
 from pentimento.diffusion.model_registry import registry_entry
 from pentimento.diffusion.usual_settings import usual_settings
 from pentimento.domain.fleet import ModelCost
+from pentimento.profiles.costs import ModelProfile, run_seconds
 
 
 def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:

@@ -21,7 +21,7 @@ from pentimento.domain.models import RegisteredModels, ReuseProfile
 from pentimento.files.json_values import to_json
 from pentimento.policies.plan.costs import with_registered
 from pentimento.policies.plan.inputs import AllocationProfile
-from pentimento.policies.selector_profiling import RuleChoice
+from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from services.controller.settings import ControllerSettings, PolicySettings
@@ -134,7 +134,7 @@ PROFILED = handover_profile(OWN["middle"], OWN["heavy"])
 
 
 async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_with_it(folder: Path) -> None:
-    async with running(folder, handover_rule=RuleChoice.MINIMUM) as suite:
+    async with running(folder, profile_rule=RuleChoice.MINIMUM) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
         answered = await suite.models.register_cascade(unstated(THREE), handover_profiles=[PROFILED])
@@ -160,7 +160,7 @@ async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder
             at = ("--controller-address", f"unix:{folder / 'c'}")
             return await asyncio.to_thread(CliRunner().invoke, cli, ["models", *words, *at])
 
-        given = "--handover-profile", str(folder / "profile.json")
+        given = "--profiles", str(folder / "profile.json")
         refused = await command("add-cascade", str(folder / "cascade.json"), *given)
         added = await command("add-cascade", str(folder / "unstated.json"), *given, "--json")
         listed = await command("list")
@@ -177,10 +177,10 @@ async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder
 @pytest.mark.parametrize(
     ("profiles", "field"),
     [
-        ([handover_profile(OWN["light"], OWN["heavy"])], "handover_profiles[0].heavy_digest"),
-        ([PROFILED, handover_profile(OWN["heavy"], OWN["light"])], "handover_profiles[1].light_digest"),
+        ([handover_profile(OWN["light"], OWN["heavy"])], "handover_profiles[0].of.model_digest"),
+        ([PROFILED, handover_profile(OWN["heavy"], OWN["light"])], "handover_profiles[1].of.reference_digest"),
         (["{"], "handover_profiles[0]"),
-        ([PROFILED.replace('"alpha": 0.95', '"alpha": 0.98')], "handover_profiles[0].alpha"),
+        ([PROFILED.replace('"alpha": 0.95', '"alpha": 0.98')], "handover_profiles[0].asked.alpha"),
         ([PROFILED.replace('"alpha"', f'"{"a" * 60_000}"')], None),
         ([PROFILED] * 3, "handover_profiles"),
     ],

@@ -14,12 +14,13 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
-from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, Scheduler
+from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
+from pentimento.profiles.document import profiles_to_json
+from pentimento.profiles.rules import ThresholdRule
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
 FIFTY = ImageRequest(prompt="a red circle", num_inference_steps=50, seed=1)
 LATENT = FromLatent(
@@ -82,10 +83,10 @@ async def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_p
 ) -> None:
     """The latent leaves 35 of 50."""
     gateway.start, rule = LATENT, ThresholdRule.MINIMUM
-    row = ThinnedRow(0, taken_count, 100, 100, 1.0, (rule,))
-    about = ("tiny", "sha256:model", Scheduler.DDIM, 50, 3.0, "clip", "sha256:c", "clip_score", 0.95, rule)
-    (folder / "thin.json").write_text(thinning_to_json(ThinningProfile(*about, (row,))))
-    thinning = {"thinning": ThinningMode.ALWAYS, "thinning_profiles": (folder / "thin.json",)}
+    about = {"model": "tiny", "model_digest": "sha256:model", "guidance_scale": 3.0, "rule": rule}
+    profile = changed(STEPS_PROFILE, **about, rows=(thinned_row(0, taken_count, rule),))
+    (folder / "thin.json").write_text(profiles_to_json(profile))
+    thinning = {"thinning": ThinningMode.ALWAYS, "profiles": (folder / "thin.json",)}
     async with cached_suite(folder, embedder, gateway, **thinning) as suite:
         route = (await suite.paint(replace(FIFTY, num_inference_steps=None))).provenance.route
 

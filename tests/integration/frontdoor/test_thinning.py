@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,24 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
-from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
-from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
-from pentimento.supervisor.models import find_model, shipped_thinning_profiles
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind, ProfileRow, profiles_to_json
+from pentimento.profiles.rules import ThresholdRule
+from pentimento.supervisor.models import THINNING_PROFILES, find_model
 from services.frontdoor.workers import attempts
 from services.unet_worker.attempts.attempt_book import AttemptBook
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
 from tests.integration.unet_worker.conftest import at_step, serve
+from tests.support.profiles import changed, thinned_row
 
 PLAIN = ImageRequest("a small yellow cross")
 LIMIT_S = 60.0
 
 
 async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_replayed(folder: Path) -> None:
-    write_profile(folder / "half.json", ThinnedRow(1, 6, 100, 100, 1.0, (ThresholdRule.LOWER_BOUND,)))
+    write_profile(folder / "half.json", thinned_row(1, 6, ThresholdRule.LOWER_BOUND))
     async with thinning_suite(folder, folder / "half.json") as suite:
         alone = await suite.paint(PLAIN)
         told = [await suite.client.explain(one) for one in (PLAIN, ImageRequest(PLAIN.prompt, num_inference_steps=12))]
@@ -55,7 +56,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its steps are taken at first; others come at the second, and behind the sixth it leaves out some."""
-    write_profile(folder / "late.json", ThinnedRow(6, 2, 100, 100, 1.0, (ThresholdRule.LOWER_BOUND,)))
+    write_profile(folder / "late.json", thinned_row(6, 2, ThresholdRule.LOWER_BOUND))
     asked, thin = threading.Event(), AttemptBook.thin
 
     def seen(book: AttemptBook, request_id: str, token: int, steps: tuple[int, ...]) -> bool:
@@ -100,7 +101,7 @@ async def test_always_thins_without_load_and_says_whether_the_cache_may_have_the
         return run(runner, order, emit)
 
     monkeypatch.setattr(AttemptRunner, "run", seen)
-    write_profile(folder / "half.json", ThinnedRow(1, 6, 100, 100, share, (ThresholdRule.LOWER_BOUND,)))
+    write_profile(folder / "half.json", thinned_row(1, 6, ThresholdRule.LOWER_BOUND, share=share))
     async with thinning_suite(folder, folder / "half.json", ThinningMode.ALWAYS) as suite:
         alone = await suite.paint(PLAIN)
         explained = await suite.client.explain(PLAIN)
@@ -121,13 +122,14 @@ async def thinning_suite(
             folder,
             worker_addresses=(f"unix:{folder / 'w'}",),
             thinning=mode,
-            thinning_profiles=(profile,),
+            profiles=(profile,),
         ) as suite,
     ):
         yield suite
 
 
-def write_profile(path: Path, row: ThinnedRow) -> None:
+def write_profile(path: Path, row: ProfileRow) -> None:
     """Of tiny-light as it is shipped, that allows this and nothing else."""
-    (shipped,) = (one for one in read_thinning_profiles(shipped_thinning_profiles()) if one.model == "tiny-light")
-    path.write_text(thinning_to_json(replace(shipped, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))
+    profiles = read_profiles([THINNING_PROFILES]).of(ProfileKind.STEPS)
+    (shipped,) = (one for one in profiles if one.of.model == "tiny-light")
+    path.write_text(profiles_to_json(changed(shipped, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))

@@ -14,7 +14,6 @@ from torch import Tensor
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.devices.profile import profile_from_json
 from pentimento.diffusion.engine import (
     MemoryBudget,
     MemoryModel,
@@ -26,10 +25,11 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
+from pentimento.profiles.costs import costs_from_json
 from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
-from services.unet_worker.profile import main as profile_main
+from services.unet_worker.profiling.__main__ import main as profile_main
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, execute, route, spec_with
 from tests.support.calls import result_of
@@ -160,9 +160,9 @@ async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_
     out = tmp_path / "profile.json"
     flags = ["--steps", "2", "--repeats", "2", "--batch-sizes", "1,2", "--device", "cpu"]
 
-    await profile_main(["--model", str(checkpoint), "--out", str(out), *flags])
+    await profile_main(["cost", "--model", str(checkpoint), "--out", str(out), *flags])
 
-    profile = profile_from_json(out.read_text())
+    profile = costs_from_json(out.read_text())
     assert [(batch.batch_size, len(batch.steps)) for batch in profile.batches] == [(1, 2), (2, 2)]
     assert [(size.width_px, size.height_px) for size in profile.sizes] == [(32, 32)]
     assert (profile.model, profile.device, profile.step_count) == (checkpoint.name, "cpu", 2)
@@ -171,7 +171,9 @@ async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_
 @pytest.mark.parametrize("size", ["32", "0x32", "33x32", "32x32x32"])
 async def test_a_size_that_cannot_be_profiled_is_named(checkpoint: Path, tmp_path: Path, size: str) -> None:
     with pytest.raises(InvalidArgument, match="sizes"):
-        await profile_main(["--model", str(checkpoint), "--out", str(tmp_path / "profile.json"), "--sizes", size])
+        await profile_main(
+            ["cost", "--model", str(checkpoint), "--out", str(tmp_path / "profile.json"), "--sizes", size]
+        )
 
 
 async def test_a_replay_shares_no_step(worker: Served) -> None:

@@ -1,4 +1,4 @@
-"""`pentimento bench handover-profile` without its processes: two real engines, a file that is read again."""
+"""`pentimento profile handover` without its processes: two real engines, a file that is read again."""
 
 import json
 from collections.abc import Sequence
@@ -8,11 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.fixtures.checkpoints import write_checkpoint
-from pentimento.policies.handover_profiles import handover_from_json
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.kinds import reuse_share, taken_steps
+from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import load_settings
-from services.unet_worker.handover_profile import write_handover_profile
-from services.unet_worker.settings import HandoverProfileSettings
+from services.unet_worker.profiling.command import measure_and_write
+from services.unet_worker.profiling.inputs import StudyInputs
+from services.unet_worker.profiling.settings import ProfileSettings
 
 
 class Alike:
@@ -45,25 +48,28 @@ def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -
     entries = [{"name": name, "path": name, "kind": "pipeline", "default_steps": steps[name]} for name in models]
     (tmp_path / "registry.json").write_text(json.dumps({"version": 1, "models": entries}))
     (tmp_path / "prompts.txt").write_text("")
-    given = {"model": models["heavy"], "light-model": models["light"], "prompts": tmp_path / "prompts.txt"}
+    given = {"model": models["heavy"], "light": models["light"], "prompts": tmp_path / "prompts.txt"}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    named += ["--embedder-address", "unix:/none", "--out", str(tmp_path / "out"), "--alpha", "0.85"]
+    named += ["--embedder-address", "unix:/none", "--out", str(tmp_path / "pair.json"), "--alpha", "0.85"]
     named += ["--rule", "minimum", "--shares", "0.8,0.2,0.4,0.6,0.9,0.1"]
-    settings, judge = load_settings(HandoverProfileSettings, "bench_handover_profile", named), Noting()
+    settings, judge = load_settings(ProfileSettings, "profile", named), Noting()
 
     prompts = ("a circle", "a square", "a circle")
-    write_handover_profile(settings, prompts, Alike(), ("alike", "sha256:a"), lambda _: (judge,))
+    inputs = StudyInputs(prompts, Alike(), "alike", "sha256:a", lambda _: (judge,))
+    measure_and_write(ProfileKind.HANDOVER, settings, inputs)
 
-    profile = handover_from_json((tmp_path / "out" / "light-to-heavy.json").read_text())
-    assert (profile.light, profile.heavy, profile.step_count, profile.light_share) == ("light", "heavy", 5, 0.8)
+    (profile,) = read_profiles([tmp_path / "pair.json"]).profiles
+    assert (profile.of.reference, profile.of.model, profile.conditions.step_count) == ("light", "heavy", 5)
+    assert profile.measured.figures == {"light_share": 0.8}
     # Nothing is left out by a tenth of five steps but one of them; by nine tenths none is taken. Of the third share
     # nobody keeps enough, so that no larger one is painted. The third prompt is the first again.
-    assert [(row.reuse_share, row.taken_count, row.kept_count, row.picture_count) for row in profile.rows] == [
-        (0.1, 4, 2, 2),
-        (0.2, 4, 2, 2),
-        (0.4, 3, 0, 2),
+    assert [(row.at["reuse_share"], row.kept, row.count) for row in profile.rows] == [
+        (0.1, 2, 2),
+        (0.2, 2, 2),
+        (0.4, 0, 2),
     ]
-    assert profile.reuse_share() == profile.reuse_share(ThresholdRule.MINIMUM) == 0.2
+    assert [taken_steps(5, row.at["reuse_share"]) for row in profile.rows] == [4, 4, 3]
+    assert reuse_share(profile) == reuse_share(profile, ThresholdRule.MINIMUM) == 0.2
     from_noise, light, first, same, _ = judge.shown
     # From one picture, by as many steps, with one seed: one picture; and not that of noise.
     assert first == same and not {*first} & {*from_noise, *light}

@@ -11,11 +11,11 @@ import pytest
 from lab.fixtures.checkpoints import write_checkpoint
 
 
-@pytest.mark.parametrize("module", ["services.unet_worker", "services.unet_worker.profile"])
-def test_a_cpu_is_refused_before_anything_is_loaded(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", [("services.unet_worker",), ("services.unet_worker.profiling", "cost")])
+def test_a_cpu_is_refused_before_anything_is_loaded(tmp_path: Path, module: tuple[str, ...]) -> None:
     checkpoint = write_checkpoint(tmp_path / "tiny")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-X", "importtime", "-m", module, "--model", str(checkpoint)]
+    command = [sys.executable, "-X", "importtime", "-m", *module, "--model", str(checkpoint)]
 
     done = subprocess.run(
         [*command, "--device", "cpu", "--kernels", "fused"],

@@ -1,4 +1,4 @@
-"""`pentimento bench lora-bound`: a real engine, a file that workers take."""
+"""`pentimento profile lora`: a real engine, a file that workers read."""
 
 import json
 import subprocess
@@ -13,14 +13,15 @@ from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.errors import PentimentoError
-from pentimento.policies.lora_bounds import read_lora_bounds
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.kinds import latest_start
+from pentimento.profiles.rules import ThresholdRule
 from services.unet_worker.adapters.lora_directory import read_bounds
-from services.unet_worker.lora_bound import main
+from services.unet_worker.profiling.__main__ import main
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pentimento.cli", "bench", "lora-bound", *arguments]
+    command = [sys.executable, "-m", "pentimento.cli", "profile", "lora", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -40,32 +41,39 @@ def written(folder: Path) -> tuple[Path, Path, Path]:
 
 async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
-    flags = ("--loras", str(loras), "--prompts", str(prompts), "--steps", "1,3,30", "--rule", "minimum")
+    flags = ("--loras", str(loras), "--prompts", str(prompts), "--late-steps", "1,3,30", "--rule", "minimum")
 
     done = run(str(model), *flags)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    strong, weak = read_lora_bounds(loras / "lora-bounds.json")
-    assert (strong.lora, weak.lora, weak.rule, weak.step_count) == ("strong", "weak", ThresholdRule.MINIMUM, 10)
+    strong, weak = read_profiles([loras / "lora-bounds.json"]).profiles
+    assert [one.of.adapters[0].name for one in (strong, weak)] == ["strong", "weak"]
+    assert (weak.asked.rule, weak.conditions.step_count) == (ThresholdRule.MINIMUM, 10)
     # Of ten steps there are no thirty. The strong one may miss one step. The weak one changes next to nothing: pictures
     # look alike however late it comes, and more than a twentieth of what it does is done in the first step.
-    assert (strong.latest_start_fraction, weak.latest_start_fraction) == (0.1, 0.0)
-    assert [(row.steps, row.allowed) for row in strong.measured] == [(1, (ThresholdRule.MINIMUM,)), (3, ())]
-    assert [(row.steps, row.allowed) for row in weak.measured] == [(1, ()), (3, ())]
-    assert {row.picture_count for row in (*strong.measured, *weak.measured)} == {2}
-    assert min(row.lowest_cosine for row in weak.measured) > 0.9999
-    read = read_bounds(None, loras, weak.model_digest)
-    assert read == {one.lora_digest: one.latest_start_fraction for one in (strong, weak)}
-    assert read_bounds(None, loras, "sha256:another") == read_bounds(None, tmp_path, weak.model_digest) == {}
+    assert (latest_start(strong), latest_start(weak)) == (0.1, 0.0)
+    assert [(row.place("steps"), [*row.allowed]) for row in strong.rows] == [(1, ["minimum"]), (3, [])]
+    assert [(row.place("steps"), [*row.allowed]) for row in weak.rows] == [(1, []), (3, [])]
+    assert {row.count for row in (*strong.rows, *weak.rows)} == {2}
+    assert min(row.figures["lowest_cosine"] for row in weak.rows) > 0.9999
+    read = read_bounds((), loras, weak.of.model_digest)
+    assert read == {one.of.adapters[0].digest: latest_start(one) for one in (strong, weak)}
+    assert read_bounds((), loras, "sha256:another") == read_bounds((), tmp_path, weak.of.model_digest) == {}
 
-    await main(["--model", str(model), *flags, "--only", "strong", "--first", "1"])
+    await main(["lora", "--model", str(model), *flags, "--only", "strong", "--first", "1"])
 
-    measured, kept = read_lora_bounds(loras / "lora-bounds.json")
-    assert (measured.measured[0].picture_count, kept) == (1, weak)
+    measured, kept = read_profiles([loras / "lora-bounds.json"]).profiles
+    assert (measured.rows[0].count, kept) == (1, weak)
+
+    await main(["lora", "--model", str(model), *flags, "--resume"])
+
+    assert read_profiles([loras / "lora-bounds.json"]).profiles == (measured, kept)
 
 
 async def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
 
     with pytest.raises(PentimentoError, match="no requested LoRA changes model"):
-        await main(["--model", str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody"])
+        await main(
+            ["lora", "--model", str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody"]
+        )

@@ -295,7 +295,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
 
     second = tmp_path / "second"
     second.mkdir()
-    async with serve(checkpoint, second, adapters_dir=adapters_dir, lora_bounds=bounds) as served:
+    async with serve(checkpoint, second, adapters_dir=adapters_dir, profiles=(bounds,)) as served:
         known = (await anext(served.client.watch_credits("frontdoor", 1))).known_adapters
 
         (changed,) = await selections(served, changed=1.0)
@@ -316,6 +316,6 @@ async def test_a_file_of_bounds_that_is_none_stops_the_start(
     bounds = tmp_path / "bounds.json"
     bounds.write_text('{"format": 1, "bounds": [1]}')
 
-    with pytest.raises(InvalidArgument, match="lora_bounds"):
-        async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir, lora_bounds=bounds):
+    with pytest.raises(InvalidArgument, match="profiles: "):
+        async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir, profiles=(bounds,)):
             pass

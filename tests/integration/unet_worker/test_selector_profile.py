@@ -1,4 +1,4 @@
-"""`pentimento bench selector-profile`: a real embedder, a real engine, a file that the reader takes."""
+"""`pentimento profile reuse`: a real embedder, a real engine, a file that the reader takes."""
 
 import json
 import subprocess
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.checkpoints import write_checkpoint
-from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.kinds import reuses_images, start_of
+from pentimento.profiles.rules import ThresholdRule
 from pentimento.supervisor.models import registry
 from zoo.registry import WEIGHTS
 
@@ -29,7 +30,7 @@ def models(folder: Path) -> tuple[Path, Path]:
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pentimento.cli", "bench", "selector-profile", *arguments]
+    command = [sys.executable, "-m", "pentimento.cli", "profile", "reuse", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -39,31 +40,30 @@ def test_profiles_of_latents_and_images_are_written_and_read(tmp_path: Path) -> 
     large, small = models(tmp_path)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    out = tmp_path / "profiles"
+    out = tmp_path / "reuse.json"
 
     done = run(
-        *(str(large), "--small", str(small), "--prompts", str(prompts), "--out", str(out), "--samples"),
+        *(str(large), "--light", str(small), "--prompts", str(prompts), "--out", str(out), "--samples"),
         *("--least-similarity", "-1", "--least-image-similarity", "-1"),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    images, latents = sorted(read_selector_profiles([out]).profiles, key=lambda profile: profile.kind.value)
-    assert (latents.kind, latents.model, latents.reference_model) == (ReuseKind.LATENTS, "large", "large")
-    assert (images.kind, images.model, images.reference_model) == (ReuseKind.IMAGES, "small", "large")
-    assert (
-        latents.model_digest == latents.reference_model_digest == images.reference_model_digest != images.model_digest
-    )
-    assert latents.encoder == "tiny-clip"
-    assert (latents.alpha, images.alpha, latents.rule) == (0.9, 0.95, ThresholdRule.LOWER_BOUND)
+    images, latents = sorted(read_profiles([out]).profiles, key=lambda profile: start_of(profile).value)
+    assert (reuses_images(latents), latents.of.model, latents.of.reference) == (False, "large", "large")
+    assert (reuses_images(images), images.of.model, images.of.reference) == (True, "small", "large")
+    assert latents.of.model_digest == latents.of.reference_digest == images.of.reference_digest
+    assert images.of.reference_digest != images.of.model_digest
+    assert latents.of.encoder == "tiny-clip"
+    assert (latents.asked.alpha, images.asked.alpha, latents.asked.rule) == (0.9, 0.95, ThresholdRule.LOWER_BOUND)
     # The fourth prompt is the second again, and the first has none before it.
-    assert (latents.pair_count, images.pair_count) == (2, 2)
-    assert [step.skipped_steps for step in latents.steps] == [5, 10, 15, 20, 25]
+    assert {row.count for row in (*latents.rows, *images.rows)} == {2}
+    assert [row.place("skipped_steps") for row in latents.rows] == [5, 10, 15, 20, 25]
     # A tenth of five steps is none.
-    assert [step.skipped_steps for step in images.steps] == [10, 15, 20, 25, 30]
+    assert [row.place("skipped_steps") for row in images.rows] == [10, 15, 20, 25, 30]
     # Two samples are surely nothing.
-    assert all(step.lower_bound is None for profile in (latents, images) for step in profile.steps)
-    samples = (out / "latents-large.samples.jsonl").read_text().splitlines()
-    assert len(samples) == 5 * 2
+    assert all(row.by(ThresholdRule.LOWER_BOUND) is None for row in (*latents.rows, *images.rows))
+    samples = out.with_suffix(".samples.jsonl").read_text().splitlines()
+    assert len(samples) == 10 * 2
 
 
 def test_an_encoder_that_does_not_come_up_is_said(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
 from pentimento.domain.online_quality import PaintedAgain, ReuseQuality, ThresholdPosition
 from pentimento.policies.online_quality import HIGHEST
-from pentimento.policies.selector_profiles import ProfiledStep
 from tests.integration.vectordb_gateway.test_selector_profiles import written
 from tests.support.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
+from tests.support.profiles import reuse_step
 
 MODEL = scope().model_digest
-STEPS = (ProfiledStep(5, 80, 0.9, 0.8, 0.7), ProfiledStep(10, 80, 0.95, 0.9, 0.85))
+STEPS = (reuse_step(5, 80, 0.9, 0.8, 0.7), reuse_step(10, 80, 0.95, 0.9, 0.85))
 GOOD, BAD = 0.29, 0.15
 HIT = PaintedAgain(
     request_id="r",
@@ -36,7 +36,7 @@ HIT = PaintedAgain(
 
 
 def flags(folder: Path) -> tuple[str, ...]:
-    return ("--unprofiled-reuse", "no", "--selector-profiles", written(folder, steps=STEPS))
+    return ("--unprofiled-reuse", "no", "--profiles", written(folder, rows=STEPS))
 
 
 async def report(gateway: RunningGateway, count: int, prefix: str = "r", **changes: object) -> list[bool]:

@@ -9,7 +9,7 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
-from pentimento.policies.selector_profiles import ProfiledStep, profile_to_json
+from pentimento.profiles.document import profiles_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.settings import SettingsError
 from services.controller.settings import ControllerSettings, PolicySettings
@@ -23,15 +23,16 @@ from tests.support.gateways import (
     running_gateway,
     scope,
 )
+from tests.support.profiles import reuse_step
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
-TWO_ROWS = replace(PROFILE, steps=(*PROFILE.steps, ProfiledStep(10, 80, 0.95, 0.9, 0.85)))
+TWO_ROWS = replace(PROFILE, rows=(*PROFILE.rows, reuse_step(10, 80, 0.95, 0.9, 0.85)))
 
 
 def profiled(directory: Path) -> tuple[str, ...]:
-    (directory / "latents.json").write_text(profile_to_json(TWO_ROWS))
-    return "--unprofiled-reuse", "no", "--selector-profiles", str(directory / "latents.json")
+    (directory / "latents.json").write_text(profiles_to_json(TWO_ROWS))
+    return "--unprofiled-reuse", "no", "--profiles", str(directory / "latents.json")
 
 
 def follow(gateway: RunningGateway, sequence: int = 1, **cache: object) -> None:

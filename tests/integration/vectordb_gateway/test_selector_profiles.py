@@ -1,27 +1,28 @@
 """Selector profiles of a gateway: read at its start, used for their model and encoder alone."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.policies.selector_profiles import profile_to_json
+from pentimento.profiles.document import profiles_to_json
+from pentimento.profiles.kinds import profile_name
 from tests.support.gateways import at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
+from tests.support.profiles import changed
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 
 def written(folder: Path, **changes: object) -> str:
     path = folder / "profiles"
     path.mkdir(exist_ok=True)
-    (path / "latents.json").write_text(profile_to_json(replace(PROFILE, **changes)))  # type: ignore[arg-type]
+    (path / "latents.json").write_text(profiles_to_json(changed(PROFILE, **changes)))
     return str(path)
 
 
 async def test_a_profiled_model_keeps_and_resumes_at_the_steps_of_its_table(tmp_path: Path) -> None:
-    flags = ("--unprofiled-reuse", "no", "--selector-profiles", written(tmp_path))
+    flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path))
     async with running_gateway(tmp_path, *flags) as gateway:
         other = await gateway.client.reserve(scope(model_digest="sha256:other"), attempt())
         grant = await gateway.client.reserve(scope(), attempt())
@@ -34,12 +35,12 @@ async def test_a_profiled_model_keeps_and_resumes_at_the_steps_of_its_table(tmp_
 
     assert isinstance(near.start, FromLatent)
     assert near.start.resume_step == 5
-    assert PROFILE.name in near.reason
+    assert profile_name(PROFILE) in near.reason
     assert far.start == FromNoise()
 
 
 async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:
-    flags = ("--selector-profiles", written(tmp_path), "--selector-rule", "mean")
+    flags = ("--profiles", written(tmp_path), "--profile-rule", "mean")
     async with running_gateway(tmp_path, *flags) as gateway:
         await gateway.store(embedding(1), steps=(5,))
 
@@ -52,7 +53,7 @@ async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:
 async def test_a_profile_made_for_another_encoder_is_refused_by_digest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flags = ("--unprofiled-reuse", "no", "--selector-profiles", written(tmp_path, encoder_digest="sha256:another"))
+    flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path, encoder_digest="sha256:another"))
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1), steps=(5,))
     with caplog.at_level(logging.WARNING):
@@ -66,7 +67,7 @@ async def test_a_profile_made_for_another_encoder_is_refused_by_digest(
 def test_a_profile_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     path.write_text("{}")
-    settings = gateway_settings(tmp_path, "--selector-profiles", str(path))
+    settings = gateway_settings(tmp_path, "--profiles", str(path))
 
-    with pytest.raises(InvalidArgument, match=r"wrong\.json: profile\.format"):
+    with pytest.raises(InvalidArgument, match=r"wrong\.json: format: must be 2 or 1"):
         settings.selection.reuse()

@@ -16,12 +16,12 @@ from lab.emulation.emulated_worker.wiring import wire as wire_worker
 from lab.emulation.suite import EmulatedSuite
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.domain.fleet import HeldModel, Plan
-from pentimento.domain.generation import PlanVersion, Scheduler
+from pentimento.domain.generation import PlanVersion
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.registry import ServingPolicy
-from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
+from pentimento.profiles.document import profiles_to_json
+from pentimento.profiles.rules import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import load_settings
 from pentimento.wire.codec import decode
@@ -29,6 +29,7 @@ from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
 from services.unet_worker.process import WorkerProcess
+from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
 # A device generates 20 light images a second, or 10 heavy ones.
 FLEET = """\
@@ -134,7 +135,7 @@ async def planned_fleet(
         changes: dict[str, Any] = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
         if thins:
             profile = halving_profile(folder / "halving.json", workers[0].worker.loaded.held)
-            changes |= {"thinning": ThinningMode.LOAD, "thinning_profiles": (profile,)}
+            changes |= {"thinning": ThinningMode.LOAD, "profiles": (profile,)}
         suite = await stack.enter_async_context(running_suite(folder, **changes))
         await suite.wait_for_workers(4)
         fleet = PlannedFleet(suite, controller, workers, settings)
@@ -157,21 +158,15 @@ def slowed(fleet: str, slowness: float) -> str:
 
 def halving_profile(path: Path, held: HeldModel) -> Path:
     """Write that two of four steps keep 0.99 of the quality."""
-    row = ThinnedRow(1, 1, 100, 100, 0.99, (ThresholdRule.LOWER_BOUND,))
-    profile = ThinningProfile(
-        held.model,
-        held.model_digest,
-        Scheduler.DDIM,
-        held.default_steps,
-        held.default_guidance_scale,
-        "encoder",
-        "sha256:" + "0" * 64,
-        "clip_score",
-        0.95,
-        ThresholdRule.LOWER_BOUND,
-        (row,),
+    profile = changed(
+        STEPS_PROFILE,
+        model=held.model,
+        model_digest=held.model_digest,
+        step_count=held.default_steps,
+        guidance_scale=held.default_guidance_scale,
+        rows=(thinned_row(1, 1, ThresholdRule.LOWER_BOUND, share=0.99),),
     )
-    path.write_text(thinning_to_json(profile))
+    path.write_text(profiles_to_json(profile))
     return path
 
 

@@ -11,7 +11,7 @@ from lab.emulation.costs import ModelCosts
 from lab.emulation.device import EmulatedDevice
 from lab.emulation.jobs import DeviceSettings, EmulatedJob
 from lab.emulation.speed import STEADY, SpeedCourse
-from pentimento.devices.profile import Cost
+from pentimento.profiles.costs import Cost
 from tests.lab.emulation.virtual_time import VirtualTimers
 
 KEY = (64, 64, True)

@@ -7,7 +7,7 @@ import pytest
 
 from lab.emulation.adapter_costs import AdapterCosts
 from lab.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
-from pentimento.devices.profile import steady
+from pentimento.profiles.costs import steady
 from tests.lab.emulation.device_world import World, costs
 
 COSTS = AdapterCosts(2, load=steady(3.0), patch=steady(0.5), residual_wait=steady(0.25))

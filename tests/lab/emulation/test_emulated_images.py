@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lab.emulation.emulated_worker.images import EmulatedImages, stand_in_latent
 from lab.emulation.emulated_worker.model import check_profiled, costs_on, decoding_share, emulated_held_model
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, label_of
-from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, SizeProfile
 
 DEFERRAL = ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
 ONCE = SizeProfile(64, 64, Cost(0.01, 0.0, 3), Cost(0.02, 0.0, 3), Cost(0.03, 0.0, 3))

@@ -15,9 +15,9 @@ from lab.emulation.fleet_file import (
     read_fleet,
 )
 from lab.emulation.speed import SpeedChanges
-from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.pictures.png_text import flat_png, with_text
+from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, costs_to_json
 
 FLEET = """\
 seed = 7
@@ -69,7 +69,7 @@ def heavy() -> ModelProfile:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "heavy.json").write_text(profile_to_json(heavy()))
+    (tmp_path / "heavy.json").write_text(costs_to_json(heavy()))
     (tmp_path / "fleet.toml").write_text(FLEET)
     return tmp_path / "fleet.toml"
 

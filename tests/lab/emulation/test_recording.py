@@ -26,12 +26,12 @@ from lab.emulation.recording import (
     read_recording,
     write_recording,
 )
-from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.domain.errors import FailedPrecondition, NotFound
+from pentimento.profiles.costs import Cost, ModelProfile, costs_to_json
 
 PNG_SHA256 = "8f8cbb7dcf46e0bc7d53265749a6c17d116093a6ba95e442764060c76fd4a86c"  # of b"png"
 PROFILE = ModelProfile("tiny-light", "sha256:00", "cpu", "float32", 1, "off", 12, (), ())
-FILES = {"tiny-light-000.png": b"png", "tiny-light.profile.json": profile_to_json(PROFILE).encode()}
+FILES = {"tiny-light-000.png": b"png", "tiny-light.profile.json": costs_to_json(PROFILE).encode()}
 
 
 def a_recording(**changes: Any) -> Recording:
@@ -92,7 +92,7 @@ def test_the_profile_of_a_recorded_model_is_read(folder: Path) -> None:
         (lambda path: path.unlink(), "not there"),
         (lambda path: path.write_text("{"), "must be JSON"),
         (lambda path: path.write_bytes(b"\xff"), "decode"),
-        (lambda path: path.write_text(profile_to_json(replace(PROFILE, model_digest="sha256:02"))), "of sha256:02"),
+        (lambda path: path.write_text(costs_to_json(replace(PROFILE, model_digest="sha256:02"))), "of sha256:02"),
     ],
 )
 def test_wrong_or_missing_profile_names_its_file(spoil: Callable[[Path], object], message: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from lab.emulation.fleet_file import read_fleet
 from lab.emulation.fleet_settings import fleet_settings
 from lab.emulation.suite import EmulatedSuite, profile_file
 from pentimento.cli.up import up
-from pentimento.devices.profile import profile_from_json
+from pentimento.profiles.costs import costs_from_json
 from pentimento.settings import load_settings
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.process_spec import Suite
@@ -186,7 +186,7 @@ def test_profiles_are_means_over_devices_of_a_model(settings: SuiteSettings, tmp
     assert settings.emulated is not None
     settings.emulated.write_files(tmp_path)
 
-    light = profile_from_json(profile_file(tmp_path, "light").read_text())
+    light = costs_from_json(profile_file(tmp_path, "light").read_text())
 
     # Two devices take twice as long, one as long as profiled: the mean of three; the fast one runs batches of four.
     assert [batch.batch_size for batch in light.batches] == [1, 2, 4]

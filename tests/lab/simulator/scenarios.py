@@ -11,10 +11,10 @@ from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import NOTHING, steady
 from pentimento.policies.plan.inputs import hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
+from pentimento.profiles.costs import NOTHING, steady
 
 TURBO = {1: 0.1, 2: 0.15, 4: 0.22, 8: 0.41}
 SD15 = {1: 1.78, 2: 2.16, 4: 3.68, 8: 6.79}

@@ -11,8 +11,8 @@ from lab.simulator import Scenario, Simulation
 from lab.simulator.adapters import SimulatedAdapters
 from lab.simulator.scenario import Outage
 from lab.workloads import Workload
-from pentimento.devices.profile import steady
 from pentimento.domain.fleet import Capability
+from pentimento.profiles.costs import steady
 from tests.lab.simulator.scenarios import arrivals, one_model
 
 # A picture takes 1 s alone.

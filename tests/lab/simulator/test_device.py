@@ -11,7 +11,7 @@ from lab.emulation.jobs import DeviceSettings
 from lab.emulation.speed import SpeedChanges
 from lab.runs import Outcome
 from lab.simulator.scenario import SimulatedModel
-from pentimento.devices.profile import Cost
+from pentimento.profiles.costs import Cost
 from tests.lab.simulator.scenarios import REQUESTS, arrivals, one_model, poisson, run
 
 # Ten steps; a batch of two takes half as long again.

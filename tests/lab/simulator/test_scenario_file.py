@@ -9,8 +9,8 @@ from lab.planners.registry import POLICIES
 from lab.simulator.__main__ import main
 from lab.simulator.scenario_file import read_scenario
 from lab.simulator.synthetic_log import synthetic_log
-from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.profiles.costs import costs_to_json
 from tests.lab.simulator.scenarios import arrivals, run
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -95,7 +95,7 @@ def test_what_a_start_from_the_cache_keeps_of_the_quality_is_the_fleet_s(scenari
 def test_a_run_takes_the_steps_that_the_fleet_asks_for_not_those_that_were_profiled(scenario: Path) -> None:
     fleet = scenario.with_name("fleet.toml")
     heavy = read_fleet(fleet).model("heavy")
-    scenario.with_name("heavy.json").write_text(profile_to_json(heavy.profile))
+    scenario.with_name("heavy.json").write_text(costs_to_json(heavy.profile))
     published = "steps = 50\nlatency_s = { 1 = 2.0, 2 = 3.0 }"
     fleet.write_text(FLEET.replace(published, 'profile = "heavy.json"\nsteps = 25'))
 

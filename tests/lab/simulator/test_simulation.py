@@ -19,13 +19,13 @@ from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, Outage, SimulatedDevices, SimulatedModel
 from lab.workloads import Workload
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
-from pentimento.devices.profile import steady
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
 from pentimento.policies.plan.inputs import Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.policies.thinning import ThinningMode, ThinningOption
+from pentimento.profiles.costs import steady
 from tests.lab.simulator.scenarios import SD15, arrivals, cascade, one_model, poisson, run, share
 
 

@@ -23,4 +23,4 @@ def test_plain_profile_has_no_adapters(model: str) -> None:
     """`tiny-heavy` has seven more, with LoRAs, and their files come first."""
     profile = plain_profile(model)
 
-    assert (profile.model, profile.adapters) == (model, ())
+    assert (profile.of.model, profile.of.adapters) == (model, ())

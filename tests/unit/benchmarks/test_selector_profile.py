@@ -8,13 +8,12 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.selector_profile import HeldOut, figures_of_rule
-from pentimento.policies.selector_profiles import ProfiledStep
-from pentimento.policies.selector_profiling import ThresholdRule
-from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair
-from tests.support.selector_profiles import LATENT_PROFILE
+from pentimento.profiles.rules import ThresholdRule
+from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReusePair
+from tests.support.profiles import LATENT_PROFILE, reuse_step
 
-PROFILE = replace(LATENT_PROFILE, steps=(ProfiledStep(5, 80, None, 0.8, 0.8), ProfiledStep(10, 80, None, 0.9, 0.9)))
-EMPTY = replace(PROFILE, steps=(ProfiledStep(5, 80),))
+PROFILE = replace(LATENT_PROFILE, rows=(reuse_step(5, 80, None, 0.8, 0.8), reuse_step(10, 80, None, 0.9, 0.9)))
+EMPTY = replace(PROFILE, rows=(reuse_step(5, 80),))
 PAIRS = tuple(ReusePair(number, 0, 0.75 + number * 0.001) for number in range(200))
 ALL_KEPT = tuple(pair for pair in PAIRS if pair.similarity >= 0.92)
 

@@ -135,15 +135,13 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 
 def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
-    done = run("bench", "profile", str(tmp_path), "--help")
+    done = run("profile", "cost", str(tmp_path), "--help")
 
     assert done.returncode == 0, done.stderr
     assert "--batch-sizes" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command, told", [(["serve"], "FLAGS go to it"), (["bench", "profile"], "seconds of a denoising step")]
-)
+@pytest.mark.parametrize("command, told", [(["serve"], "FLAGS go to it"), (["profile"], "seconds of a denoising step")])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_a_command_that_passes_flags_on_has_help_of_its_own(command: list[str], told: str, flag: str) -> None:
     done = CliRunner().invoke(cli, [*command, flag])
@@ -152,11 +150,39 @@ def test_a_command_that_passes_flags_on_has_help_of_its_own(command: list[str], 
     assert told in " ".join(done.output.split())
 
 
-def test_a_selector_profile_says_what_it_takes() -> None:
-    done = run("bench", "selector-profile", "--help")
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("profile", "profile cost MODEL"),
+        ("selector-profile", "profile reuse MODEL"),
+        ("thinning-profile", "profile steps MODEL"),
+        ("handover-profile", "profile handover HEAVY --light LIGHT"),
+        ("lora-bound", "profile lora MODEL"),
+    ],
+)
+def test_former_bench_command_names_its_successor(name: str, now: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", name, "tiny-light"])
 
-    assert done.returncode == 0, done.stderr
-    assert "--prompts" in done.stdout
+    assert done.exit_code == 2
+    assert f"`bench {name}` is now `pentimento {now}`" in done.output
+
+
+@pytest.mark.parametrize("option", ["--profile", "--selector-profiles", "--thinning-profiles", "--pipelining-bounds"])
+def test_former_option_of_up_names_its_successor(option: str) -> None:
+    done = CliRunner().invoke(cli, ["up", option, "file.json"])
+
+    assert done.exit_code == 2
+    assert f"{option} is now --profiles FILE|DIR" in done.output
+
+
+@pytest.mark.parametrize(
+    "words", [("add", "mine", "tiny-light", "--profile=f"), ("add-cascade", "c.json", "--handover-profile", "f")]
+)
+def test_former_option_of_models_names_its_successor(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, ["models", *words])
+
+    assert done.exit_code == 2
+    assert "is now --profiles FILE|DIR" in done.output
 
 
 @pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
@@ -178,14 +204,14 @@ def test_zoo_without_the_repository_says_what_is_missing(monkeypatch: pytest.Mon
     monkeypatch.setattr(zoo, "SOURCE_ROOT", tmp_path)
 
     with pytest.raises(FailedPrecondition, match="take a checkout of the repository"):
-        zoo.become("zoo.train", ())
+        zoo.start("zoo.train", ())
 
 
 def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "NEEDED", ("sys", "no_such_library"))
 
     with pytest.raises(FailedPrecondition, match="the zoo needs no_such_library"):
-        zoo.become("zoo.train", ())
+        zoo.start("zoo.train", ())
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_the_list_says_what_each_model_spares_and_by_whose_word() -> None:
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"{}" + b" " * 65_535, "handover_profile: must name files of at most 65536 bytes"), (b"\xff", "files of text")],
+    [(b"{}" + b" " * 65_535, "profiles: must name files of at most 65536 bytes"), (b"\xff", "files of text")],
 )
 def test_a_profile_is_read_within_bounds(tmp_path: Path, data: bytes, message: str) -> None:
     file = tmp_path / "profile.json"

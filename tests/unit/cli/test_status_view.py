@@ -191,6 +191,6 @@ def test_status_shows_why_policy_does_not_plan() -> None:
     assert "plan      7.2 by resident, 0 workers assigned" in lines
     assert "joint cannot plan (heavy has no profile)" in lines
     assert (
-        "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento bench profile heavy --out"
-        " heavy-profile.json`, then `pentimento up … --profile heavy-profile.json`" in lines
+        "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento profile cost heavy`,"
+        " then `pentimento up … --profiles heavy-cost.json`" in lines
     )

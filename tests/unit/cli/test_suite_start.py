@@ -94,9 +94,9 @@ def test_banner_names_addresses_models_and_missing_profiles(tmp_path: Path) -> N
         f"model     my-light from {tmp_path}/my light",
         "cascade   my-light → tiny-heavy",
         "policy    joint lacks what my-light, tiny-heavy cost here; the workers keep their models until then:"
-        f" `pentimento bench profile '{tmp_path}/my light' --out my-light-profile.json"
-        " && pentimento bench profile tiny-heavy --out tiny-heavy-profile.json`,"
-        " then `pentimento up … --profile my-light-profile.json --profile tiny-heavy-profile.json`",
+        f" `pentimento profile cost '{tmp_path}/my light' --out my-light-cost.json"
+        " && pentimento profile cost tiny-heavy --out tiny-heavy-cost.json`,"
+        " then `pentimento up … --profiles my-light-cost.json --profiles tiny-heavy-cost.json`",
         f"files     {tmp_path} (logs, images, journal)",
         f"stop      pentimento down --state-dir {tmp_path}",
     ]

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
-from pentimento.policies.handover_profiles import handover_to_json
+from pentimento.profiles.document import profiles_to_json
 from services.controller.checks import digest_of
-from tests.unit.policies.handovers import PROFILE
+from tests.support.profiles import HANDOVER_PROFILE, changed
 
 FILES = (
     ModelFile("model_index.json", "a" * 64, 10),
@@ -32,7 +32,7 @@ def variant_of_its_own(name: str) -> ModelVariant:
 
 def handover_profile(light: ModelVariant, heavy: ModelVariant) -> str:
     """The text of a profile that allows a fifth by its own rule, a tenth where every picture must keep alpha."""
-    return handover_to_json(replace(PROFILE, light_digest=light.digest, heavy_digest=heavy.digest))
+    return profiles_to_json(changed(HANDOVER_PROFILE, reference_digest=light.digest, model_digest=heavy.digest))
 
 
 def unstated(cascade: CascadeVariant) -> CascadeVariant:

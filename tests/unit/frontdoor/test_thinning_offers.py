@@ -19,28 +19,26 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, Replay, ResolvedRequest
-from pentimento.policies.selector_profiling import RuleChoice, ThresholdRule
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption, WholeReason
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles, thinning_to_json
+from pentimento.profiles.catalogue import ProfileSet, StepProfiles
+from pentimento.profiles.document import ProfileRow, profiles_to_json
+from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.wiring import thinning_offers
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
-PROFILE = ThinningProfile(
-    "heavy",
-    "sha256:h",
-    Scheduler.DDIM,
-    50,
-    1.5,
-    "clip",
-    "sha256:c",
-    "clip_score",
-    0.95,
-    ThresholdRule.LOWER_BOUND,
-    (ThinnedRow(10, 10, 60, 60, 0.99, (ThresholdRule.LOWER_BOUND,)),),
+PROFILE = changed(
+    STEPS_PROFILE, model_digest="sha256:h", rows=(thinned_row(10, 10, ThresholdRule.LOWER_BOUND, share=0.99),)
 )
-OFFERS = ThinningOffers(ThinningMode.LOAD, ThinningProfiles((PROFILE,)))
+
+
+def profiled(*rows: ProfileRow) -> StepProfiles:
+    return StepProfiles(ProfileSet((replace(PROFILE, rows=rows),)))
+
+
+OFFERS = ThinningOffers(ThinningMode.LOAD, profiled(*PROFILE.rows))
 SPEC = GenerationSpec("a circle", "", "heavy", 64, 64, 50, 1.5, Scheduler.DDIM, seed=1)
 RESOLVED = ResolvedRequest(SPEC, CacheMode.OFF, ImageFormat.PNG, None, 1000, may_thin=True)
 ROUTE = Route("", FromNoise(), "heavy", "sha256:h")
@@ -72,7 +70,7 @@ def test_what_is_offered_is_refused_for_no_reason() -> None:
 
 
 def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() -> None:
-    nothing = replace(OFFERS, profiles=ThinningProfiles((replace(PROFILE, rows=()),)))
+    nothing = replace(OFFERS, profiles=profiled())
     for offers, route, why in (
         (OFFERS, replace(ROUTE, pipelined_from_step=5), WholeReason.RESIDUALS_PIPELINED),
         (nothing, ROUTE, WholeReason.NOTHING_ALLOWED),
@@ -84,8 +82,8 @@ def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() 
 
 
 def test_a_hit_is_offered_what_was_measured_of_hits_that_resume_there() -> None:
-    hits = replace(PROFILE.rows[0], first_step=25, taken_count=5, resume_step=20, least_similarity=0.9)
-    offers = replace(OFFERS, profiles=ThinningProfiles((replace(PROFILE, rows=(*PROFILE.rows, hits)),)))
+    hits = thinned_row(25, 5, ThresholdRule.LOWER_BOUND, share=0.99, resume_step=20, least_similarity=0.9)
+    offers = replace(OFFERS, profiles=profiled(*PROFILE.rows, hits))
     latent = FromLatent(ObjectReference("k", "sha256:x", 1), 20, 50, 1.0, Donor("e", "sha256:x", 0.93))
 
     offer = offers.offer(RESOLVED, replace(ROUTE, start=latent))
@@ -99,10 +97,10 @@ def test_a_hit_is_offered_what_was_measured_of_hits_that_resume_there() -> None:
 @pytest.mark.parametrize(("rule", "least_count"), [(RuleChoice.PROFILE, 30), (RuleChoice.LOWER_BOUND, 20)])
 def test_profiles_are_read_by_the_rule_that_is_set(tmp_path: Path, rule: RuleChoice, least_count: int) -> None:
     bounded, every = ThresholdRule.LOWER_BOUND, ThresholdRule.MINIMUM
-    rows = (ThinnedRow(20, 10, 60, 60, 0.99, (every, bounded)), ThinnedRow(10, 10, 60, 59, 0.99, (bounded,)))
+    rows = (thinned_row(20, 10, every, bounded), thinned_row(10, 10, bounded))
     path = tmp_path / "heavy.json"
-    path.write_text(thinning_to_json(replace(PROFILE, rule=every, rows=rows)))
-    settings = settings_of(tmp_path, thinning=ThinningMode.ALWAYS, thinning_profiles=(path,), thinning_rule=rule)
+    path.write_text(profiles_to_json(changed(PROFILE, rule=every, rows=rows)))
+    settings = settings_of(tmp_path, thinning=ThinningMode.ALWAYS, profiles=(path,), profile_rule=rule)
 
     assert thinning_offers(settings).offer(RESOLVED, ROUTE).least_count == least_count
 

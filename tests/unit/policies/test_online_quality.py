@@ -15,7 +15,7 @@ from pentimento.policies.online_quality import (
     followed,
     share_bounds,
 )
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.profiles.rules import ThresholdRule
 
 ALPHA = 0.9
 GOOD, BAD = 0.95, 0.5

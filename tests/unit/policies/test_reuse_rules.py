@@ -6,16 +6,18 @@ import pytest
 
 from pentimento.policies.cache_selection import SelectionRules, Threshold, capture_steps, keeps_image
 from pentimento.policies.reuse_rules import NO_PROFILE, UNPROFILED, ReuseRules
-from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfiles
-from pentimento.policies.selector_profiling import ThresholdRule
-from tests.support.selector_profiles import LATENT_PROFILE
+from pentimento.profiles.catalogue import ProfileSet
+from pentimento.profiles.document import ReuseKind
+from pentimento.profiles.kinds import profile_name, thresholds
+from pentimento.profiles.rules import ThresholdRule
+from tests.support.profiles import LATENT_PROFILE, changed, reuse_step
 
 NOTHING = SelectionRules(latents=(), images=())
 TOLD = SelectionRules(latents=(Threshold(0.5, 0.5),), images=(Threshold(0.2, 0.2),), quality=0.8)
-LATENTS = replace(LATENT_PROFILE, steps=(ProfiledStep(5, 80, 0.8, 0.7, 0.6), ProfiledStep(10, 80, 0.95, 0.9, 0.8)))
-IMAGES = replace(LATENTS, kind=ReuseKind.IMAGES, alpha=0.95, model="light", model_digest="sha256:light")
-BOTH = replace(IMAGES, model="heavy", model_digest="sha256:heavy")
-PROFILES = SelectorProfiles((LATENTS, IMAGES, BOTH))
+LATENTS = changed(LATENT_PROFILE, rows=(reuse_step(5, 80, 0.8, 0.7, 0.6), reuse_step(10, 80, 0.95, 0.9, 0.8)))
+IMAGES = changed(LATENTS, start=ReuseKind.IMAGES, alpha=0.95, model="light", model_digest="sha256:light")
+BOTH = changed(IMAGES, model="heavy", model_digest="sha256:heavy")
+PROFILES = ProfileSet((LATENTS, IMAGES, BOTH))
 
 
 def test_a_model_without_a_profile_reuses_nothing() -> None:
@@ -33,20 +35,20 @@ def test_tables_that_were_given_serve_models_without_a_profile_alone() -> None:
     rules = ReuseRules(TOLD, PROFILES)
     assert rules.of("another-digest", "sha256:clip").latents.thresholds == TOLD.latents
     assert rules.of("another-digest", "sha256:clip").latents.source == UNPROFILED
-    assert rules.of("sha256:heavy", "sha256:clip").latents.thresholds == LATENTS.thresholds()
+    assert rules.of("sha256:heavy", "sha256:clip").latents.thresholds == thresholds(LATENTS)
 
 
 def test_tables_of_a_kind_that_is_given_stand_over_every_profile() -> None:
     reuse = ReuseRules(TOLD, PROFILES, given=frozenset({ReuseKind.LATENTS})).of("sha256:heavy", "sha256:clip")
-    assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, BOTH.thresholds())
+    assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, thresholds(BOTH))
 
 
 def test_each_kind_has_its_own_profile_and_alpha() -> None:
     reuse = ReuseRules(NOTHING, PROFILES).of("sha256:heavy", "sha256:clip")
     assert (reuse.latents.alpha, reuse.images.alpha) == (0.9, 0.95)
-    assert (reuse.latents.source, reuse.images.source) == (LATENTS.name, BOTH.name)
+    assert (reuse.latents.source, reuse.images.source) == (profile_name(LATENTS), profile_name(BOTH))
     light = ReuseRules(NOTHING, PROFILES).of("sha256:light", "sha256:clip")
-    assert (light.latents.thresholds, light.images.thresholds) == ((), IMAGES.thresholds())
+    assert (light.latents.thresholds, light.images.thresholds) == ((), thresholds(IMAGES))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_what_is_no_table_stays_as_it_was_given() -> None:
 
 def test_another_rule_is_used_and_named() -> None:
     reuse = ReuseRules(NOTHING, PROFILES, ThresholdRule.MINIMUM).of("sha256:heavy", "sha256:clip")
-    assert reuse.latents.thresholds == LATENTS.thresholds(ThresholdRule.MINIMUM)
+    assert reuse.latents.thresholds == thresholds(LATENTS, ThresholdRule.MINIMUM)
     assert reuse.latents.source.endswith("by minimum")
 
 
@@ -92,8 +94,8 @@ def test_images_are_kept_when_any_model_may_refine_them() -> None:
         return keeps_image(0, rules.keeping("another-digest", "sha256:clip"))
 
     assert keeps(ReuseRules(NOTHING, PROFILES))
-    assert not keeps(ReuseRules(NOTHING, SelectorProfiles((LATENTS,))))
-    assert not keeps(ReuseRules(NOTHING, SelectorProfiles((replace(IMAGES, steps=(ProfiledStep(5, 9),)),))))
+    assert not keeps(ReuseRules(NOTHING, ProfileSet((LATENTS,))))
+    assert not keeps(ReuseRules(NOTHING, ProfileSet((changed(IMAGES, rows=(reuse_step(5, 9),)),))))
     assert keeps(ReuseRules(TOLD))
 
 
@@ -107,9 +109,9 @@ def test_nothing_is_reused_where_no_table_allows_anything() -> None:
     ("bias", "alpha", "named"), [(-1, 0.9, ", cache bias -1"), (0, 0.9, ""), (1, 0.0, ", cache bias +1")]
 )
 def test_a_table_says_by_how_much_it_is_biased_and_what_it_still_promises(bias: int, alpha: float, named: str) -> None:
-    rules = ReuseRules(SelectionRules(), SelectorProfiles((LATENTS,)), bias=bias)
+    rules = ReuseRules(SelectionRules(), ProfileSet((LATENTS,)), bias=bias)
 
-    table = rules.of(LATENTS.model_digest, LATENTS.encoder_digest).latents
+    table = rules.of(LATENTS.of.model_digest, LATENTS.of.encoder_digest).latents
 
-    assert (table.alpha, table.source) == (alpha, LATENTS.name + named)
-    assert (table.rule, table.reference_model_digest) == (LATENTS.rule, LATENTS.reference_model_digest)
+    assert (table.alpha, table.source) == (alpha, profile_name(LATENTS) + named)
+    assert (table.rule, table.reference_model_digest) == (LATENTS.asked.rule, LATENTS.of.reference_digest)

@@ -18,7 +18,7 @@ FAULTS = [
     ("true | pentimento jobs list --frobnicate", "No such option '--frobnicate'"),
     ("pentimento serve frontdoor --queue-limt 64", "--queue-limt"),
     ("pentimento serve frontdoor --queue-limit many", "--queue-limit"),
-    ("pentimento bench profile DIR --frobnicate", "--frobnicate"),
+    ("pentimento profile cost DIR --frobnicate", "--frobnicate"),
     ("pentimento simulate scenarios/modm.toml --frobnicate", "lab.simulator has no --frobnicate"),
     ("python -m services.edge --frobnicate", "--frobnicate"),
     ("python -m services.nothing", "there is no module services.nothing"),

@@ -15,12 +15,8 @@ from services.edge.settings import EdgeSettings
 from services.embedder.settings import EmbedderSettings
 from services.frontdoor.renewal import RenewalSettings
 from services.frontdoor.settings import FrontdoorSettings
-from services.unet_worker.handover_profile import HandoverProfileSettings
-from services.unet_worker.lora_bound import LoraBoundSettings
-from services.unet_worker.profile import ProfileSettings
-from services.unet_worker.selector_profile import SelectorProfileSettings
+from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.thinning_profile import ThinningProfileSettings
 from services.vectordb_gateway.settings import GatewaySettings
 from tests.support.refusals import raises
 
@@ -35,14 +31,7 @@ SERVICES = (
     UnetWorkerSettings,
 )
 # What is measured on a machine where a suite's variables are set.
-COMMANDS = (
-    HandoverProfileSettings,
-    LoraBoundSettings,
-    ProfileSettings,
-    RenewalSettings,
-    SelectorProfileSettings,
-    ThinningProfileSettings,
-)
+COMMANDS = (ProfileSettings, RenewalSettings)
 
 
 def test_common_settings_of_other_services_are_no_misspelt_ones() -> None:

@@ -6,15 +6,22 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.profiles.document import Profile, profiles_to_json
 from pentimento.supervisor.models import (
+    DEFAULT_ENCODER,
     PACKAGED_ENCODERS,
+    SELECTOR_PROFILES,
+    THINNING_PROFILES,
+    WEIGHTS,
     ModelDirectory,
     find_discriminator,
     find_encoder,
     find_loras,
     find_model,
     find_models,
+    with_shipped,
 )
+from tests.support.profiles import LATENT_PROFILE, STEPS_PROFILE
 
 
 @pytest.fixture
@@ -161,3 +168,30 @@ def test_a_cascade_without_a_discriminator_is_told_how_to_name_one(cascades: Pat
 def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
     with pytest.raises(NotFound, match=r"is a pipeline, not a discriminator \(mine\)"):
         find_discriminator("tiny-heavy", ("tiny-light", "tiny-heavy"), cascades)
+
+
+@pytest.mark.parametrize(
+    ("given", "shipped"),
+    [
+        ((), (THINNING_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE,), (THINNING_PROFILES,)),
+        ((STEPS_PROFILE,), (SELECTOR_PROFILES,)),
+        ((LATENT_PROFILE, STEPS_PROFILE), ()),
+    ],
+)
+def test_with_shipped_adds_kinds_that_are_not_given(
+    given: tuple[Profile, ...], shipped: tuple[Path, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(profiles_to_json(*given))
+
+    assert with_shipped([path], WEIGHTS / DEFAULT_ENCODER) == (path, *shipped)
+    assert SELECTOR_PROFILES not in with_shipped([path], tmp_path)
+
+
+def test_with_shipped_names_file_that_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text("{}")
+
+    with pytest.raises(InvalidArgument, match=r"profiles: .*own\.json: format: must be 2 or 1"):
+        with_shipped([path], tmp_path)

@@ -118,11 +118,11 @@ def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...
 
 
 def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: Path) -> None:
-    real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, selector_profiles=(Path("/a"), Path("/b")))
+    real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, profiles=(Path("/a"), Path("/b")))
 
     told = gateway_arguments(real, tmp_path)
 
-    assert told[told.index("--selector-profiles") + 1] == "/a,/b"
+    assert told[told.index("--profiles") + 1] == "/a,/b"
     assert "--unprofiled-reuse" not in told
     assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)
 
@@ -146,11 +146,11 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
 def test_controlnet_services_are_told_from_which_step_residuals_may_be_old(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
     settings = SuiteSettings(models, Path("/encoder"), controlnets=Path("/registry.json"))
-    assert "--pipelining-bounds" not in flags_of(plan_suite(settings, StateDirectory(tmp_path)), "controlnet-0")
+    assert "--profiles" not in flags_of(plan_suite(settings, StateDirectory(tmp_path)), "controlnet-0")
 
-    bounded = plan_suite(replace(settings, pipelining_bounds=Path("/bounds.json")), StateDirectory(tmp_path))
+    bounded = plan_suite(replace(settings, profiles=(Path("/bounds.json"),)), StateDirectory(tmp_path))
 
-    assert flags_of(bounded, "controlnet-0")["--pipelining-bounds"] == "/bounds.json"
+    assert flags_of(bounded, "controlnet-0")["--profiles"] == "/bounds.json"
 
 
 def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:

@@ -8,16 +8,18 @@ import torch
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import CompiledDenoiser, EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel
+from pentimento.settings import load_settings
 from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
-from services.unet_worker.settings import CompileChoice, DeviceChoice, ProfileSettings
+from services.unet_worker.profiling.settings import ProfileSettings
+from services.unet_worker.settings import CompileChoice
 from tests.support.logged import said_by
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny")
-    return load_checkpoint(ProfileSettings(checkpoint, device=DeviceChoice.CPU))
+    return load_checkpoint(load_settings(ProfileSettings, "profile", ["--model", str(checkpoint), "--device", "cpu"]))
 
 
 def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(

@@ -12,9 +12,9 @@ from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.policies.lora_lateness import LateSample
-from services.unet_worker.models.lateness_study import LatenessStudy, steps_to_try
-from services.unet_worker.models.reuse_study import StudyModel
+from pentimento.profiles.rules import LateSample
+from services.unet_worker.profiling.lateness_study import LatenessStudy, steps_to_try
+from services.unet_worker.profiling.reuse_study import StudyModel
 
 PROMPTS = ("a red circle", "a blue star", "two squares")
 STEPS = (1, 4, 7)

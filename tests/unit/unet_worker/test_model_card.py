@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import LoadedModelInfo
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, SizeProfile, costs_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
@@ -112,9 +112,9 @@ def test_what_was_measured_of_its_models_is_what_they_cost(directory: Path, tmp_
     batches = tuple(BatchProfile(512, 256, guided, size, (step,)) for guided in (False, True) for size in (1, 2, 4))
     sizes = (SizeProfile(512, 256, Cost(0.1, 0.0, 1), step, step),)
     own = ModelProfile("sd", "sha256:model", "cpu", "float32", 1, "off", 10, sizes, batches, idle_memory_bytes=7)
-    files = tuple(str(tmp_path / f"{name}.json") for name in ("sd", "light", "stranger"))
+    files = tuple(tmp_path / f"{name}.json" for name in ("sd", "light", "stranger"))
     for file in files:
-        Path(file).write_text(profile_to_json(replace(own, model=Path(file).stem)))
+        file.write_text(costs_to_json(replace(own, model=file.stem)))
     given = settings(directory, other_models=(tmp_path / "light",), profiles=files, max_batch=2)
 
     costs = model_costs(checkpoints(given))
@@ -129,7 +129,7 @@ def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> Non
     (tmp_path / "p.json").write_text("{}")
 
     with pytest.raises(InvalidArgument, match=r"profiles: .*p\.json"):
-        model_costs(checkpoints(settings(directory, profiles=(str(tmp_path / "p.json"),))))
+        model_costs(checkpoints(settings(directory, profiles=(tmp_path / "p.json",))))
 
 
 def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What measures for minutes says first where its files have no place, and where its encoder measures no quality."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,43 +10,51 @@ from pentimento.api.embedder.v1.embedder_service_pb2_grpc import (
     add_EmbedderServiceServicer_to_server,
 )
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.folders import make_folder
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.supervisor.models import find_model
-from services.unet_worker import handover_profile, lora_bound, profile, selector_profile, thinning_profile
+from services.unet_worker.profiling.__main__ import main
 
 MODEL = str(find_model("tiny-light").path)
-# Of a command, what it needs beside a model and prompts.
-STUDIES = {
-    handover_profile: ("--light-model", MODEL),
-    selector_profile: (),
-    thinning_profile: (),
-}
+# What a kind needs in addition to a model, prompts and the embedder.
+STUDIES = {"handover": ("--light", MODEL), "reuse": (), "steps": ()}
 
 
-@pytest.mark.parametrize("command", [profile, lora_bound])
-async def test_a_file_in_a_folder_that_is_not_there(command: Any, tmp_path: Path) -> None:
-    needed = ("--loras", str(tmp_path), "--prompts", __file__) if command is lora_bound else ()
+@pytest.mark.parametrize("kind", ["cost", "lora", *STUDIES])
+async def test_profile_is_rejected_without_folder_for_file(kind: str, tmp_path: Path) -> None:
+    needed = {"cost": (), "lora": ("--loras", str(tmp_path), "--prompts", __file__)}.get(
+        kind, ("--prompts", __file__, "--embedder-address", "unix:/none", *STUDIES.get(kind, ()))
+    )
 
     with pytest.raises(InvalidArgument, match="out: must be in a folder that exists"):
-        await command.main(["--model", MODEL, *needed, "--out", str(tmp_path / "nowhere" / "found.json")])
+        await main([kind, "--model", MODEL, *needed, "--out", str(tmp_path / "nowhere" / "found.json")])
 
 
-@pytest.mark.parametrize("command", STUDIES)
-async def test_a_folder_that_cannot_be_made(command: Any, tmp_path: Path) -> None:
-    prompts = tmp_path / "p.txt"
-    prompts.write_text("a circle\n")
-    needed = ("--prompts", str(prompts), "--embedder-address", "unix:/nobody", *STUDIES[command])
+@pytest.mark.parametrize(
+    ("kind", "flags", "named"),
+    [
+        ("reuse", (), "prompts"),
+        ("steps", ("--prompts", __file__), "embedder_address"),
+        ("handover", ("--prompts", __file__, "--embedder-address", "unix:/none"), "light"),
+        ("lora", ("--prompts", __file__), "loras"),
+    ],
+)
+async def test_profile_names_missing_flag(kind: str, flags: tuple[str, ...], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{named}: must be given for a profile of kind {kind}"):
+        await main([kind, "--model", MODEL, *flags])
 
-    with pytest.raises(InvalidArgument, match="out: must be a folder"):
-        await command.main(["--model", MODEL, *needed, "--out", str(prompts)])
+
+async def test_profile_is_rejected_for_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("[]")
+
+    with pytest.raises(InvalidArgument, match=r"out: .*other\.json: profiles: must be a JSON object"):
+        await main(["cost", "--model", MODEL, "--out", str(tmp_path / "other.json")])
+    with pytest.raises(InvalidArgument, match="resume: must not be given for costs"):
+        await main(["cost", "--model", MODEL, "--resume"])
 
 
-def test_a_folder_is_made_with_those_that_it_is_in(tmp_path: Path) -> None:
-    make_folder("out", tmp_path / "a" / "b")
-    make_folder("out", tmp_path / "a" / "b")
-
-    assert (tmp_path / "a" / "b").is_dir()
+async def test_profile_of_unknown_kind_is_rejected() -> None:
+    with pytest.raises(InvalidArgument, match="kind: must be one of cost, reuse, steps, handover, lora"):
+        await main(["luck", "--model", MODEL])
 
 
 class SentenceEmbedder(EmbedderServiceServicer):
@@ -57,16 +64,16 @@ class SentenceEmbedder(EmbedderServiceServicer):
         return GetInfoResponse(encoder_name="all-minilm-l6-v2", encoder_digest="sha256:x", embeds_images=False)
 
 
-@pytest.mark.parametrize("command", STUDIES)
-async def test_bench_text_encoder_is_rejected_before_first_image(command: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", STUDIES)
+async def test_text_encoder_is_rejected_before_first_image(kind: str, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/e"
     server = RpcServer(RpcServerSettings(listen=(address,)), "embedder")
     server.add(add_EmbedderServiceServicer_to_server, SentenceEmbedder(), "pentimento.api.embedder.v1.EmbedderService")
     (tmp_path / "p.txt").write_text("a circle\n")
-    needed = ("--prompts", str(tmp_path / "p.txt"), "--embedder-address", address, *STUDIES[command])
+    needed = ("--prompts", str(tmp_path / "p.txt"), "--embedder-address", address, *STUDIES[kind])
     await server.start()
 
     with pytest.raises(InvalidArgument, match=r"encoder: must name an encoder that embeds images too.*all-minilm"):
-        await command.main(["--model", MODEL, *needed, "--out", str(tmp_path / "out")])
+        await main([kind, "--model", MODEL, *needed, "--out", str(tmp_path / "out.json")])
 
     await server.stop()

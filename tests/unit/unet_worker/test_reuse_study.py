@@ -15,7 +15,8 @@ from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, P
 from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from services.unet_worker.models.reuse_study import ReusePair, ReuseStudy, StudyModel, Vectors, by_step, nearest_before
+from services.unet_worker.profiling.inputs import Vectors
+from services.unet_worker.profiling.reuse_study import ReusePair, ReuseStudy, StudyModel, nearest_before
 
 PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")
 
@@ -106,7 +107,7 @@ def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy,
     # Of four steps 5/50 leaves none to skip.
     assert [outcome.skipped_steps for outcome in outcomes] == [13, 25, 30]
     assert seen == [1, 2, 2]
-    assert set(by_step(outcomes)) == {13, 25, 30}
+    assert {outcome.skipped_steps for outcome in outcomes} == {13, 25, 30}
 
 
 def test_what_cannot_be_painted_is_raised(model: DiffusionModel) -> None:

@@ -1,45 +1,46 @@
-"""What the commands that measure a model by painting take alike."""
+"""Settings of `pentimento profile`: how images are generated, and what each kind uses by default."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import SettingsError, load_settings
-from services.unet_worker.settings import (
-    DeviceChoice,
-    DtypeChoice,
-    HandoverProfileSettings,
-    LoraBoundSettings,
-    SelectorProfileSettings,
-    StudyPaintingSettings,
-    ThinningProfileSettings,
-)
-
-NEEDS = {
-    HandoverProfileSettings: ("model", "light-model", "prompts", "embedder-address"),
-    LoraBoundSettings: ("model", "loras", "prompts"),
-    SelectorProfileSettings: ("model", "prompts", "embedder-address"),
-    ThinningProfileSettings: ("model", "prompts", "embedder-address"),
-}
+from services.unet_worker.profiling.settings import ProfileSettings, StudySettings
+from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 
-def painting_of(settings: Any, there: Path, *flags: str) -> StudyPaintingSettings:
-    needed = [part for name in NEEDS[settings] for part in (f"--{name}", str(there))]
-    loaded = load_settings(settings, "bench", [*needed, *flags], {})
-    assert isinstance(loaded.painting, StudyPaintingSettings)
-    return loaded.painting
+def settings_of(there: Path, *flags: str) -> ProfileSettings:
+    return load_settings(ProfileSettings, "profile", ["--model", str(there), *flags], {})
 
 
-@pytest.mark.parametrize("settings", NEEDS)
-def test_they_are_painted_by_the_same_flags(settings: Any, tmp_path: Path) -> None:
+def test_study_settings_are_read_from_flags(tmp_path: Path) -> None:
     flags = ["--seed", "3", "--device", "cpu", "--dtype", "float32", "--threads", "2", "--max-batch", "4"]
 
-    usual = painting_of(settings, tmp_path)
-    chosen = painting_of(settings, tmp_path, *flags)
+    usual, chosen = settings_of(tmp_path), settings_of(tmp_path, *flags)
 
-    assert usual == StudyPaintingSettings(0, DeviceChoice.AUTO, DtypeChoice.AUTO, 1, 16)
-    assert chosen == StudyPaintingSettings(3, DeviceChoice.CPU, DtypeChoice.FLOAT32, 2, 4)
+    assert usual.study == StudySettings(0, DeviceChoice.AUTO, DtypeChoice.AUTO, 1, 16)
+    assert chosen.study == StudySettings(3, DeviceChoice.CPU, DtypeChoice.FLOAT32, 2, 4)
+    assert (chosen.device, chosen.dtype) == (DeviceChoice.CPU, DtypeChoice.FLOAT32)
     for wrong in (("--seed", "-1"), ("--threads", "0"), ("--threads", "257"), ("--max-batch", "1025")):
         with pytest.raises(SettingsError, match=wrong[0].strip("-")):
-            painting_of(settings, tmp_path, *wrong)
+            settings_of(tmp_path, *wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "rule"),
+    [
+        (ProfileKind.REUSE, 600, ThresholdRule.LOWER_BOUND),
+        (ProfileKind.STEPS, 200, ThresholdRule.LOWER_BOUND),
+        (ProfileKind.HANDOVER, 200, ThresholdRule.LOWER_BOUND),
+        (ProfileKind.LORA, 128, ThresholdRule.MEAN),
+    ],
+)
+def test_profile_settings_have_defaults_by_kind(
+    kind: ProfileKind, first: int, rule: ThresholdRule, tmp_path: Path
+) -> None:
+    usual, chosen = settings_of(tmp_path), settings_of(tmp_path, "--first", "9", "--rule", "minimum")
+
+    assert (usual.first_of(kind), usual.rule_of(kind)) == (first, rule)
+    assert (chosen.first_of(kind), chosen.rule_of(kind)) == (9, ThresholdRule.MINIMUM)

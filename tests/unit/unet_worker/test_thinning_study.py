@@ -1,6 +1,6 @@
 """Which thinnings are tried."""
 
-from services.unet_worker.models.thinning_study import grid
+from services.unet_worker.profiling.steps_study import grid
 
 
 def test_the_grid_goes_down_from_each_first_step_and_tries_nothing_twice() -> None:

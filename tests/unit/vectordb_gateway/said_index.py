@@ -24,7 +24,7 @@ from pentimento.domain.generation import (
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.policies.selector_profiles import SelectorProfiles
+from pentimento.profiles.catalogue import ProfileSet
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.objects.store import refer_to
@@ -89,7 +89,7 @@ class Gateway:
         self.guard = EncoderGuard(self.ledger, self.index)
         self.watch = MatchWatch(self.ledger)
         self.rules = SelectionRules()
-        self.profiles = SelectorProfiles()
+        self.profiles = ProfileSet()
         self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0
         self.in_force = CacheInForce()
         self._lookups: list[Lookup] = []

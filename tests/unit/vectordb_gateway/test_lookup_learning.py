@@ -12,7 +12,7 @@ import pytest
 from pentimento.domain.generation import FromNoise
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.match_prediction import Ruling
-from pentimento.policies.selector_profiles import SelectorProfiles
+from pentimento.profiles.catalogue import ProfileSet
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorQuery
@@ -21,7 +21,7 @@ from services.vectordb_gateway.match_predictor.match_watch import Forecast, Matc
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
-from tests.support.selector_profiles import LATENT_PROFILE
+from tests.support.profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,
@@ -122,7 +122,7 @@ async def test_a_lookup_that_could_reuse_something_is_forecast_once(gateway: Gat
 async def test_a_lookup_that_can_reuse_nothing_is_neither_forecast_nor_learnt_from(gateway: Gateway) -> None:
     gateway.rules, gateway.profiles = (
         SelectionRules(latents=(), images=()),
-        SelectorProfiles((LATENT_PROFILE,)),
+        ProfileSet((LATENT_PROFILE,)),
     )  # of another model
 
     await gateway.lookup()

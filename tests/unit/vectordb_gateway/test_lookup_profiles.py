@@ -1,7 +1,6 @@
 """Lookups by selector profiles: each model by its own, none without, and what keeps pictures fresh."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,20 @@ import pytest
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheInForce
-from pentimento.policies.selector_profiles import ProfiledStep, SelectorProfiles
+from pentimento.profiles.catalogue import ProfileSet
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
-from tests.support.selector_profiles import LATENT_PROFILE
+from tests.support.profiles import LATENT_PROFILE, changed, reuse_step
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
 
-PROFILE = replace(
+PROFILE = changed(
     LATENT_PROFILE,
     model_digest="sha256:model",
-    reference_model_digest="sha256:model",
+    reference_digest="sha256:model",
     encoder_digest=ENCODER,
-    steps=(ProfiledStep(5, 80, 0.9, 0.8, 0.7),),
+    rows=(reuse_step(5, 80, 0.9, 0.8, 0.7),),
 )
 
 
@@ -32,7 +31,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     bind(ledger, EncoderBinding(ENCODER, 2))
     made = Gateway(ledger)
     made.rules = SelectionRules(latents=(), images=())
-    made.profiles = SelectorProfiles((PROFILE,))
+    made.profiles = ProfileSet((PROFILE,))
     made.guard.open()
     yield made
     made.close()
@@ -71,7 +70,7 @@ async def test_candidates_are_each_decided_by_their_own(gateway: Gateway) -> Non
 
 
 async def test_a_profile_made_for_another_encoder_is_not_used(gateway: Gateway) -> None:
-    gateway.profiles = SelectorProfiles((replace(PROFILE, encoder_digest="sha256:another"),))
+    gateway.profiles = ProfileSet((changed(PROFILE, encoder_digest="sha256:another"),))
     gateway.say(gateway.store(), similarity=1.0)
 
     assert (await gateway.lookup()).start == FromNoise()

@@ -4,7 +4,7 @@ import pytest
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
-from pentimento.policies.selector_profiles import ReuseKind
+from pentimento.profiles.document import ReuseKind
 from pentimento.settings import SettingsError, load_settings
 from services.vectordb_gateway.settings import GatewaySettings
 

@@ -186,7 +186,7 @@ Global___Handover: _TypeAlias = Handover  # noqa: Y015
 
 @_typing.final
 class ReuseProfile(_message.Message):
-    """A hand-over profile (`pentimento bench handover-profile`) of both models' digests, as it was read."""
+    """A hand-over profile (`pentimento profile handover`) of both models' digests, as it was read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

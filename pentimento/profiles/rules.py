@@ -1,0 +1,227 @@
+"""Turn measured images into permissions that surely hold.
+
+A sample is an image made with a shortcut (a reused start, fewer steps, a LoRA that came late) and compared with the
+image made without it, from the same prompt and seed. Three rules read the same samples:
+
+- MINIMUM: every image keeps the quality (NIRVANA, Algorithm 1, as section 5.3.1 describes it).
+- LOWER_BOUND, ours: the lower 95 % bound (Clopper and Pearson, 1934, one-sided) of the share of images that keep it is
+  at least 0.95. It bears single failures, and needs 59 samples or more.
+- MEAN (MoDM, section 5.2): the lower 95 % bound of the mean margin over that quality is not below 0. It promises
+  nothing for a single image.
+
+No rule extends beyond the samples, or past a step that it does not allow: success behind a failure is luck.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import groupby, takewhile
+from statistics import fmean
+from typing import TypeVar
+
+REQUIRED_SHARE = 0.95
+CONFIDENCE = 0.95
+LEAST_COSINE = 0.99
+LEAST_STRENGTH = 0.95
+# One-sided 95 % of the normal distribution; a mean of fewer samples is not taken to follow it.
+_Z = 1.6448536269514722
+_FEWEST_FOR_MEAN = 30
+
+Begin = TypeVar("Begin", bound=Hashable)
+Place = TypeVar("Place")
+
+
+class ThresholdRule(Enum):
+    """How samples become a permission."""
+
+    MINIMUM = "minimum"
+    LOWER_BOUND = "lower_bound"
+    MEAN = "mean"
+
+
+class RuleChoice(Enum):
+    """Choose how a deployment reads its profiles: by one rule for all, or by each profile's own."""
+
+    PROFILE = "profile"
+    MINIMUM = "minimum"
+    LOWER_BOUND = "lower_bound"
+    MEAN = "mean"
+
+    @property
+    def rule(self) -> ThresholdRule | None:
+        """Return the rule for all profiles; None for each profile's own."""
+        return None if self is RuleChoice.PROFILE else ThresholdRule(self.value)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Count all samples and the kept ones, and sum up each margin and its square."""
+
+    count: int = 0
+    kept: int = 0
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def allows(self, rule: ThresholdRule) -> bool:
+        """Return whether the samples satisfy the rule. No samples satisfy none."""
+        if rule is ThresholdRule.MINIMUM:
+            return self.kept == self.count > 0
+        if rule is ThresholdRule.LOWER_BOUND:
+            return share_is_surely(self.kept, self.count, REQUIRED_SHARE)
+        return bool(self.sums) and all(_mean_holds(*sums, self.count) for sums in self.sums.values())
+
+
+@dataclass(frozen=True)
+class ImageSample:
+    """One image: its quality, that of the image without the shortcut, and the similarity (cosine) of a reused start."""
+
+    quality: float
+    full_quality: float
+    similarity: float = 1.0
+
+    def keeps(self, alpha: float) -> bool:
+        """Return whether the image has at least `alpha` (0..1) of the full quality. NaN has not."""
+        return self.quality >= alpha * self.full_quality
+
+    def margin(self, alpha: float) -> float:
+        """Return the quality above `alpha` of the full one."""
+        return self.quality - alpha * self.full_quality
+
+
+@dataclass(frozen=True)
+class LateSample:
+    """One image with a late LoRA (Katz, section 6).
+
+    `cosine` compares its final latent with that of the image with the LoRA from the start. `strength` is the share of
+    the LoRA's own change that remains: 1 as from the start, 0 as without it. `alike` is the cosine of the latents with
+    the LoRA and without it after those K steps: Katz's own measure, which does not see a lost style.
+    """
+
+    cosine: float
+    strength: float
+    alike: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether image and style are near enough to those of a LoRA from the start. NaN is not."""
+        return self.cosine >= LEAST_COSINE and self.strength >= LEAST_STRENGTH
+
+
+def tally(samples: Sequence[ImageSample], alpha: float) -> Tally:
+    """Count images by the share `alpha` (0..1) of the full quality."""
+    margins = [sample.margin(alpha) for sample in samples]
+    return Tally(len(samples), sum(sample.keeps(alpha) for sample in samples), {"quality": _sums(margins)})
+
+
+def late_tally(samples: Sequence[LateSample]) -> Tally:
+    """Count images with a late LoRA by cosine and strength."""
+    cosines = _sums([sample.cosine - LEAST_COSINE for sample in samples])
+    strengths = _sums([sample.strength - LEAST_STRENGTH for sample in samples])
+    kept = sum(sample.is_kept for sample in samples)
+    return Tally(len(samples), kept, {"cosine": cosines, "strength": strengths})
+
+
+def _sums(margins: Sequence[float]) -> tuple[float, float]:
+    return math.fsum(margins), math.fsum(margin * margin for margin in margins)
+
+
+def lowest(samples: Iterable[ImageSample], alpha: float, rule: ThresholdRule) -> float | None:
+    """Return the lowest similarity at and above which the samples satisfy the rule; None if there is none."""
+    found = (similarity for similarity, seen in _from_the_top(samples, alpha) if seen.allows(rule))
+    return min(found, default=None)
+
+
+def _from_the_top(samples: Iterable[ImageSample], alpha: float) -> Iterator[tuple[float, Tally]]:
+    """Yield each similarity, descending, with the tally of all samples from there on."""
+    ordered = sorted(samples, key=lambda sample: -sample.similarity)
+    count, kept, total, squares = 0, 0, 0.0, 0.0
+    for similarity, group in groupby(ordered, key=lambda sample: sample.similarity):
+        found = tally(list(group), alpha)
+        count, kept = count + found.count, kept + found.kept
+        total, squares = total + found.sums["quality"][0], squares + found.sums["quality"][1]
+        yield similarity, Tally(count, kept, {"quality": (total, squares)})
+
+
+def before_luck(holds: Iterable[tuple[Place, bool]]) -> list[Place]:
+    """Return the places that hold, in their order, up to the first that does not."""
+    return [place for place, _ in takewhile(lambda one: one[1], holds)]
+
+
+def without_luck(holds: Mapping[tuple[Begin, int], bool]) -> frozenset[tuple[Begin, int]]:
+    """Return the (beginning, steps taken) that hold: of each beginning, down to the first number that does not."""
+    found: set[tuple[Begin, int]] = set()
+    for begin in {begin for begin, _ in holds}:
+        counts = sorted((taken for begun, taken in holds if begun == begin), reverse=True)
+        found |= {(begin, taken) for taken in before_luck((taken, holds[begin, taken]) for taken in counts)}
+    return frozenset(found)
+
+
+def latest_steps(by_steps: Mapping[int, Sequence[LateSample]], rule: ThresholdRule) -> int:
+    """Return K: the most of the tried steps that may run without the LoRA; 0 where the fewest are too many."""
+    holds = ((steps, late_tally(by_steps[steps]).allows(rule)) for steps in sorted(by_steps))
+    return max(before_luck(holds), default=0)
+
+
+def latest_alike_steps(by_steps: Mapping[int, Sequence[LateSample]]) -> int:
+    """Return Katz's K: the most of the tried steps over which the latents stay similar in the mean."""
+    holds = ((steps, fmean(one.alike for one in by_steps[steps]) >= LEAST_COSINE) for steps in sorted(by_steps))
+    return max(before_luck(holds), default=0)
+
+
+def strictest(by_scorer: Sequence[Sequence[ImageSample]]) -> list[ImageSample]:
+    """Return for each image the sample of the scorer that finds the smallest share of the full quality, out of 1.
+
+    With one scorer its samples are returned unchanged. An image without full quality can lose none.
+    """
+    if len(by_scorer) == 1:
+        return list(by_scorer[0])
+    return [ImageSample(min(map(_share, samples)), 1.0) for samples in zip(*by_scorer, strict=True)]
+
+
+def _share(sample: ImageSample) -> float:
+    if math.isnan(sample.quality) or math.isnan(sample.full_quality):
+        return 0.0
+    return sample.quality / sample.full_quality if sample.full_quality > 0.0 else 1.0
+
+
+def mean_share(samples: Sequence[ImageSample]) -> float:
+    """Return the share of the full quality that is left in the mean, 0 where there was none."""
+    full = fmean(sample.full_quality for sample in samples)
+    return fmean(sample.quality for sample in samples) / full if full > 0.0 else 0.0
+
+
+def mean_is_surely(margins: Sequence[float], *, strictly: bool = False) -> bool:
+    """Return whether the lower bound of the mean of `margins`, at CONFIDENCE, is at least 0, or above it if `strictly`.
+
+    Fewer than 30 margins are never sure.
+    """
+    return _mean_holds(*_sums(margins), len(margins), strictly=strictly)
+
+
+def _mean_holds(total: float, squares: float, count: int, *, strictly: bool = False) -> bool:
+    if count < _FEWEST_FOR_MEAN:
+        return False
+    mean = total / count
+    variance = max(squares / count - mean * mean, 0.0) * count / (count - 1)
+    error = _Z * math.sqrt(variance / count)
+    return mean > error if strictly else mean >= error
+
+
+def share_is_surely(kept: int, count: int, required_share: float) -> bool:
+    """Return whether the lower bound of a share, at CONFIDENCE, is at least `required_share` after `kept` of `count`.
+
+    By Clopper and Pearson: a share that large gives so few failures at most once in twenty times. `required_share` is
+    between 0 and 1, without the ends.
+    """
+    if not 0 < required_share < 1:
+        raise ValueError(f"required_share must lie between 0 and 1, got {required_share}")
+    failures = count - kept
+    if count == 0 or failures > count * (1.0 - required_share):
+        return False
+    hit, miss = math.log(required_share), math.log1p(-required_share)
+    all_ways = math.lgamma(count + 1)
+    ways = (
+        math.exp(all_ways - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * miss + (count - k) * hit)
+        for k in range(failures + 1)
+    )
+    return math.fsum(ways) <= 1.0 - CONFIDENCE

@@ -1,0 +1,63 @@
+"""Inputs of measurements, and the protocols of encoders and scorers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pentimento.profiles.document import Profile
+
+Vectors = NDArray[np.float32]
+
+
+class ImageEncoder(Protocol):
+    """The dual encoder that the cache searches by."""
+
+    def embed_texts(self, texts: Sequence[str]) -> Vectors:
+        """Return unit vectors (texts, dimensions)."""
+        ...
+
+    def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
+        """Return unit vectors (images, dimensions) of encoded images."""
+        ...
+
+
+class QualityScorer(Protocol):
+    """Scores images; higher is better."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its measure in profiles."""
+        ...
+
+    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        """Return the scores of encoded images, each generated from the prompt of its row."""
+        ...
+
+
+@dataclass(frozen=True)
+class StudyInputs:
+    """Inputs of a measurement: prompts, the encoder with its name and digest, and the file's earlier profiles.
+
+    `scorers_of` returns scorers in addition to CLIPScore for the prompts at hand. `note` takes the sample of an image.
+    """
+
+    prompts: Sequence[str] = ()
+    encoder: ImageEncoder | None = None
+    encoder_name: str = ""
+    encoder_digest: str = ""
+    scorers_of: Callable[[Sequence[str]], Sequence["QualityScorer"]] = lambda prompts: ()
+    earlier: tuple[Profile, ...] = ()
+    note: Callable[[Mapping[str, Any]], None] = lambda sample: None
+
+    @property
+    def images(self) -> ImageEncoder:
+        """Return the encoder."""
+        assert self.encoder is not None
+        return self.encoder
+
+    def earlier_of(self, profile: Profile) -> Profile | None:
+        """Return the earlier profile on the same subject."""
+        return next((one for one in self.earlier if one.key == profile.key), None)

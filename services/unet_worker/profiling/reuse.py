@@ -1,0 +1,165 @@
+"""Measure reuse: load the model (and a light one) as the worker does, and compare reused starts with noise."""
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.families import load_model
+from pentimento.diffusion.model_registry import check_digest
+from pentimento.diffusion.reuse_painting import ReusePainter
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.models import derived_name
+from pentimento.files.json_values import to_json
+from pentimento.profiles.catalogue import check_continues
+from pentimento.profiles.document import (
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfilePromise,
+    ProfileSource,
+    ReuseKind,
+)
+from pentimento.profiles.kinds import reuse_row
+from services.unet_worker.device.torch_device import choose_device, choose_dtype
+from services.unet_worker.models.usual_costs import usual_of
+from services.unet_worker.profiling.inputs import StudyInputs
+from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel
+from services.unet_worker.profiling.settings import ProfileSettings, StudySettings
+from services.unet_worker.profiling.steps_study import CLIP_SCORE
+
+# N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
+TABLE_STEPS = 50
+LATENT_STEPS = (5, 10, 15, 20, 25)
+IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
+LATENT_ALPHA = 0.9
+
+
+def study_model(directory: Path, study: StudySettings) -> StudyModel:
+    """Load a model with its usual steps, guidance, size and first scheduler.
+
+    Raises BadCheckpoint, and FailedPrecondition when the registry next to it expects other weights.
+    """
+    chosen = choose_device(study.device)
+    model = load_model(directory, chosen, choose_dtype(study.dtype, chosen))
+    check_digest(directory, model.info.model_digest, "")
+    info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
+    spec = GenerationSpec(
+        prompt="",
+        negative_prompt="",
+        model=derived_name(directory.resolve().name),
+        width_px=info.default_width_px,
+        height_px=info.default_height_px,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        scheduler=info.schedulers[0],
+        seed=0,
+    )
+    return StudyModel(ReusePainter(model, EagerDenoiser(model), study.max_batch), spec)
+
+
+def captured_steps(step_count: int) -> dict[int, int]:
+    """Return the step of the model's own schedule for each K of the table that has one."""
+    found = {step: step * step_count // TABLE_STEPS for step in LATENT_STEPS}
+    return {step: own for step, own in found.items() if own > 0}
+
+
+def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
+    """Yield the profile of the model's latents and, with a light model, of the images that it refines, after each K.
+
+    Takes minutes; the log has a line now and then. Raises InvalidArgument where no two prompts are similar enough.
+    """
+    torch.set_num_threads(settings.study.threads)
+    quiet_loaders()
+    large = study_model(settings.model, settings.study)
+    light = None if settings.light is None else study_model(settings.light, settings.study)
+    own_steps = captured_steps(large.step_count)
+    study = ReuseStudy(large, inputs.images, inputs.prompts, tuple(own_steps.values()), settings.study.seed)
+    table = _Table(settings, inputs, large)
+    latents = study.latent_pairs(settings.least_similarity)
+    _check_pairs("text to text", len(latents), settings)
+
+    def from_latents(step: int) -> Iterator[ReuseOutcome]:
+        found = study.reuse_latents(latents, (own_steps[step],))
+        return (replace(outcome, skipped_steps=step) for outcome in found)
+
+    yield from table.profiles(ReuseKind.LATENTS, large, own_steps, from_latents)
+    if light is not None:
+        images = study.image_pairs(settings.least_image_similarity)
+        _check_pairs("text to image", len(images), settings)
+        yield from table.profiles(
+            ReuseKind.IMAGES,
+            light,
+            IMAGE_STEPS,
+            lambda step: study.reuse_images(light, images, (step,), TABLE_STEPS),
+        )
+
+
+def _check_pairs(what: str, count: int, settings: ProfileSettings) -> None:
+    if count == 0:
+        raise InvalidArgument.of("prompts", f"{settings.prompts}: no two of them are near enough, {what}")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Makes profiles of the samples against one large model."""
+
+    settings: ProfileSettings
+    inputs: StudyInputs
+    large: StudyModel
+
+    def profiles(
+        self,
+        start: ReuseKind,
+        model: StudyModel,
+        steps: Iterable[int],
+        outcomes: Callable[[int], Iterator[ReuseOutcome]],
+    ) -> Iterator[Profile]:
+        """Yield the profile after each K that has outcomes; rows of an earlier one are kept."""
+        profile = self._empty(start, model)
+        earlier = self.inputs.earlier_of(profile)
+        if earlier is not None:
+            check_continues(profile, earlier)
+            profile = replace(profile, rows=earlier.rows)
+        there = {row.place("skipped_steps") for row in profile.rows}
+        for step in steps:
+            found = list(outcomes(step)) if step not in there else []
+            for outcome in found:
+                self.inputs.note(to_json(outcome))
+            if found:
+                row = reuse_row(step, [outcome.sample() for outcome in found], profile.asked.alpha)
+                rows = sorted((*profile.rows, row), key=lambda one: one.place("skipped_steps"))
+                profile = replace(profile, rows=tuple(rows))
+                yield profile
+
+    def _empty(self, start: ReuseKind, model: StudyModel) -> Profile:
+        settings, inputs = self.settings, self.inputs
+        alpha = settings.alpha or LATENT_ALPHA if start is ReuseKind.LATENTS else settings.image_alpha
+        return Profile(
+            ProfileKind.REUSE,
+            ProfiledModel(
+                model=model.spec.model,
+                model_digest=model.painter.model.info.model_digest,
+                reference=self.large.spec.model,
+                reference_digest=self.large.painter.model.info.model_digest,
+                encoder=inputs.encoder_name,
+                encoder_digest=inputs.encoder_digest,
+            ),
+            ProfileConditions(TABLE_STEPS, model.step_count, start=start),
+            ProfilePromise(alpha, settings.rule_of(ProfileKind.REUSE), CLIP_SCORE),
+            source_of(settings),
+        )
+
+
+def source_of(settings: ProfileSettings) -> ProfileSource:
+    """Return the origin of a measurement that begins now."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    prompts = settings.prompts.name if settings.prompts is not None else ""
+    return ProfileSource(prompts, importlib.metadata.version("pentimento"), now)

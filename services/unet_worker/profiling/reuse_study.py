@@ -1,0 +1,175 @@
+"""Measure the quality of reuse: every prompt of a log is generated from scratch and from the nearest one before.
+
+The log is played against a cache that forgets nothing and holds the images from scratch. A prompt's donor of latents is
+the nearest prompt before it, text to text (NIRVANA, section 5.1); its donor of an image is the image before it that is
+nearest to its text (MoDM, section 3.2). Quality is CLIPScore, the cosine of image and prompt (both papers). Repeats of
+a prompt, word for word, are left out: reuse gives the same image there, and no threshold is needed to find that. An
+image and the one from scratch that it is compared with have the same seed.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
+from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
+from pentimento.domain.generation import GenerationSpec
+from pentimento.profiles.rules import ImageSample
+from services.unet_worker.profiling.inputs import ImageEncoder, Vectors
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY = 50
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model and the request that all its images share, apart from prompt and seed."""
+
+    painter: ReusePainter
+    spec: GenerationSpec
+
+    @property
+    def step_count(self) -> int:
+        """Steps of an image from scratch."""
+        return self.spec.num_inference_steps
+
+    def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
+        """Return the request of a prompt."""
+        return PaintingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
+
+
+@dataclass(frozen=True)
+class ReusePair:
+    """A prompt and its donor, by their places in the log, with their similarity (cosine)."""
+
+    receiver: int
+    donor: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class ReuseOutcome:
+    """A pair's image with K of N steps skipped: its quality and that of the one from scratch."""
+
+    pair: ReusePair
+    skipped_steps: int
+    quality: float
+    scratch_quality: float
+
+    def sample(self) -> ImageSample:
+        """Return it as the rules take it."""
+        return ImageSample(self.quality, self.scratch_quality, self.pair.similarity)
+
+
+def nearest_before(
+    queries: Vectors, entries: Vectors, prompts: Sequence[str], least_similarity: float
+) -> tuple[ReusePair, ...]:
+    """Return for each new prompt of the log its nearest entry before it, if that is similar enough."""
+    first: dict[str, int] = {}
+    pairs = []
+    for row, prompt in enumerate(prompts):
+        if prompt in first:
+            continue
+        first[prompt] = row
+        if row == 0:
+            continue
+        cosines = entries[:row] @ queries[row]
+        donor = int(np.argmax(cosines))
+        if float(cosines[donor]) >= least_similarity:
+            pairs.append(ReusePair(row, donor, min(float(cosines[donor]), 1.0)))
+    return tuple(pairs)
+
+
+@dataclass
+class ReuseStudy:
+    """A log that one model generated from scratch, which takes as long as serving it without a cache."""
+
+    large: StudyModel
+    encoder: ImageEncoder
+    prompts: Sequence[str]
+    kept_steps: tuple[int, ...]  # steps of the large model at which latents are captured
+    first_seed: int = 0
+    texts: Vectors = field(init=False, repr=False)
+    images: Vectors = field(init=False, repr=False)
+    _pictures: list[StudiedPicture] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.texts = self.encoder.embed_texts(self.prompts)
+        requests = [
+            replace(self._request(self.large, row, NoiseStart()), capture_steps=frozenset(self.kept_steps))
+            for row in range(len(self.prompts))
+        ]
+        self._pictures = list(told("from scratch", self.large.painter.paint(requests), len(requests)))
+        self.images = self.encoder.embed_pictures([picture.png for picture in self._pictures])
+
+    def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
+        """Return the pairs of latent reuse: nearest text to text."""
+        return nearest_before(self.texts, self.texts, self.prompts, least_similarity)
+
+    def image_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
+        """Return the pairs of image reuse: nearest text to image."""
+        return nearest_before(self.texts, self.images, self.prompts, least_similarity)
+
+    def reuse_latents(self, pairs: Sequence[ReusePair], steps: Sequence[int]) -> Iterator[ReuseOutcome]:
+        """Yield every pair resumed from its donor's latent at every one of the steps."""
+        for step in steps:
+            requests = [
+                self._request(self.large, pair.receiver, LatentStart(self._latent(pair.donor, step), step))
+                for pair in pairs
+            ]
+            yield from self._outcomes(self.large, pairs, requests, step, f"from latents at {step}")
+
+    def reuse_images(
+        self, small: StudyModel, pairs: Sequence[ReusePair], skipped: Sequence[int], step_count: int
+    ) -> Iterator[ReuseOutcome]:
+        """Yield every pair's donor image refined by the small model, with each K of `step_count` steps skipped.
+
+        The small model skips the same share of its steps, rounded down; a K that gives it none to skip is left out.
+        """
+        for step in skipped:
+            first = step * small.step_count // step_count
+            if first == 0:
+                continue
+            requests = [self._refinement(small, pair, first) for pair in pairs]
+            yield from self._outcomes(small, pairs, requests, step, f"from images at {step}")
+
+    def _refinement(self, small: StudyModel, pair: ReusePair, first_step: int) -> PaintingRequest:
+        spec = small.spec
+        pixels = decode_pixels(self._pictures[pair.donor].png, "image", spec.width_px, spec.height_px)
+        return self._request(small, pair.receiver, ImageStart(pixels, first_step))
+
+    def _latent(self, row: int, step: int) -> Tensor:
+        return self._pictures[row].latents[step]
+
+    def _request(self, model: StudyModel, row: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
+        return model.request(self.prompts[row], self.first_seed + row, start)
+
+    def _outcomes(
+        self,
+        model: StudyModel,
+        pairs: Sequence[ReusePair],
+        requests: Sequence[PaintingRequest],
+        step: int,
+        what: str,
+    ) -> Iterator[ReuseOutcome]:
+        painted = list(told(what, model.painter.paint(requests), len(requests)))
+        if not painted:
+            return
+        images = self.encoder.embed_pictures([picture.png for picture in painted])
+        for pair, image in zip(pairs, images, strict=True):
+            text = self.texts[pair.receiver]
+            scratch = float(self.images[pair.receiver] @ text)
+            yield ReuseOutcome(pair, step, float(image @ text), scratch)
+
+
+def told(what: str, pictures: Iterable[StudiedPicture], count: int) -> Iterator[StudiedPicture]:
+    """Yield the images, with a line to the log now and then."""
+    for number, picture in enumerate(pictures, start=1):
+        if number % REPORT_EVERY == 0 or number == count:
+            logger.info("%s: %d of %d", what, number, count)
+        yield picture

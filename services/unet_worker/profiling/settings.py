@@ -1,0 +1,137 @@
+"""Settings of `python -m services.unet_worker.profiling`: flags, PENTIMENTO_PROFILE_… and the table [profile]."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.rules import RuleChoice, ThresholdRule
+from pentimento.rpc import RpcChannelSettings
+from pentimento.settings import setting
+from services.unet_worker.settings import CompileChoice, DeviceChoice, DtypeChoice, KernelChoice
+
+FIRST = {ProfileKind.REUSE: 600, ProfileKind.LORA: 128}
+MANY = 200  # prompts of the other kinds
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """How images are generated that are compared with each other."""
+
+    seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="images that share a denoising step", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """One class for all kinds; the help names the kind where a setting serves only some."""
+
+    channels: RpcChannelSettings
+    study: StudySettings
+    model: Path = setting(help="diffusers directory of the model", must_exist=True)
+    out: Path | None = setting(
+        None, help="file to write; empty: MODEL-KIND.json here, for lora lora-bounds.json in the LoRAs' directory"
+    )
+    resume: bool = setting(False, help="keep the file's rows and measure only missing ones")
+    prompts: Path | None = setting(
+        None, help="prompts (.txt, .tsv, .csv, .jsonl), for reuse in arrival order; all but cost", must_exist=True
+    )
+    embedder_address: str = setting(
+        "", help="embedder that measures similarity and quality: unix:/path or host:port; reuse, steps, handover"
+    )
+    light: Path | None = setting(
+        None,
+        help="diffusers directory; reuse: model that refines the images; handover: the earlier model",
+        must_exist=True,
+    )
+    first: int = setting(
+        0, help="prompts to use, from the first; 0: 600 for reuse, 128 for lora, else 200", minimum=0, maximum=100_000
+    )
+    alpha: float = setting(
+        0.0,
+        help="share of the quality without the shortcut that must be kept; 0: 0.9 for reused latents, else 0.95",
+        minimum=0,
+        maximum=1,
+    )
+    image_alpha: float = setting(
+        0.95, help="reuse: share of the model's quality that refined images must keep", minimum=0.01, maximum=1
+    )
+    rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean (the mean surely "
+        "does); profile: mean for lora, else lower_bound; files have all three",
+    )
+    samples: bool = setting(False, help="reuse, steps: also write each image's measurements (.samples.jsonl)")
+    least_similarity: float = setting(
+        0.4, help="reuse: text-to-text similarity below which pairs are skipped", minimum=-1, maximum=1
+    )
+    least_image_similarity: float = setting(
+        0.3, help="reuse: text-to-image similarity below which pairs are skipped", minimum=-1, maximum=1
+    )
+    profiles: tuple[Path, ...] = setting(
+        (), help="steps: files or directories with the reuse profile of the hits to thin too"
+    )
+    loras: Path | None = setting(
+        None, help="lora, steps: directory of LoRAs, its registry.json, or files and folders by name", must_exist=True
+    )
+    with_loras: tuple[str, ...] = setting((), help="steps: names of LoRAs, all in every image, at scale 1")
+    only: tuple[str, ...] = setting((), help="lora: LoRAs to measure; empty: all that change the model")
+    steps: int = setting(
+        0, help="steps: of the full run; cost: of an image; 0: the model's own, 10 for cost", minimum=0, maximum=1000
+    )
+    begin: tuple[float, ...] = setting(
+        (0.0, 0.1, 0.2, 0.4, 0.6),
+        help="steps: shares of the schedule after which steps are skipped",
+        minimum=0,
+        maximum=1,
+    )
+    keep: tuple[float, ...] = setting(
+        (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
+        help="steps: shares of the remaining steps to keep, largest first",
+        minimum=0,
+        maximum=1,
+    )
+    spacing: tuple[float, ...] = setting(
+        (1.0, 1.5),
+        help="steps: growth of the gaps between kept steps: 1 for even gaps, more for more early steps",
+        minimum=1,
+        maximum=3,
+    )
+    shares: tuple[float, ...] = setting(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+        help="handover: shares of the model's steps to skip, smallest first",
+        minimum=0,
+        maximum=1,
+    )
+    late_steps: tuple[int, ...] = setting(
+        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="lora: numbers of steps without the LoRA to try", minimum=1
+    )
+    compile: CompileChoice = setting(CompileChoice.AUTO, help="cost: how the forward pass runs")
+    kernels: KernelChoice = setting(KernelChoice.AUTO, help="cost: fused kernels, on a GPU")
+    batch_sizes: tuple[int, ...] = setting(
+        (1, 2, 4, 8, 16), help="cost: requests that share a step", minimum=1, maximum=1024
+    )
+    sizes: tuple[str, ...] = setting((), help="cost: WIDTHxHEIGHT in pixels; empty: the model's own")
+    guidance_scales: tuple[float, ...] = setting((3.0,), help="cost: above 1: guided, 1: not", minimum=0)
+    repeats: int = setting(5, help="cost: measured images of each kind, after one that is not", minimum=1)
+
+    @property
+    def device(self) -> DeviceChoice:
+        """Return the device of the model."""
+        return self.study.device
+
+    @property
+    def dtype(self) -> DtypeChoice:
+        """Return the precision of the model."""
+        return self.study.dtype
+
+    def first_of(self, kind: ProfileKind) -> int:
+        """Return the number of prompts to use."""
+        return self.first or FIRST.get(kind, MANY)
+
+    def rule_of(self, kind: ProfileKind) -> ThresholdRule:
+        """Return the rule that the profile is to be read by."""
+        usual = ThresholdRule.MEAN if kind is ProfileKind.LORA else ThresholdRule.LOWER_BOUND
+        return self.rule.rule or usual

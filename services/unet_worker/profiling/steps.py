@@ -1,0 +1,178 @@
+"""Measure skipped steps: load the model as the worker does, and generate with fewer and fewer steps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.policies.cache_selection import skipped_steps
+from pentimento.profiles.catalogue import check_continues, read_profiles
+from pentimento.profiles.document import (
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfilePromise,
+    ProfileRow,
+)
+from pentimento.profiles.kinds import StepsKey, reuses_images, steps_key, steps_row, thresholds
+from pentimento.profiles.rules import ImageSample
+from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
+from services.unet_worker.profiling.reuse import source_of, study_model
+from services.unet_worker.profiling.reuse_study import StudyModel, nearest_before
+from services.unet_worker.profiling.settings import ProfileSettings
+from services.unet_worker.profiling.steps_study import (
+    ClipScore,
+    ThinnedBatch,
+    ThinningStudy,
+    full_requests,
+    grid,
+)
+from services.unet_worker.profiling.studied_loras import StudiedLoras, open_studied_loras
+
+ALPHA = 0.95
+
+
+def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
+    """Yield the model's profile after each row, and once where there is nothing to measure.
+
+    Takes minutes; the log has a line now and then. From each first step on the number of steps falls until no rule
+    allows it. Rows of an earlier profile are kept. Raises InvalidArgument for one that was measured otherwise.
+    """
+    torch.set_num_threads(settings.study.threads)
+    quiet_loaders()
+    model = _with(settings, study_model(settings.model, settings.study))
+    prompts = tuple(dict.fromkeys(inputs.prompts))
+    hits = _resumed(settings, model)
+    scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
+    loras = open_studied_loras(settings.loras, settings.with_loras, model)
+    profile = _empty(settings, model, scorers, inputs, loras)
+    earlier = inputs.earlier_of(profile)
+    if earlier is not None:
+        check_continues(profile, earlier)
+    kept = {steps_key(row): row for row in earlier.rows} if earlier is not None else {}
+    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(hits))]
+    study = ThinningStudy(model, scorers, full, loras.late)
+    rows = dict(kept)
+    for found in _all_rows(settings, study, inputs, prompts, hits, kept):
+        rows[steps_key(found.row)] = found.row
+        for sample in found.samples:
+            place = {"resume_step": 0, "spacing": 1.0, **found.row.at}
+            inputs.note({**place, "qualities": [sample.quality, sample.full_quality]})
+        yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
+    if len(rows) == len(kept):
+        yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row and its samples."""
+
+    row: ProfileRow
+    samples: Sequence[ImageSample]
+
+
+def _all_rows(
+    settings: ProfileSettings,
+    study: ThinningStudy,
+    inputs: StudyInputs,
+    prompts: Sequence[str],
+    hits: Mapping[int, float],
+    kept: Mapping[StepsKey, ProfileRow],
+) -> Iterator[MeasuredRow]:
+    yield from _rows(settings, study, study.batch, 0, -1.0, kept)
+    texts = inputs.images.embed_texts(prompts) if hits else None
+    for step, least_similarity in hits.items():
+        assert texts is not None
+        batch = study.hits(nearest_before(texts, texts, prompts, least_similarity), step)
+        yield from _rows(settings, study, batch, step, least_similarity, kept)
+
+
+def _rows(
+    settings: ProfileSettings,
+    study: ThinningStudy,
+    batch: ThinnedBatch,
+    resume_step: int,
+    least_similarity: float,
+    kept: Mapping[StepsKey, ProfileRow],
+) -> Iterator[MeasuredRow]:
+    """Yield the rows that are not kept."""
+    if not batch.requests:
+        return
+    begins = grid(study.model.step_count, settings.begin, settings.keep)
+    for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
+        for taken in counts if first >= resume_step else ():
+            row = kept.get((resume_step, least_similarity, spacing, first, -taken))
+            if row is None:
+                samples = study.samples(batch, first, taken, spacing)
+                row = steps_row(
+                    _place(first, taken, spacing, resume_step, least_similarity), samples, settings.alpha or ALPHA
+                )
+                yield MeasuredRow(row, samples)
+            if not row.allowed:
+                break
+
+
+def _resumed(settings: ProfileSettings, model: StudyModel) -> Mapping[int, float]:
+    """Return the steps at which hits resume by the model's reuse profile, each with the least similarity."""
+    found = read_profiles(settings.profiles).of(ProfileKind.REUSE)
+    latents = [one for one in found if not reuses_images(one) and one.of.model == model.spec.model]
+    return resumed_steps(latents[0], model.step_count) if latents else {}
+
+
+def _place(first: int, taken: int, spacing: float, resume_step: int, least_similarity: float) -> dict[str, float]:
+    at: dict[str, float] = {"first_step": first, "taken_count": taken}
+    if spacing != 1.0:
+        at["spacing"] = spacing
+    return at | ({"resume_step": resume_step, "least_similarity": least_similarity} if resume_step else {})
+
+
+def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:
+    """Return the steps of a schedule at which a profile of reused latents lets hits resume, each with the least
+    similarity that it asks for."""
+    found: dict[int, float] = {}
+    for row in sorted(thresholds(profile), key=lambda row: row.min_similarity):
+        step = skipped_steps(row, step_count)
+        if step > 0:
+            found.setdefault(step, row.min_similarity)
+    return found
+
+
+def _with(settings: ProfileSettings, model: StudyModel) -> StudyModel:
+    """Return the model with the given number of steps, by default its own."""
+    steps = settings.steps or model.step_count
+    return replace(model, spec=replace(model.spec, num_inference_steps=steps))
+
+
+def _empty(
+    settings: ProfileSettings,
+    model: StudyModel,
+    scorers: Sequence[QualityScorer],
+    inputs: StudyInputs,
+    loras: StudiedLoras,
+) -> Profile:
+    """Return the profile before any row."""
+    return Profile(
+        ProfileKind.STEPS,
+        ProfiledModel(
+            model=model.spec.model,
+            model_digest=model.painter.model.info.model_digest,
+            encoder=inputs.encoder_name,
+            encoder_digest=inputs.encoder_digest,
+            adapters=loras.adapters,
+        ),
+        ProfileConditions(
+            step_count=model.step_count,
+            scheduler=model.spec.scheduler,
+            guidance_scale=model.spec.guidance_scale,
+            patch_step=loras.patch_step,
+        ),
+        ProfilePromise(
+            settings.alpha or ALPHA,
+            settings.rule_of(ProfileKind.STEPS),
+            " and ".join(scorer.name for scorer in scorers),
+        ),
+        source_of(settings),
+    )

@@ -1,0 +1,442 @@
+"""Files of profiles: written and read back, refused by field, merged, and read in the older format."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.adapters import AdapterKind, PipeliningBound
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Scheduler
+from pentimento.profiles.catalogue import ProfileSet, check_continues, read_profiles, write_profiles
+from pentimento.profiles.checks import parse_profiles
+from pentimento.profiles.costs import parse_costs, read_costs
+from pentimento.profiles.document import (
+    MeasuredAdapter,
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfilePromise,
+    ProfileRow,
+    ReuseKind,
+    profiles_to_json,
+)
+from pentimento.profiles.kinds import (
+    handover_row,
+    latest_start,
+    lora_row,
+    options,
+    pipelining_bounds,
+    reuse_share,
+    taken_steps,
+    thresholds,
+)
+from pentimento.profiles.rules import ImageSample, LateSample, ThresholdRule
+from tests.support.profiles import (
+    BAD,
+    GOOD,
+    HANDOVER_PROFILE,
+    HANDOVER_ROWS,
+    LATENT_PROFILE,
+    STEPS_PROFILE,
+    changed,
+    reuse_step,
+    thinned_row,
+)
+
+IMAGES = changed(
+    LATENT_PROFILE, start=ReuseKind.IMAGES, model="light", model_digest="sha256:light", reference_digest="sha256:heavy"
+)
+NEON = MeasuredAdapter("sha256:neon", 0.8)
+EDGES = MeasuredAdapter("sha256:edges", 1.0, AdapterKind.CONTROLNET, name="edges")
+STEPS = replace(STEPS_PROFILE, rows=(thinned_row(0, 25, ThresholdRule.LOWER_BOUND, share=0.99),))
+LATE = [LateSample(0.999, 0.99, 0.998)] * 59 + [LateSample(0.98, 0.97, 0.998)]
+LORA = Profile(
+    ProfileKind.LORA,
+    ProfiledModel("heavy", "sha256:heavy", adapters=(MeasuredAdapter("sha256:neon", name="neon"),)),
+    ProfileConditions(50),
+    ProfilePromise(rule=ThresholdRule.MEAN),
+    rows=(lora_row(1, LATE),),
+)
+PIPELINING = Profile(
+    ProfileKind.PIPELINING,
+    ProfiledModel("heavy", "sha256:heavy", adapters=(EDGES,)),
+    ProfileConditions(50),
+    rows=(ProfileRow({"step_count": 50, "first_step": 4}), ProfileRow({"step_count": 20, "first_step": 0})),
+)
+ALL = (LATENT_PROFILE, IMAGES, STEPS, HANDOVER_PROFILE, LORA, PIPELINING)
+
+
+def test_profiles_of_all_kinds_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text(profiles_to_json(*ALL))
+
+    assert read_profiles([tmp_path]).profiles == ALL
+    assert read_costs([tmp_path]) == ()
+
+
+def test_profile_file_has_a_line_for_each_row() -> None:
+    text = profiles_to_json(LATENT_PROFILE)
+
+    assert sum('"skipped_steps"' in line for line in text.splitlines()) == len(LATENT_PROFILE.rows)
+    assert '"start": "latents"' in text and '"scheduler"' not in text
+
+
+def row(of: Profile, **fields: Any) -> Profile:
+    return replace(of, rows=(replace(of.rows[0], **fields),))
+
+
+def at(of: Profile, **place: float) -> Profile:
+    return row(of, at={**of.rows[0].at, **place})
+
+
+@pytest.mark.parametrize(
+    ("profile", "wrong"),
+    [
+        pytest.param(changed(LATENT_PROFILE, alpha=1.5), "asked.alpha: must be at least 0 and at most 1", id="alpha"),
+        pytest.param(changed(LATENT_PROFILE, alpha=0), "asked.alpha: must be above 0", id="alpha-of-nothing"),
+        pytest.param(changed(LATENT_PROFILE, model_digest=""), "of.model_digest: must name a digest", id="model"),
+        pytest.param(changed(LATENT_PROFILE, encoder_digest=""), "of.encoder_digest: must name", id="encoder"),
+        pytest.param(changed(LATENT_PROFILE, reference_digest=""), "of.reference_digest: must name", id="reference"),
+        pytest.param(changed(LATENT_PROFILE, start=None), "conditions.start: is missing", id="start"),
+        pytest.param(replace(LATENT_PROFILE, rows=()), "rows: must have at least one entry", id="no-rows"),
+        pytest.param(row(LATENT_PROFILE, allowed={"mean": 2.0}), "rows[0].allowed.mean: must be at l", id="cosine"),
+        pytest.param(
+            row(LATENT_PROFILE, allowed={"luck": 0.5}), "rows[0].allowed.luck: must be one of minimum", id="rule"
+        ),
+        pytest.param(row(LATENT_PROFILE, count=0), "rows[0].count: must be at least 1", id="no-samples"),
+        pytest.param(row(LATENT_PROFILE, kept=81), "rows[0].kept: must be 0 to 80, got 81", id="kept-more-than-all"),
+        pytest.param(row(LATENT_PROFILE, kept=-1), "rows[0].kept: must be 0 to 80, got -1", id="kept-below-0"),
+        pytest.param(row(LATENT_PROFILE, at={}), "rows[0].at.skipped_steps: is missing", id="place"),
+        pytest.param(
+            at(LATENT_PROFILE, first_step=1), "rows[0].at.first_step: is not known", id="place-of-another-kind"
+        ),
+        pytest.param(
+            at(LATENT_PROFILE, skipped_steps=50), "rows[0].at.skipped_steps: must be above 0 and", id="all-steps"
+        ),
+        pytest.param(
+            replace(LATENT_PROFILE, rows=(reuse_step(5, 1),) * 2),
+            "rows[1].at.skipped_steps: must be above 5",
+            id="step-twice",
+        ),
+        pytest.param(changed(STEPS, model_digest=""), "of.model_digest", id="steps-model"),
+        pytest.param(changed(STEPS, adapters=(NEON, EDGES)), "of.adapters: must be ControlNets before", id="adapters"),
+        pytest.param(at(STEPS, first_step=30), "rows[0]: must be a part of 50 steps, got 25 from 30 on", id="beyond"),
+        pytest.param(at(STEPS, first_step=-1), "rows[0]: must be a part of 50 steps", id="before-the-first"),
+        pytest.param(at(STEPS, resume_step=6), "rows[0]: must be a part of 50 steps", id="before-resumed"),
+        pytest.param(at(STEPS, spacing=3.5), "rows[0].at.spacing: must be at least 1 and at most 3", id="spacing"),
+        pytest.param(at(STEPS, least_similarity=2), "rows[0].at.least_similarity: must be at", id="least-similarity"),
+        pytest.param(changed(HANDOVER_PROFILE, model_digest=""), "of.model_digest: must name", id="heavy"),
+        pytest.param(changed(HANDOVER_PROFILE, reference_digest=""), "of.reference_digest: must name", id="light"),
+        pytest.param(replace(HANDOVER_PROFILE, rows=()), "rows: must be 1 to 100, got 0", id="no-shares"),
+        pytest.param(
+            replace(HANDOVER_PROFILE, rows=HANDOVER_ROWS[:1] * 101), "rows: must be 1 to 100, got 101", id="shares"
+        ),
+        pytest.param(
+            replace(HANDOVER_PROFILE, rows=HANDOVER_ROWS[:1] * 2), "rows: must have each share once", id="share-twice"
+        ),
+        # 95 of 100 are not surely 95 %, and not all; 100 of 100 are both. The counts say nothing of the mean.
+        pytest.param(
+            row(HANDOVER_PROFILE, kept=95),
+            "rows[0].allowed: must be what 95 kept of 100 allow, are not for minimum",
+            id="minimum-without-counts",
+        ),
+        pytest.param(
+            row(HANDOVER_PROFILE, kept=95, allowed={"lower_bound": 0.5}), "are not for lower_bound", id="bound-without"
+        ),
+        pytest.param(
+            row(HANDOVER_PROFILE, allowed={"minimum": 0.5, "mean": 0.5}), "are not for lower_bound", id="bound-lacks"
+        ),
+        pytest.param(row(HANDOVER_PROFILE, allowed={"lower_bound": 0.5}), "are not for minimum", id="minimum-lacks"),
+        pytest.param(changed(LORA, adapters=()), "of.adapters: must be one, got 0", id="no-lora"),
+        pytest.param(at(LORA, steps=51), "rows[0].at.steps: must be at least 0 and at most 50", id="later-than-all"),
+        pytest.param(changed(PIPELINING, adapters=(EDGES, NEON)), "of.adapters: must be one, got 2", id="two-nets"),
+        pytest.param(at(PIPELINING, first_step=50), "first_step: must be below step_count, 50, got 50", id="last-step"),
+    ],
+)
+def test_parse_profiles_refuses_contradiction_by_field(profile: Profile, wrong: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parse_profiles(profiles_to_json(profile))
+    assert "profiles[0]." in raised.value.message and wrong in raised.value.message
+
+
+def document(**changes: Any) -> str:
+    (entry,) = json.loads(profiles_to_json(LATENT_PROFILE))["profiles"]
+    return json.dumps({"format": 2, "profiles": [{**entry, **changes}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("{", "must be JSON"),
+        ('{\n"format": 2,\n}', "line 3"),
+        ("[" * 100_000, "must be JSON"),
+        ("[]", "must be a JSON object"),
+        ("3", "must be a JSON object"),
+        ('{"format": 3, "profiles": []}', "format: must be 2 or 1"),
+        ('{"profiles": []}', "format: must be 2 or 1"),
+        ('{"format": 2}', "profiles: must be a list"),
+        ('{"format": 2, "profiles": [1]}', "profiles[0]: must be an object"),
+        ('{"format": 2, "profiles": [], "more": 1}', "more: is not known"),
+        (document(surprise=1), "profiles[0].surprise: is not known"),
+        (document(kind="luck"), "profiles[0].kind: must be one of cost, reuse"),
+        (document(asked={"rule": "luck"}), "profiles[0].asked.rule: must be one of minimum, lower_bound, mean"),
+        ('{"format": 1}', "must be a whole profile of format 1"),
+        ('{"format": 1, "bounds": [1]}', "must be a whole profile of format 1"),
+        ('{"format": 1, "bounds": [{"lora_digest": "sha256:a"}]}', "must be a whole profile of format 1"),
+    ],
+)
+def test_read_profiles_names_file_and_fault(text: str, wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+
+    with pytest.raises(InvalidArgument) as raised:
+        read_profiles([path])
+    assert str(path) in raised.value.message and wrong in raised.value.message
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_read_profiles_names_unreadable_file(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "absent.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match=r"lora_bounds: .*absent\.json"):
+        read_profiles([path], "lora_bounds")
+
+
+@given(st.binary(max_size=60).map(lambda data: data.decode("latin-1")) | st.text(max_size=60))
+def test_parse_profiles_refuses_rubbish_by_type(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_profiles(text)
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_read_profiles_refuses_second_profile_of_subject(profile: Profile, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(profiles_to_json(profile))
+
+    with pytest.raises(InvalidArgument, match=r"b\.json: .* is profiled as in another file"):
+        read_profiles([tmp_path])
+
+
+def test_read_profiles_keeps_profiles_that_differ_by_adapters(tmp_path: Path) -> None:
+    for name, adapters in (("a", ()), ("b", (NEON,)), ("c", (EDGES, NEON))):
+        (tmp_path / f"{name}.json").write_text(profiles_to_json(changed(STEPS, adapters=adapters)))
+    (tmp_path / "README.md").write_text("no profile")
+
+    assert [one.of.adapters for one in read_profiles([tmp_path]).profiles] == [(), (NEON,), (EDGES, NEON)]
+
+
+def test_write_profiles_replaces_same_subject_and_keeps_others(tmp_path: Path) -> None:
+    path, other = tmp_path / "all.json", changed(LORA, model_digest="sha256:light", model="light")
+    again, costs = replace(LORA, rows=()), parse_costs(json.dumps({"format": 1, **OLD_COST}))
+    write_profiles(path, [other, LORA])
+    write_profiles(path, costs=costs)
+
+    write_profiles(path, [again])
+
+    assert read_profiles([path]).profiles == (again, other)
+    assert read_costs([path]) == costs
+    write_profiles(path, costs=[replace(costs[0], step_count=9), replace(costs[0], device="cuda")])
+    assert [(one.device, one.step_count) for one in read_costs([path])] == [("cpu", 9), ("cuda", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"encoder_digest": "sha256:e"}, "encoder_digest"),
+        ({"scheduler": Scheduler.EULER}, "scheduler"),
+        ({"step_count": 20}, "step_count"),
+        ({"guidance_scale": 3.0}, "guidance_scale"),
+        ({"alpha": 0.9}, "alpha"),
+        ({"quality": "other"}, "quality"),
+        ({"prompts": "others.txt"}, "prompts"),
+        ({"adapters": (NEON,)}, "adapters"),
+        ({"patch_step": 1}, "patch_step"),
+    ],
+)
+def test_check_continues_names_first_difference(changes: dict[str, Any], field: str) -> None:
+    check_continues(changed(STEPS, rule=ThresholdRule.MEAN), STEPS)
+    with pytest.raises(InvalidArgument, match=rf"profile\.{field}: was .* rows cannot be added"):
+        check_continues(changed(STEPS, **changes), STEPS)
+
+
+# Hand-overs, LoRAs and residuals
+
+
+def test_reuse_share_stops_before_first_failure() -> None:
+    """A hundred of a hundred, 99, 60, and then all again, which is luck."""
+    assert reuse_share(HANDOVER_PROFILE) == 0.2
+    assert reuse_share(HANDOVER_PROFILE, ThresholdRule.MINIMUM) == 0.1
+    assert reuse_share(replace(HANDOVER_PROFILE, rows=HANDOVER_ROWS[3:])) == 0.0
+
+
+def test_handover_row_counts_kept_images_and_mean_share() -> None:
+    found = handover_row(0.2, [GOOD, GOOD, BAD], 0.95)
+
+    assert (found.count, found.kept, found.figures, found.allowed) == (3, 2, {"share": 0.94}, {})
+
+
+@pytest.mark.parametrize(
+    ("steps", "share", "taken"), [(50, 0.0, 50), (50, 0.1, 45), (50, 0.3, 35), (12, 0.5, 6), (12, 0.9, 1), (5, 0.9, 0)]
+)
+def test_taken_steps_equal_those_of_the_frontdoor(steps: int, share: float, taken: int) -> None:
+    assert taken_steps(steps, share) == taken
+
+
+def test_lora_row_has_means_and_lowest_values() -> None:
+    found = lora_row(7, [LateSample(0.999, 0.9, 0.5), LateSample(0.9, 0.7, 0.25)])
+
+    assert (found.at, found.count, found.kept, found.allowed) == ({"steps": 7}, 2, 0, {})
+    assert (found.figures["mean_cosine"], found.figures["lowest_cosine"]) == (0.9495, 0.9)
+    assert (found.figures["mean_strength"], found.figures["lowest_strength"]) == (0.8, 0.7)
+    assert found.figures["mean_alike"] == 0.375
+    assert (LORA.rows[0].count, LORA.rows[0].kept, LORA.rows[0].allowed) == (60, 59, {"mean": 1})
+
+
+def test_latest_starts_are_those_of_the_model() -> None:
+    other = changed(LORA, model_digest="sha256:light")
+
+    assert ProfileSet((LORA, other, STEPS)).latest_starts("sha256:heavy") == {"sha256:neon": 0.02}
+    assert latest_start(LORA, ThresholdRule.MINIMUM) == 0.0
+
+
+def test_pipelining_bounds_are_sorted_by_steps() -> None:
+    other = changed(PIPELINING, adapters=(replace(EDGES, digest="b"),), rows=PIPELINING.rows[:1])
+
+    assert pipelining_bounds([PIPELINING, other]) == {
+        "sha256:edges": (PipeliningBound(20, 0), PipeliningBound(50, 4)),
+        "b": (PipeliningBound(50, 4),),
+    }
+    assert pipelining_bounds([]) == {}
+
+
+@pytest.mark.parametrize(("other", "wanted"), [(9, 9), (2, 4), (0, 0)])
+def test_pipelining_bounds_of_several_models_allow_least(other: int, wanted: int) -> None:
+    one = replace(PIPELINING, rows=PIPELINING.rows[:1])
+    elsewhere = at(changed(one, model_digest="sha256:other"), first_step=other)
+
+    for profiles in ((one, elsewhere), (elsewhere, one), (elsewhere, one, one)):
+        assert pipelining_bounds(profiles) == {"sha256:edges": (PipeliningBound(50, wanted),)}
+
+
+# Format 1, which the next version no longer reads
+
+OLD = {"model": "heavy", "model_digest": "sha256:heavy", "encoder": "clip", "encoder_digest": "sha256:clip"}
+ASKED = {"quality": "clip_score", "alpha": 0.9, "rule": "lower_bound"}
+COUNTED = {"picture_count": 60, "kept_count": 60, "mean_share": 0.99, "allowed": ["minimum", "lower_bound"]}
+OLD_REUSE = {
+    **OLD,
+    **ASKED,
+    "kind": "latents",
+    "reference_model": "heavy",
+    "reference_model_digest": "sha256:heavy",
+    "step_count": 50,
+    "model_step_count": 50,
+    "pair_count": 80,
+    "steps": [
+        {"skipped_steps": 5, "sample_count": 80, "minimum": 0.7, "lower_bound": 0.6, "mean": 0.5},
+        {"skipped_steps": 10, "sample_count": 80, "minimum": 0.9, "lower_bound": 0.8, "mean": 0.7},
+        {"skipped_steps": 15, "sample_count": 80, "mean": 0.9},
+    ],
+}
+OLD_STEPS = {
+    **OLD,
+    **ASKED,
+    "scheduler": "ddim",
+    "step_count": 50,
+    "guidance_scale": 1.5,
+    "rows": [{"first_step": 3, "taken_count": 19, "spacing": 1.5, **COUNTED}],
+    "adapters": [{"digest": "sha256:neon", "scale": 1.0, "kind": "lora"}],
+    "lora_patch_step": 1,
+}
+OLD_HANDOVER = {
+    **ASKED,
+    **{"light": "light", "light_digest": "sha256:l", "heavy": "heavy", "heavy_digest": "sha256:h"},
+    **{"encoder": "clip", "encoder_digest": "sha256:c", "step_count": 50, "guidance_scale": 5.0, "light_share": 0.84},
+    "rows": [{"reuse_share": 0.1, "taken_count": 45, **COUNTED}],
+}
+OLD_LORA = {
+    **{"lora": "neon", "lora_digest": "sha256:neon", "model": "heavy", "model_digest": "sha256:heavy"},
+    **{"latest_start_fraction": 0.02, "rule": "mean", "step_count": 50, "alike_steps": 3},
+    "measured": [{"steps": 1, "picture_count": 60, "kept_count": 59, "mean_cosine": 0.9, "allowed": ["mean"]}],
+}
+OLD_BOUND = {"lora_digest": "sha256:neon", "model_digest": "sha256:heavy", "latest_start_fraction": 0.2}
+OLD_NET = {"controlnet": "edges", "controlnet_digest": "sha256:edges", "model_digest": "sha256:heavy"}
+OLD_COST = {
+    **{"model": "heavy", "model_digest": "sha256:heavy", "device": "cpu", "dtype": "float32", "threads": 1},
+    **{"execution": "off", "step_count": 1, "sizes": []},
+    "batches": [
+        {
+            **{"width_px": 64, "height_px": 64, "guided": True, "batch_size": 1},
+            "steps": [{"mean_s": 0.5, "variance_s2": 0.1, "sample_count": 5}],
+        }
+    ],
+}
+
+
+def old_profile(tmp_path: Path, document: dict[str, Any]) -> Profile:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"format": 1, **document}))
+    (profile,) = read_profiles([path]).profiles
+    assert parse_profiles(profiles_to_json(profile)) == (profile,)
+    return profile
+
+
+def test_format_one_reuse_has_the_same_thresholds(tmp_path: Path) -> None:
+    profile = old_profile(tmp_path, OLD_REUSE)
+
+    for rule in (None, *ThresholdRule):
+        assert thresholds(profile, rule) == thresholds(LATENT_PROFILE, rule)
+    assert (profile.of, profile.conditions.start) == (LATENT_PROFILE.of, ReuseKind.LATENTS)
+
+
+def test_format_one_steps_have_the_same_options(tmp_path: Path) -> None:
+    profile = old_profile(tmp_path, OLD_STEPS)
+
+    (option,) = options(profile, 50)
+    assert (option.first_step, option.taken_count, option.share, option.spacing) == (3, 19, 0.99, 1.5)
+    assert options(profile, 50, ThresholdRule.MEAN) == ()
+    assert profile.of.adapters == (MeasuredAdapter("sha256:neon"),)
+    assert (profile.conditions.patch_step, profile.conditions.guidance_scale) == (1, 1.5)
+
+
+def test_format_one_handover_has_the_same_share(tmp_path: Path) -> None:
+    profile = old_profile(tmp_path, OLD_HANDOVER)
+
+    assert (reuse_share(profile), reuse_share(profile, ThresholdRule.MEAN)) == (0.1, 0.0)
+    assert (profile.of.reference_digest, profile.of.model_digest) == ("sha256:l", "sha256:h")
+    assert profile.measured.figures == {"light_share": 0.84}
+
+
+@pytest.mark.parametrize(("bound", "share"), [(OLD_LORA, 0.02), (OLD_BOUND, 0.2)])
+def test_format_one_lora_has_the_same_start(tmp_path: Path, bound: dict[str, Any], share: float) -> None:
+    profile = old_profile(tmp_path, {"bounds": [bound]})
+
+    assert ProfileSet((profile,)).latest_starts("sha256:heavy") == {"sha256:neon": share}
+
+
+def test_format_one_pipelining_has_the_same_bounds(tmp_path: Path) -> None:
+    bounds = [{**OLD_NET, "step_count": 50, "first_step": 4}, {**OLD_NET, "step_count": 20, "first_step": 0}]
+
+    profile = old_profile(tmp_path, {"bounds": bounds})
+
+    assert pipelining_bounds([profile]) == {"sha256:edges": (PipeliningBound(20, 0), PipeliningBound(50, 4))}
+
+
+def test_format_one_costs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"format": 1, **OLD_COST}))
+
+    (costs,) = read_costs([path])
+
+    assert costs.step_seconds(64, 64, guided=True, batch_size=1) == 0.5
+    assert read_profiles([path]).profiles == ()
+
+
+def test_row_of_one_good_image_is_allowed_by_minimum_alone() -> None:
+    assert handover_row(0.5, [ImageSample(1.0, 1.0)], 0.9).allowed == {"minimum": 0.5}

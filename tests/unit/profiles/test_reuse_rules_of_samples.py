@@ -1,0 +1,153 @@
+"""Thresholds from measured reuse: what each rule asks for, and what no rule may do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.profiles.rules import (
+    ImageSample,
+    RuleChoice,
+    ThresholdRule,
+    lowest,
+    mean_is_surely,
+    share_is_surely,
+)
+
+ALPHA = 0.9
+GOOD, BAD = 0.95, 0.5
+
+
+def sample(similarity: float, quality: float) -> ImageSample:
+    return ImageSample(quality, 1.0, similarity)
+
+
+def good(count: int, similarity: float = 0.9) -> list[ImageSample]:
+    """`count` that keep alpha, ever a little more alike."""
+    return [sample(similarity + number / 100_000, GOOD) for number in range(count)]
+
+
+samples = st.lists(
+    st.builds(ImageSample, st.floats(0, 1.2), st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=120
+)
+
+
+def test_the_minimum_rule_stops_above_the_most_alike_failure() -> None:
+    measured = [sample(0.6, GOOD), sample(0.7, BAD), sample(0.8, GOOD), sample(0.9, GOOD)]
+    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.8
+
+
+def test_a_failure_beside_a_success_of_the_same_similarity_counts() -> None:
+    measured = [sample(0.8, GOOD), sample(0.8, BAD), sample(0.9, GOOD)]
+    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
+
+
+def test_just_alpha_is_kept() -> None:
+    assert lowest([sample(0.8, ALPHA)], ALPHA, ThresholdRule.MINIMUM) == 0.8
+
+
+def test_the_lower_bound_asks_for_59_without_a_failure() -> None:
+    # 0.95 ** 59 = 0.0485 and 0.95 ** 58 = 0.0510: below one in twenty from 59 on.
+    assert lowest(good(58), ALPHA, ThresholdRule.LOWER_BOUND) is None
+    assert lowest(good(59), ALPHA, ThresholdRule.LOWER_BOUND) == 0.9
+
+
+def test_the_lower_bound_bears_one_failure_in_93() -> None:
+    failure = [sample(0.85, BAD)]
+    assert lowest(good(91) + failure, ALPHA, ThresholdRule.LOWER_BOUND) != 0.85
+    assert lowest(good(92) + failure, ALPHA, ThresholdRule.LOWER_BOUND) == 0.85
+
+
+@pytest.mark.parametrize(
+    ("kept", "count", "surely"),
+    [(121, 123, False), (122, 124, True), (149, 152, False), (150, 153, True), (0, 0, False), (0, 1, False)],
+)
+def test_shares_by_the_binomial_distribution(kept: int, count: int, surely: bool) -> None:
+    # Wilks' sample sizes for 95 % at 95 %: 59, 93, 124, 153 where 0, 1, 2, 3 may fail.
+    assert share_is_surely(kept, count, 0.95) is surely
+
+
+def test_the_mean_rule_bears_failures_that_others_make_up_for() -> None:
+    measured = [*(sample(0.9, 1.0) for _ in range(90)), *(sample(0.8, 0.85) for _ in range(10))]
+    assert lowest(measured, ALPHA, ThresholdRule.MEAN) == 0.8
+    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
+
+
+def test_the_mean_rule_wants_the_bound_of_the_mean_and_thirty_samples() -> None:
+    barely = [sample(0.9, ALPHA + (0.02 if number % 2 else -0.0199)) for number in range(40)]
+    assert lowest(barely, ALPHA, ThresholdRule.MEAN) is None
+    assert lowest(good(29), ALPHA, ThresholdRule.MEAN) is None
+    assert lowest(good(30), ALPHA, ThresholdRule.MEAN) == 0.9
+
+
+@given(samples, st.sampled_from(ThresholdRule))
+def test_no_threshold_lies_where_nothing_was_measured(measured: list[ImageSample], rule: ThresholdRule) -> None:
+    found = lowest(measured, ALPHA, rule)
+    assert found is None or found in {one.similarity for one in measured}
+
+
+@given(samples)
+def test_from_the_minimum_on_all_keep_alpha_and_just_below_one_does_not(measured: list[ImageSample]) -> None:
+    found = lowest(measured, ALPHA, ThresholdRule.MINIMUM)
+    above = [one for one in measured if found is not None and one.similarity >= found]
+    below = [one.similarity for one in measured if found is None or one.similarity < found]
+    assert all(one.keeps(ALPHA) for one in above)
+    if below:
+        assert not all(one.keeps(ALPHA) for one in measured if one.similarity == max(below))
+
+
+@given(samples, st.sampled_from([ThresholdRule.MINIMUM, ThresholdRule.LOWER_BOUND]), st.floats(0.1, 0.9))
+def test_who_asks_for_more_quality_never_gets_a_lower_threshold(
+    measured: list[ImageSample], rule: ThresholdRule, alpha: float
+) -> None:
+    lenient, strict = (lowest(measured, level, rule) for level in (alpha, alpha + 0.1))
+    if strict is not None:
+        assert lenient is not None
+        assert lenient <= strict
+
+
+@given(samples, st.sampled_from(ThresholdRule))
+def test_the_order_of_the_samples_does_not_matter(measured: list[ImageSample], rule: ThresholdRule) -> None:
+    turned = list(reversed(measured))
+    assert lowest(turned, ALPHA, rule) == lowest(measured, ALPHA, rule)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.floats(0.05, 0.99))
+def test_one_more_success_never_lowers_the_bound(kept: int, failures: int, required: float) -> None:
+    if share_is_surely(kept, kept + failures, required):
+        assert share_is_surely(kept + 1, kept + failures + 1, required)
+
+
+@pytest.mark.parametrize(
+    ("count", "mean", "surely"),
+    # Of values one above and one below the mean: 1.64485 / sqrt(n - 1).
+    [(100, 0.1654, True), (100, 0.1652, False), (30, 0.3055, True), (30, 0.3054, False), (28, 9.0, False)],
+)
+def test_the_bound_of_a_mean_is_by_the_normal_distribution(count: int, mean: float, surely: bool) -> None:
+    margins = [mean + 1.0, mean - 1.0] * (count // 2)
+    measured = [sample(0.9, ALPHA + margin) for margin in margins]
+
+    assert mean_is_surely(margins) is surely
+    assert (lowest(measured, ALPHA, ThresholdRule.MEAN) == 0.9) is surely
+
+
+def test_a_mean_of_nothing_at_all_is_not_below_nothing_and_not_above_it() -> None:
+    assert mean_is_surely([0.0] * 30)
+    assert not mean_is_surely([0.0] * 30, strictly=True)
+    assert mean_is_surely([1e-9] * 30, strictly=True)
+    assert not mean_is_surely([0.0] * 29)
+
+
+@pytest.mark.parametrize("required", [0.0, 1.0, -0.5, 1.5, float("nan")])
+def test_a_share_that_is_all_or_nothing_is_never_sure(required: float) -> None:
+    with pytest.raises(ValueError, match=f"required_share must lie between 0 and 1, got {required}"):
+        share_is_surely(1, 1, required)
+
+
+def test_a_deployment_reads_its_profiles_by_one_rule_or_by_their_own() -> None:
+    assert [choice.rule for choice in RuleChoice] == [None, *ThresholdRule]
+    assert [choice.value for choice in RuleChoice] == ["profile", "minimum", "lower_bound", "mean"]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.001])
+def test_alpha_may_be_all_of_the_quality(alpha: float) -> None:
+    assert lowest([sample(0.8, 1.0)], alpha, ThresholdRule.MINIMUM) == 0.8

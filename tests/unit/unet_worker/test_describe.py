@@ -1,0 +1,37 @@
+"""A checkpoint as the model repository takes it, with the costs that profiles have of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.fixtures.checkpoints import write_checkpoint
+from pentimento.domain.errors import InvalidArgument
+from pentimento.profiles.catalogue import write_profiles
+from pentimento.profiles.costs import NOTHING, BatchProfile, ModelProfile, SizeProfile
+from services.unet_worker.describe import described
+from services.unet_worker.settings import DescribeSettings
+
+COSTS = ModelProfile(
+    *("tiny", "sha256:0", "cpu", "float32", 1, "off", 2),
+    sizes=(SizeProfile(32, 32, NOTHING, NOTHING, NOTHING),),
+    batches=(BatchProfile(32, 32, True, 1, (NOTHING, NOTHING)),),
+)
+
+
+def test_described_takes_costs_of_its_digest(tmp_path: Path) -> None:
+    settings = DescribeSettings(write_checkpoint(tmp_path / "tiny"), name="mine")
+    digest = described(settings).digest
+    write_profiles(tmp_path / "costs.json", costs=[COSTS, replace(COSTS, model_digest=digest, device="cuda")])
+
+    (cost,) = described(replace(settings, profiles=(tmp_path,))).costs
+
+    assert (cost.device, cost.cost.model) == ("cuda", "mine")
+
+
+def test_described_refuses_profiles_without_its_costs(tmp_path: Path) -> None:
+    settings = DescribeSettings(write_checkpoint(tmp_path / "tiny"), profiles=(tmp_path / "costs.json",))
+    write_profiles(tmp_path / "costs.json", costs=[COSTS])
+
+    with pytest.raises(InvalidArgument, match="profiles: must have costs of sha256:"):
+        described(settings)
