@@ -186,6 +186,14 @@ def test_routes_without_heavy_model_use_best_small() -> None:
     assert found["latent:light"].uses == (Use("light", 1.0, 1.0),)
 
 
+@pytest.mark.parametrize("there", [COMPONENTS, COMPONENTS[:1], COMPONENTS[1:]])
+def test_routes_are_listed_once(there: tuple[Component, ...]) -> None:
+    """A route that is listed twice would lose the rate of one of them."""
+    names = [route.name for route in routes_of(context(), SETTINGS, there, DEMAND)]
+
+    assert len(names) == len(set(names))
+
+
 def test_routes_without_light_model_use_heavy() -> None:
     assert sorted(routes(names=("heavy",))) == ["image:heavy", "latent:heavy", "noise:heavy"]
 
