@@ -106,6 +106,23 @@ def test_tells_is_fisher_information(share: float, told: float) -> None:
     assert DeferralCurve().tells(share) == pytest.approx(told, abs=1e-3)
 
 
+# The exponent before, the share observed at 0.5 (which tells 0.742), the certainty, the exponent after.
+FOLLOWED = {
+    "a fifth of the way": (1.0, 0.25, 1.0, 1.0 + 0.2 * 0.742 * 1.0),
+    "half as far where half as certain": (1.0, 0.25, 0.5, 1.0 + 0.1 * 0.742 * 1.0),
+    "back towards 1": (2.0, 0.5, 1.0, 2.0 - 0.2 * 0.742 * 1.0),
+    "no further than 5": (1.0, 0.001, 1.0, 1.0 + 0.2 * 0.742 * 4.0),
+    "no further than a fifth": (1.0, 0.99, 1.0, 1.0 - 0.2 * 0.742 * 0.8),
+    "no share observed": (1.7, 0.0, 1.0, 1.7),
+    "all observed": (1.7, 1.0, 1.0, 1.7),
+}
+
+
+def test_follow_moves_exponent_towards_observation() -> None:
+    for name, (before, observed, certainty, after) in FOLLOWED.items():
+        assert DeferralCurve().follow(before, 0.5, observed, certainty) == pytest.approx(after, abs=1e-3), name
+
+
 def test_every_policy_has_a_row_here() -> None:
     assert SERVING_POLICIES.keys() == WHAT_THEY_NEED.keys() == WHAT_THEY_ARE.keys()
     assert tuple(SERVING_POLICIES) == POLICY_NAMES
