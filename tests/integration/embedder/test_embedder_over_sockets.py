@@ -30,7 +30,7 @@ def picture() -> bytes:
     return buffer.getvalue()
 
 
-async def test_texts_and_images_come_back_as_the_models_own_vectors(client, encoder_directory):
+async def test_embeddings_equal_the_model_s_own_vectors(client, encoder_directory):
     model = open_model(encoder_directory)
 
     texts = await client.embed_text(["a red circle", "a blue square"])
@@ -43,7 +43,7 @@ async def test_texts_and_images_come_back_as_the_models_own_vectors(client, enco
     assert abs(np.linalg.norm(np.frombuffer(image.values, "<f4")) - 1) < 1e-6
 
 
-async def test_calls_at_the_same_time_share_batches_and_keep_their_own_vectors(client):
+async def test_concurrent_calls_share_batches(client):
     texts = [f"{colour} circle number {number}" for colour in ("red", "blue") for number in range(20)]
 
     together = await asyncio.gather(*(client.embed_text([text]) for text in texts))
@@ -54,7 +54,7 @@ async def test_calls_at_the_same_time_share_batches_and_keep_their_own_vectors(c
     assert (await client.info()).mean_batch_size > 1
 
 
-async def test_what_one_partition_asked_for_is_not_remembered_for_another(client):
+async def test_memo_is_kept_per_partition(client):
     await client.embed_text(["a red circle"], memo_partition="tenant-a")
 
     await client.embed_text(["a red circle"], memo_partition="tenant-b")
@@ -77,7 +77,7 @@ async def test_info_names_the_encoder_and_counts_the_memo(client, encoder_direct
     ("texts", "field"),
     [([], "texts"), (["x"] * 9, "texts"), (["a\0b"], "texts[0]"), (["fine", "x" * (16 * 1024 + 1)], "texts[1]")],
 )
-async def test_bad_texts_name_their_field_and_the_next_good_call_succeeds(client, texts, field):
+async def test_bad_text_is_named_and_hurts_no_later_call(client, texts, field):
     with pytest.raises(InvalidArgument) as refusal:
         await client.embed_text(texts)
 
@@ -85,7 +85,7 @@ async def test_bad_texts_name_their_field_and_the_next_good_call_succeeds(client
     assert await client.embed_text(["a red circle"])
 
 
-async def test_bad_images_name_their_field_and_the_next_good_call_succeeds(client):
+async def test_bad_image_is_named_and_hurts_no_later_call(client):
     with pytest.raises(InvalidArgument) as refusal:
         await client.embed_image([picture(), b"GIF89a"])
 
@@ -93,7 +93,7 @@ async def test_bad_images_name_their_field_and_the_next_good_call_succeeds(clien
     assert await client.embed_image([picture()])
 
 
-async def test_a_sentence_encoder_answers_texts_and_refuses_images_by_reason(tmp_path, address):
+async def test_sentence_encoder_refuses_images_by_reason(tmp_path, address):
     encoder = write_sentence_encoder(tmp_path / "sentences")
     process = wire(EmbedderSettings(RpcServerSettings(listen=(address,)), RpcChannelSettings(), encoder))
     await process.server.start()
@@ -116,7 +116,7 @@ async def test_a_sentence_encoder_answers_texts_and_refuses_images_by_reason(tmp
     assert info.encoder_digest == embedding.encoder_digest == open_model(encoder).digest
 
 
-async def test_a_study_asks_for_each_prompt_once_and_keeps_the_logs_order(client, address, encoder_directory):
+async def test_study_embeds_each_prompt_once_in_order(client, address, encoder_directory):
     prompts = ["a red circle", "a blue square", "a red circle"] * 30 + [f"number {number}" for number in range(20)]
 
     vectors, digest = await embed_prompts(address, None, prompts, batch=8)
@@ -128,7 +128,7 @@ async def test_a_study_asks_for_each_prompt_once_and_keeps_the_logs_order(client
     assert (await client.info()).memo_miss_count == 22
 
 
-async def test_a_message_beyond_the_limit_is_refused_and_the_next_good_call_succeeds(client):
+async def test_message_beyond_the_limit_is_refused(client):
     with pytest.raises(ResourceExhausted):
         await client.embed_text(["x" * (33 * 1024 * 1024)])
 
@@ -144,7 +144,7 @@ async def test_a_call_before_the_encoder_is_loaded_is_unavailable(process, cold_
     assert await cold_client.embed_text(["a red circle"])
 
 
-async def test_an_encoder_that_is_not_the_registered_one_is_refused(process, encoder_directory):
+async def test_unregistered_encoder_is_refused(process, encoder_directory):
     entry = {"path": encoder_directory.name, "digest": "sha256:other"}
     registry = encoder_directory.parent / "registry.json"
     registry.write_text(json.dumps({"models": [entry]}))
@@ -161,9 +161,7 @@ async def test_an_encoder_that_is_not_the_registered_one_is_refused(process, enc
 @pytest.mark.parametrize(
     ("digest", "accept_other_digest", "serves"), [("sha256:other", False, False), ("sha256:other", True, True)]
 )
-async def test_an_encoder_is_served_when_it_is_the_expected_one_or_any_may_be(
-    encoder_directory, address, digest, accept_other_digest, serves
-):
+async def test_expected_or_any_encoder_is_served(encoder_directory, address, digest, accept_other_digest, serves):
     settings = EmbedderSettings(
         RpcServerSettings(listen=(address,)),
         RpcChannelSettings(),
@@ -186,7 +184,7 @@ def start(*arguments: str, options: tuple[str, ...] = ()) -> "subprocess.Complet
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120)
 
 
-def test_a_corrupt_weight_file_stops_the_start_with_one_clear_line_and_without_transformers(tmp_path):
+def test_start_with_corrupt_weights_ends_in_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     (tmp_path / "model.safetensors").write_bytes(b"\x80\x04\x95 a renamed pickle")
 

@@ -66,9 +66,7 @@ async def still_serves(shared: RunningGateway) -> None:
     assert shared.held().entry_count == 1
 
 
-async def test_that_another_encoder_embeds_prompts_is_told_once_and_the_entries_stay(
-    shared: RunningGateway, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_another_encoder_is_logged_once(shared: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
     """As where the embedder was given another model."""
     await shared.store(embedding(1))
 

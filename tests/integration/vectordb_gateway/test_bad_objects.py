@@ -33,9 +33,7 @@ def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["latent", "image"])
-async def test_a_spoilt_object_is_found_out_and_its_entry_healed_away(
-    tmp_path: Path, objects_url: str, kind: str
-) -> None:
+async def test_corrupt_object_takes_its_entry_away(tmp_path: Path, objects_url: str, kind: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url, *FLAGS) as gateway:
         objects = gateway.process.stores.objects
         texts = [embedding(*([0] * number), 1) for number in range(len(SPOILT) + 1)]

@@ -31,7 +31,7 @@ async def test_the_oldest_entries_make_room(tmp_path: Path) -> None:
         assert gateway.problems() == []
 
 
-async def test_a_tenant_that_fills_the_cache_evicts_itself_and_not_another(tmp_path: Path) -> None:
+async def test_tenant_that_fills_the_cache_evicts_itself(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "3") as gateway:
         await gateway.store(FAR_APART[0], scope("quiet"))
         for text in FAR_APART:
@@ -53,7 +53,7 @@ async def test_one_tenant_never_holds_more_than_its_share(tmp_path: Path) -> Non
         assert (await gateway.client.statistics()).entry_count == 2
 
 
-async def test_where_nothing_is_evicted_a_tenant_with_its_share_is_granted_nothing(tmp_path: Path) -> None:
+async def test_tenant_at_its_share_gets_nothing_without_eviction(tmp_path: Path) -> None:
     flags = ("--max-entries", "4", "--tenant-share", "0.25", "--eviction", "none")
     async with running_gateway(tmp_path, *flags) as gateway:
         await gateway.store(FAR_APART[0])
@@ -71,7 +71,7 @@ async def test_bytes_are_limited_too(tmp_path: Path) -> None:
         assert (await gateway.client.statistics()).size_bytes == 1000
 
 
-async def test_who_just_looked_up_an_evicted_entry_can_still_read_it(tmp_path: Path) -> None:
+async def test_evicted_entry_can_be_read_for_its_grace(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600") as gateway:
         await gateway.store(FAR_APART[0])
         answer = await gateway.lookup(FAR_APART[0])
@@ -93,7 +93,7 @@ async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> Non
         assert isinstance((await gateway.lookup(FAR_APART[0])).start, FromLatent)
 
 
-async def test_a_store_without_room_makes_the_cache_read_only_until_there_is_some(tmp_path: Path) -> None:
+async def test_cache_is_read_only_while_its_store_is_full(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--min-free-bytes", str(2**62)) as gateway:
         assert await gateway.client.reserve(scope(), attempt()) is None
         assert (await gateway.client.statistics()).read_only
@@ -102,7 +102,7 @@ async def test_a_store_without_room_makes_the_cache_read_only_until_there_is_som
         assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
-async def test_latents_that_serve_stay_and_the_others_go_one_by_one(tmp_path: Path) -> None:
+async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
     """Eleven of twenty latents of 100 bytes may stay: the first entry keeps the one that served."""
     flags = ("--max-size-bytes", "1100", "--eviction", "lru")
     async with running_gateway(tmp_path, "--max-size-bytes", "100000", "--eviction", "lru") as gateway:
@@ -122,7 +122,7 @@ async def test_latents_that_serve_stay_and_the_others_go_one_by_one(tmp_path: Pa
         assert gateway.problems() == []
 
 
-async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Path) -> None:
+async def test_too_many_entries_evict_the_least_used(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "4", "--eviction", "lcbfu") as gateway:
         for text in FAR_APART:
             await gateway.store(text)
@@ -139,9 +139,7 @@ async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("limit", "items"), [(("--max-entries", "2"), 10), (("--max-size-bytes", "1000"), 10)])
-async def test_what_is_new_stays_in_a_full_cache_and_what_serves_least_goes(
-    tmp_path: Path, limit: tuple[str, str], items: int
-) -> None:
+async def test_full_cache_keeps_new_items_and_evicts_unused(tmp_path: Path, limit: tuple[str, str], items: int) -> None:
     """Two entries whose every latent served once fill it, and f * K of a new one's latents is half of theirs."""
     async with running_gateway(tmp_path, *limit, "--eviction", "lcbfu") as gateway:
         ledger = gateway.process.stores.ledger
@@ -168,7 +166,7 @@ async def test_what_is_new_stays_in_a_full_cache_and_what_serves_least_goes(
         assert isinstance((await gateway.lookup(FAR_APART[3])).start, FromLatent)
 
 
-async def test_what_was_evicted_counts_until_it_has_left_the_store(tmp_path: Path) -> None:
+async def test_evicted_bytes_count_until_they_leave_the_store(tmp_path: Path) -> None:
     bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "700")
     async with running_gateway(tmp_path, *bounds, "--object-grace-s", "3600") as gateway:
         await gateway.store(FAR_APART[0])
@@ -192,7 +190,7 @@ async def test_what_was_evicted_counts_until_it_has_left_the_store(tmp_path: Pat
         assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
-def test_a_store_smaller_than_what_may_live_in_it_is_refused() -> None:
+def test_store_limit_below_the_entries_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="--max-store-bytes"):
         CapacitySettings(max_size_bytes=600, max_store_bytes=599)
 
@@ -211,7 +209,7 @@ async def test_open_grants_are_limited_per_tenant_and_in_all(tmp_path: Path, mon
         assert await gateway.client.reserve(scope("a"), attempt("a")) is not None
 
 
-async def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_others_keep_theirs(tmp_path: Path) -> None:
+async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) -> None:
     """Four entries of 500 bytes each; a frontdoor says 1,200 for one of the tenants, and later no bound."""
     async with running_gateway(tmp_path) as gateway:
         for text in FAR_APART:
@@ -231,7 +229,7 @@ async def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_others_keep_thei
         assert (await gateway.client.statistics()).entry_count == 8
 
 
-async def test_a_gateway_knows_the_bytes_of_tenants_when_it_starts(tmp_path: Path) -> None:
+async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
     """What it was told before a restart holds without a word of the tenant's; what was taken back does not."""
     async with running_gateway(tmp_path) as gateway:
         for text in FAR_APART:
@@ -250,7 +248,7 @@ async def test_a_gateway_knows_the_bytes_of_tenants_when_it_starts(tmp_path: Pat
         assert gateway.problems() == []
 
 
-async def test_gateways_over_one_ledger_go_by_the_bytes_that_any_of_them_was_told(tmp_path: Path) -> None:
+async def test_gateways_of_one_ledger_share_tenant_limits(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         other = TenantLimits(gateway.process.stores.ledger)
         for text in FAR_APART:
@@ -270,7 +268,7 @@ async def test_gateways_over_one_ledger_go_by_the_bytes_that_any_of_them_was_tol
 
 
 @pytest.mark.parametrize(("most_bytes", "is_granted"), [(0, False), (500, False), (501, True), (None, True)])
-async def test_where_nothing_is_evicted_a_tenant_with_its_bytes_is_granted_nothing(
+async def test_tenant_at_its_bytes_gets_nothing_without_eviction(
     tmp_path: Path, most_bytes: int | None, is_granted: bool
 ) -> None:
     async with running_gateway(tmp_path, "--eviction", "none") as gateway:
@@ -282,7 +280,7 @@ async def test_where_nothing_is_evicted_a_tenant_with_its_bytes_is_granted_nothi
         assert await gateway.client.reserve(scope("another"), attempt("another")) is not None
 
 
-async def test_an_entry_that_lost_its_latents_hides_none_of_others(tmp_path: Path) -> None:
+async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:
     """Six entries of five latents and an image, 100 bytes each. Seven items stay: the images, which save most, and
     the one latent that served, of the entry that is farthest from the prompt."""
     flags = ("--eviction", "lcbfu", "--image-thresholds", "0.3:0.4")
@@ -307,7 +305,7 @@ async def test_an_entry_that_lost_its_latents_hides_none_of_others(tmp_path: Pat
         assert gateway.problems() == []
 
 
-async def test_an_entry_that_lost_its_image_hides_none_of_others(tmp_path: Path) -> None:
+async def test_entry_without_its_image_hides_no_other(tmp_path: Path) -> None:
     """Of six entries the five whose pictures are nearest to the prompt lose them, used least recently of all."""
     flags = ("--eviction", "lru", "--image-thresholds", "0.3:0.4")
     far_prompt, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]

@@ -85,7 +85,7 @@ def test_doomed_entries_and_such_that_wait_are_not_missing(stores: tuple[CacheLe
     assert found(ledger, index) == ([], [])
 
 
-def test_an_index_that_is_closed_meanwhile_is_not_taken_for_an_empty_one(
+def test_closed_index_is_not_an_empty_one(
     stores: tuple[CacheLedger, VectorIndex],
 ) -> None:
     ledger, index = stores

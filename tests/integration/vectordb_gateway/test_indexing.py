@@ -14,9 +14,7 @@ from services.vectordb_gateway.upkeep import indexing
 from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 
-async def test_what_the_index_refused_goes_in_with_the_next_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_entry_is_indexed_in_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_gateway(tmp_path) as gateway:
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
         stored = await lost_entries(gateway, monkeypatch)
@@ -82,9 +80,7 @@ async def waited_for(indexed: indexing.Indexing) -> None:
     raise AssertionError("nobody waits for the index")
 
 
-async def test_a_commit_does_not_wait_until_a_lost_index_is_filled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_commit_does_not_wait_for_a_lost_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_gateway(tmp_path) as gateway:
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
         lost = await lost_entries(gateway, monkeypatch)
@@ -111,7 +107,7 @@ async def test_a_commit_does_not_wait_until_a_lost_index_is_filled_again(
         assert ledger.indexed_ids(lost) == set(lost)
 
 
-async def test_what_is_taken_out_while_the_index_is_filled_does_not_come_back(
+async def test_entry_removed_during_indexing_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_gateway(tmp_path) as gateway:

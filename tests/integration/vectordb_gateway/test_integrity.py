@@ -41,9 +41,7 @@ async def test_each_thing_that_is_wrong_has_a_line(tmp_path: Path, capsys: pytes
     ]
 
 
-async def test_a_store_that_is_not_there_is_told_and_not_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_missing_store_is_reported_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1))
 
@@ -53,7 +51,7 @@ async def test_a_store_that_is_not_there_is_told_and_not_made(
 
 
 @pytest.mark.parametrize("version", [0, 8])
-async def test_an_older_ledger_is_told_and_stays_what_it_is(
+async def test_older_ledger_is_reported_and_not_migrated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int
 ) -> None:
     async with running_gateway(tmp_path) as gateway:

@@ -36,7 +36,7 @@ async def skips(gateway: RunningGateway, count: int = 40) -> int:
 
 
 @pytest.mark.slow
-async def test_a_sure_miss_is_not_searched_and_says_so_and_a_hit_is_found(tmp_path: Path) -> None:
+async def test_predictor_skips_a_sure_miss_and_finds_hits(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--match-predictor", "always") as gateway:
         await teach(gateway)
 

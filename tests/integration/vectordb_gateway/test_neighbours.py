@@ -33,7 +33,7 @@ async def test_neighbours_are_ordered_by_prompt_then_by_image(imaging: RunningGa
     assert (await imaging.client.statistics()).lookup_count == before
 
 
-async def test_neighbours_leave_out_other_tenants_and_the_request_of_a_shared_entry(imaging: RunningGateway) -> None:
+async def test_neighbours_leave_out_other_tenants(imaging: RunningGateway) -> None:
     mine = scope(model_digest=f"sha256:{new_tenant()}")
     others = replace(mine, tenant=new_tenant())
     await imaging.store(embedding(1), others)
@@ -44,7 +44,7 @@ async def test_neighbours_leave_out_other_tenants_and_the_request_of_a_shared_en
     assert (found.entry_id, found.request_id) == (shared, "")
 
 
-async def test_neighbours_of_an_empty_cache_are_none_and_a_wrong_limit_is_refused(gateway: RunningGateway) -> None:
+async def test_neighbours_of_an_empty_cache_are_none(gateway: RunningGateway) -> None:
     assert await nearest(gateway, embedding(1)) == ()
     for limit_count in (0, 51):
         with pytest.raises(InvalidArgument, match="limit_count: must be between 1 and 50"):

@@ -49,7 +49,7 @@ async def rows(gateway: RunningGateway) -> tuple[ReuseQuality, ...]:
     return await gateway.client.reuse_quality(MODEL)
 
 
-async def test_a_hit_that_was_painted_again_is_counted_once_and_shown(tmp_path: Path) -> None:
+async def test_compared_hit_is_counted_once_and_shown(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         first, again = await gateway.client.report_quality(HIT), await gateway.client.report_quality(HIT)
@@ -64,7 +64,7 @@ async def test_a_hit_that_was_painted_again_is_counted_once_and_shown(tmp_path: 
     assert (ten.saved_share, ten.achieved) == (0.2, None)
 
 
-async def test_a_threshold_rises_where_the_promise_is_broken_and_comes_back_where_it_is_kept(tmp_path: Path) -> None:
+async def test_threshold_follows_broken_and_kept_promises(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         before = await gateway.lookup(at_similarity(0.86))
@@ -94,7 +94,7 @@ def kept_share() -> float | None:
     return figure("kept_share", "0.1", "high")
 
 
-async def test_what_hits_below_a_raised_threshold_kept_is_no_figure_any_more(tmp_path: Path) -> None:
+async def test_figures_leave_out_hits_below_a_raised_threshold(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 9, "first", quality=BAD)
@@ -107,7 +107,7 @@ async def test_what_hits_below_a_raised_threshold_kept_is_no_figure_any_more(tmp
     assert kept_share() is None
 
 
-async def test_what_hits_of_a_threshold_kept_that_a_plan_took_away_is_no_figure_any_more(tmp_path: Path) -> None:
+async def test_figures_leave_out_thresholds_that_a_plan_removed(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 9, quality=BAD)
@@ -120,7 +120,7 @@ async def test_what_hits_of_a_threshold_kept_that_a_plan_took_away_is_no_figure_
     assert (kept_share(), figure("threshold_similarity", "0.1", "in_force")) == (None, None)
 
 
-async def test_a_threshold_that_another_ones_hits_raise_is_shown_where_it_stands(tmp_path: Path) -> None:
+async def test_threshold_raised_by_another_is_shown(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 20, quality=BAD)
@@ -144,7 +144,7 @@ async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path:
     assert counted == [False] * 20 + [True]
 
 
-async def test_thresholds_that_do_not_follow_stay_and_figures_are_kept(tmp_path: Path) -> None:
+async def test_fixed_thresholds_stay_and_keep_figures(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path), "--follow-quality", "no") as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 20, quality=BAD)
@@ -177,9 +177,7 @@ async def test_a_gateway_learns_of_what_another_one_counted(tmp_path: Path) -> N
     "changes",
     [{"skipped_steps": 7}, {"from_image": True}, {"reference_model_digest": "sha256:large"}, {"model_digest": "x"}],
 )
-async def test_a_hit_of_a_threshold_that_no_table_has_counts_for_nothing(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+async def test_hit_of_an_unknown_threshold_is_not_counted(tmp_path: Path, changes: dict[str, object]) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         assert await report(gateway, 1, **changes) == [False]
@@ -213,9 +211,7 @@ async def test_an_empty_cache_has_no_thresholds_to_show(tmp_path: Path) -> None:
         assert await rows(gateway) == ()
 
 
-async def test_a_hit_counts_whose_row_a_plan_takes_away_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hit_counts_though_a_plan_removes_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         ledger = gateway.process.stores.ledger

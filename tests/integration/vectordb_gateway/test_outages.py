@@ -84,7 +84,7 @@ async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway, m
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
 
 
-async def test_a_commit_without_an_index_is_durable_and_found_later(gateway: RunningGateway) -> None:
+async def test_commit_without_an_index_is_found_later(gateway: RunningGateway) -> None:
     await gateway.store(embedding(0, 1))
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
@@ -111,9 +111,7 @@ async def test_a_lost_index_is_filled_again_from_the_ledger(tmp_path: Path) -> N
         assert gateway.problems() == []
 
 
-async def test_an_index_that_was_unreadable_after_a_kill_is_filled_again_by_the_next_round(
-    gateway: RunningGateway, tmp_path: Path
-) -> None:
+async def test_unreadable_index_is_filled_by_the_next_round(gateway: RunningGateway, tmp_path: Path) -> None:
     await gateway.store(embedding(1))
     gateway.process.maintenance.run_round()
     child = index_process(gateway)
@@ -129,7 +127,7 @@ async def test_an_index_that_was_unreadable_after_a_kill_is_filled_again_by_the_
     assert gateway.problems() == []
 
 
-async def test_a_collection_that_a_server_lost_is_made_and_filled_again(tmp_path: Path) -> None:
+async def test_lost_collection_is_made_and_filled_again(tmp_path: Path) -> None:
     from lab.fixtures.qdrant_double import running_qdrant_double
 
     with running_qdrant_double() as (url, server):
@@ -143,7 +141,7 @@ async def test_a_collection_that_a_server_lost_is_made_and_filled_again(tmp_path
             assert gateway.problems() == []
 
 
-async def test_the_object_store_is_not_gone_through_again_because_the_index_is_away(
+async def test_absent_index_does_not_list_the_store_again(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.store(embedding(1))
@@ -194,7 +192,7 @@ async def test_an_object_store_that_is_away_stops_no_lookup(gateway: RunningGate
     assert (await gateway.client.statistics()).entry_count == 1
 
 
-async def test_a_gateway_starts_and_misses_while_its_qdrant_server_is_away(tmp_path: Path) -> None:
+async def test_gateway_misses_while_its_qdrant_server_is_away(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1))
 
@@ -207,7 +205,7 @@ async def test_a_gateway_starts_and_misses_while_its_qdrant_server_is_away(tmp_p
 
 
 @pytest.mark.parametrize(("hanging", "name"), [(CacheLedger, "writes_stuck_s"), (StoreThreads, "stuck_s")])
-async def test_a_ledger_that_hangs_is_asked_for_no_more_reservations(
+async def test_reserve_is_refused_while_the_ledger_hangs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, hanging: type, name: str
 ) -> None:
     """What its callers have given up would wait there until it answers, however many they are."""
@@ -221,7 +219,7 @@ async def test_a_ledger_that_hangs_is_asked_for_no_more_reservations(
     assert (grants, asked) == ([None] * 3, [])
 
 
-async def test_a_ledger_that_hangs_is_asked_for_no_more_commits(
+async def test_commit_is_refused_while_the_ledger_hangs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by, asked = attempt(), list[str]()

@@ -30,7 +30,7 @@ async def ancestor(gateway: RunningGateway, number: int = 0) -> ObjectReference:
     return start.latent
 
 
-async def test_a_pinned_latent_outlives_its_eviction_and_goes_when_it_is_unpinned(tmp_path: Path) -> None:
+async def test_pinned_latent_outlives_eviction_until_it_is_unpinned(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "1") as gateway:
         reference = await ancestor(gateway)
         await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
@@ -62,7 +62,7 @@ async def test_a_pinned_latent_outlives_its_eviction_and_goes_when_it_is_unpinne
         assert gone.value.reason == "ANCESTOR_GONE"
 
 
-async def test_what_stays_for_a_pin_alone_does_not_fill_the_cache(tmp_path: Path) -> None:
+async def test_pinned_objects_do_not_fill_the_cache(tmp_path: Path) -> None:
     bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "650")
     async with running_gateway(tmp_path, *bounds) as gateway:
         references = [await ancestor(gateway)]
@@ -78,7 +78,7 @@ async def test_what_stays_for_a_pin_alone_does_not_fill_the_cache(tmp_path: Path
         assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
-async def test_a_pinned_object_that_is_found_missing_is_pinned_no_more(tmp_path: Path) -> None:
+async def test_missing_object_is_pinned_no_more(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "1", *SOON) as gateway:
         reference = await ancestor(gateway)
         await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
@@ -92,7 +92,7 @@ async def test_a_pinned_object_that_is_found_missing_is_pinned_no_more(tmp_path:
         await until(lambda: problems_left(gateway) == [])
 
 
-async def test_an_entry_stays_whose_evicted_and_pinned_latent_is_found_missing(tmp_path: Path) -> None:
+async def test_entry_stays_though_its_evicted_pinned_latent_is_missing(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--eviction", "lru", "--max-size-bytes", "400", *SOON) as gateway:
         entry_id, ledger = await gateway.store(FAR_APART[0]), gateway.process.stores.ledger
         entry = ledger.live_entry(entry_id)
@@ -127,7 +127,7 @@ async def test_wrong_pins_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
-async def test_a_clock_that_jumps_and_is_put_right_ends_no_pin(tmp_path: Path, jump_s: float) -> None:
+async def test_pin_outlives_a_corrected_jump_of_the_clock(tmp_path: Path, jump_s: float) -> None:
     """One object is pinned before the jump and another one during it, each for thirty days."""
     clock = SetClock(wall_s=1.7e9)
     async with running_gateway(tmp_path, "--max-entries", "1", clock=clock) as gateway:
@@ -147,7 +147,7 @@ async def test_a_clock_that_jumps_and_is_put_right_ends_no_pin(tmp_path: Path, j
         assert gateway.problems() == []
 
 
-async def test_a_pin_ends_where_the_clock_that_jumped_stays_there(tmp_path: Path) -> None:
+async def test_pin_ends_if_the_jumped_clock_stays(tmp_path: Path) -> None:
     clock = SetClock(wall_s=1.7e9)
     async with running_gateway(tmp_path, "--max-entries", "1", clock=clock) as gateway:
         pinned = await ancestor(gateway)
@@ -164,7 +164,7 @@ async def test_a_pin_ends_where_the_clock_that_jumped_stays_there(tmp_path: Path
         assert pinned.key not in set(gateway.process.stores.objects.keys())
 
 
-async def test_neither_grants_nor_the_grace_of_evictions_end_by_a_jump(tmp_path: Path) -> None:
+async def test_clock_jump_ends_no_grant_and_no_grace(tmp_path: Path) -> None:
     clock = SetClock(wall_s=1.7e9)
     async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600", clock=clock) as gateway:
         evicted, by = await ancestor(gateway), attempt()

@@ -39,7 +39,7 @@ def follow(gateway: RunningGateway, sequence: int = 1, **cache: object) -> None:
     gateway.process.planned.take(Plan(PlanVersion(7, sequence), cache=CachePlan(**cache)))  # type: ignore[arg-type]
 
 
-async def test_alpha_is_the_plans_where_a_request_does_not_say(tmp_path: Path) -> None:
+async def test_plan_gives_alpha_if_the_request_does_not(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *profiled(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         follow(gateway, alpha=0.95)
@@ -52,7 +52,7 @@ async def test_alpha_is_the_plans_where_a_request_does_not_say(tmp_path: Path) -
     assert isinstance(said.start, FromLatent)
 
 
-async def test_bias_moves_the_rows_of_the_tables_and_the_reason_names_the_plan(tmp_path: Path) -> None:
+async def test_bias_of_a_plan_moves_rows_and_is_named(tmp_path: Path) -> None:
     """By the row below its own, 0.85 allows no step where step 5 is from 0.8 on."""
     async with running_gateway(tmp_path, *profiled(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
@@ -90,7 +90,7 @@ async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -
     assert [grant is not None for grant in (noise, light, hit, later)] == [True, False, False, True]
 
 
-async def test_the_operator_may_keep_nothing_of_light_stages_without_any_plan(tmp_path: Path) -> None:
+async def test_operator_may_keep_nothing_of_light_stages(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--keep-light-stages", "no") as gateway:
         light = await gateway.client.reserve(scope(), attempt(), light=True)
         last = await gateway.client.reserve(scope(), attempt())
@@ -98,7 +98,7 @@ async def test_the_operator_may_keep_nothing_of_light_stages_without_any_plan(tm
     assert [grant is not None for grant in (light, last)] == [False, True]
 
 
-async def test_eviction_is_by_the_plans_rule_from_the_next_round_on(tmp_path: Path) -> None:
+async def test_eviction_follows_the_plan_from_the_next_round(tmp_path: Path) -> None:
     """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
     async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
         follow(gateway, eviction="lcbfu")

@@ -34,7 +34,7 @@ async def test_a_rebuilt_index_holds_what_the_ledger_says(tmp_path: Path, capsys
         assert gateway.problems() == []
 
 
-async def test_a_rebuild_that_ends_half_way_says_so_and_the_gateway_fills_the_rest(
+async def test_unfinished_rebuild_is_reported_and_filled_by_the_gateway(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_gateway(tmp_path) as gateway:

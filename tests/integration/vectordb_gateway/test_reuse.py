@@ -54,7 +54,7 @@ async def test_the_nearer_the_entry_the_more_steps_are_saved(shared: RunningGate
     assert steps == [5, 10, 15, 20, 25]
 
 
-async def test_an_entry_that_is_too_far_is_a_miss_that_says_how_far(shared: RunningGateway) -> None:
+async def test_miss_gives_the_nearest_similarity(shared: RunningGateway) -> None:
     await shared.store(embedding(1))
 
     answer = await shared.ask(at_similarity(0.4), scope())
@@ -81,7 +81,7 @@ async def test_an_empty_cache_is_not_searched(gateway: RunningGateway) -> None:
     assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: the cache is empty"),), search_skipped=True)
 
 
-async def test_more_quality_than_was_profiled_for_is_painted_from_scratch(shared: RunningGateway) -> None:
+async def test_quality_above_the_profile_starts_from_noise(shared: RunningGateway) -> None:
     await shared.store(embedding(1))
 
     assert isinstance((await shared.lookup(embedding(1), quality=0.95)).start, FromNoise)
@@ -121,7 +121,7 @@ async def test_lookup_finds_entries_of_its_own_pools_only(
     assert found == [owner, other, other_sharing]
 
 
-async def test_images_are_neither_kept_nor_used_until_thresholds_are_configured(shared: RunningGateway) -> None:
+async def test_images_are_unused_without_thresholds(shared: RunningGateway) -> None:
     await shared.store(embedding(0, 1), image=embedding(1))
 
     answer = await shared.lookup(embedding(1))
@@ -142,7 +142,7 @@ async def test_images_are_reused_by_text_to_image_similarity(tmp_path: Path) -> 
         assert gateway.process.stores.objects.get(answer.start.image)
 
 
-async def test_an_image_serves_whatever_model_asks_but_never_across_size_or_conditioning(
+async def test_image_serves_every_model_of_its_size_and_conditioning(
     imaging: RunningGateway,
 ) -> None:
     await imaging.store(embedding(0, 1), image=embedding(1))
@@ -173,7 +173,7 @@ async def test_each_candidate_gets_the_best_start_of_its_own(imaging: RunningGat
     assert "image at step 4 of 10" in answer.starts[1].reason
 
 
-async def test_a_candidate_is_offered_only_the_kinds_that_it_takes(imaging: RunningGateway) -> None:
+async def test_candidate_gets_only_the_kinds_it_takes(imaging: RunningGateway) -> None:
     await imaging.store(embedding(1), image=embedding(1))
     kinds = [LookupCandidate(scope(), latents, images) for latents, images in ((True, False), (False, True))]
 
@@ -182,7 +182,7 @@ async def test_a_candidate_is_offered_only_the_kinds_that_it_takes(imaging: Runn
     assert [type(found.start) for found in answer.starts] == [FromLatent, FromImage, FromNoise]
 
 
-async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(shared: RunningGateway) -> None:
+async def test_latents_before_an_adapter_serve_other_adapters(shared: RunningGateway) -> None:
     await shared.store(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=12))
 
     async def step(**changes: object) -> int:
@@ -196,7 +196,7 @@ async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(sh
     assert await step(adapters_digest="sha256:lora", adapters_from_step=12) == 25
 
 
-async def test_latents_without_adapters_serve_a_request_until_its_own_take_effect(shared: RunningGateway) -> None:
+async def test_plain_latents_serve_up_to_the_adapter_s_step(shared: RunningGateway) -> None:
     await shared.store(embedding(1))
 
     start = (await shared.lookup(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=15))).start
@@ -236,7 +236,7 @@ async def test_everything_is_still_there_after_a_restart(tmp_path: Path) -> None
         assert gateway.problems() == []
 
 
-async def test_of_the_near_entries_the_one_that_saves_most_serves(shared: RunningGateway) -> None:
+async def test_near_entry_that_saves_most_serves(shared: RunningGateway) -> None:
     await shared.store(embedding(1), steps=(5,))
     farther = await shared.store(at_similarity(0.99))
 

@@ -29,7 +29,7 @@ async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer
         assert (await gateway.client.statistics()).object_backend == "s3"
 
 
-async def test_what_is_evicted_leaves_a_grouped_index_and_the_object_store(tmp_path: Path) -> None:
+async def test_evicted_entry_leaves_a_grouped_index_and_the_store(tmp_path: Path) -> None:
     tenants = [f"tenant-{number}" for number in range(6)]
     with running_qdrant_double() as (url, _):
         flags = ("--index-url", f"{url}?shard_groups=3", "--max-entries", "2")

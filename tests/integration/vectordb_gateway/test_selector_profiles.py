@@ -21,7 +21,7 @@ def written(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-async def test_a_profiled_model_keeps_and_resumes_at_the_steps_of_its_table(tmp_path: Path) -> None:
+async def test_profiled_model_resumes_at_its_table_s_steps(tmp_path: Path) -> None:
     flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path))
     async with running_gateway(tmp_path, *flags) as gateway:
         other = await gateway.client.reserve(scope(model_digest="sha256:other"), attempt())
@@ -50,7 +50,7 @@ async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:
     assert "by mean" in answer.reason
 
 
-async def test_a_profile_made_for_another_encoder_is_refused_by_digest(
+async def test_profile_of_another_encoder_is_refused_by_digest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path, encoder_digest="sha256:another"))

@@ -50,7 +50,7 @@ async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url
         assert gateway.problems() == []
 
 
-async def test_what_others_left_in_the_store_keeps_no_orphan_there(tmp_path: Path, objects_url: str) -> None:
+async def test_foreign_files_keep_no_orphan(tmp_path: Path, objects_url: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
         objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
         for number in range(PAGE_COUNT):
@@ -71,9 +71,7 @@ def leave_something_foreign(objects: ObjectStore, directory: Path, cache_id: str
     first.with_name(f"cache.{cache_id}.0~").write_bytes(b"")
 
 
-async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_afterwards(
-    tmp_path: Path, objects_url: str
-) -> None:
+async def test_uploads_of_an_expired_grant_are_swept(tmp_path: Path, objects_url: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url, "--grant-ttl-s", "0.1") as gateway:
         grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None

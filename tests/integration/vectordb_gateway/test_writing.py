@@ -13,7 +13,7 @@ from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
 from tests.support.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 
 
-async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(shared: RunningGateway) -> None:
+async def test_grant_has_an_opaque_key_per_kept_step(shared: RunningGateway) -> None:
     grant = await shared.client.reserve(scope(), attempt())
 
     assert grant is not None
@@ -23,7 +23,7 @@ async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(sha
     assert grant.expires_in_ms == 900_000
 
 
-async def test_hits_leave_later_latents_only_where_they_were_asked_for(shared: RunningGateway, tmp_path: Path) -> None:
+async def test_hits_keep_later_latents_only_if_configured(shared: RunningGateway, tmp_path: Path) -> None:
     of_hit = await shared.client.reserve(scope(), attempt(), 10)
     async with running_gateway(tmp_path / "another", "--keep-latents-of-hits", "yes") as keeping:
         kept = await keeping.client.reserve(scope(), attempt(), 10)
@@ -33,9 +33,7 @@ async def test_hits_leave_later_latents_only_where_they_were_asked_for(shared: R
 
 
 @pytest.mark.parametrize(("flags", "kept"), [((), True), (("--keep-images-of-hits", "no"), False)])
-async def test_images_of_hits_are_kept_unless_they_were_not_wanted(
-    tmp_path: Path, flags: tuple[str, ...], kept: bool
-) -> None:
+async def test_images_of_hits_are_kept_unless_switched_off(tmp_path: Path, flags: tuple[str, ...], kept: bool) -> None:
     async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4", *flags) as imaging:
         of_miss = await imaging.client.reserve(scope(), attempt())
         of_hit = await imaging.client.reserve(scope(), attempt(), 10)
@@ -53,7 +51,7 @@ async def test_what_was_uploaded_but_not_committed_is_not_found(shared: RunningG
     assert (await shared.lookup(embedding(1))).start == FromNoise()
 
 
-async def test_what_was_released_is_not_found_and_its_objects_go(gateway: RunningGateway) -> None:
+async def test_released_grant_s_objects_are_deleted(gateway: RunningGateway) -> None:
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
@@ -158,7 +156,7 @@ async def test_an_upload_that_came_too_late_is_swept(gateway: RunningGateway) ->
     assert list(gateway.process.stores.objects.keys()) == []
 
 
-async def test_objects_of_others_in_the_same_store_are_left_alone(gateway: RunningGateway) -> None:
+async def test_maintenance_leaves_objects_of_others_alone(gateway: RunningGateway) -> None:
     for key in ("results/1", "cache/another-cache/1"):
         gateway.process.stores.objects.put(key, b"picture")
 
@@ -179,7 +177,7 @@ async def test_entries_that_missed_the_index_are_indexed_later(gateway: RunningG
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
 
 
-async def test_a_commit_that_comes_too_late_leaves_the_cache_to_another_encoder(gateway: RunningGateway) -> None:
+async def test_late_commit_does_not_bind_the_cache(gateway: RunningGateway) -> None:
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
@@ -192,7 +190,7 @@ async def test_a_commit_that_comes_too_late_leaves_the_cache_to_another_encoder(
     assert await gateway.store(embedding(1))
 
 
-async def test_an_entry_s_picture_has_the_vector_of_its_prompt_s_encoder(gateway: RunningGateway) -> None:
+async def test_commit_refuses_an_image_vector_of_another_encoder(gateway: RunningGateway) -> None:
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
@@ -204,7 +202,7 @@ async def test_an_entry_s_picture_has_the_vector_of_its_prompt_s_encoder(gateway
     assert (await gateway.client.statistics()).entry_count == 0
 
 
-async def test_a_gateway_finds_what_another_one_over_the_same_ledger_was_the_first_to_store(tmp_path: Path) -> None:
+async def test_gateway_finds_the_first_entry_of_another_gateway(tmp_path: Path) -> None:
     ledger = ("--ledger-url", f"sqlite:///{tmp_path}/ledger.sqlite")
     objects = ("--objects-url", f"file://{tmp_path}/objects")
     async with (

@@ -61,7 +61,7 @@ words = st.lists(st.sampled_from(["red", "circle", "on", "a", "blue-green", "gro
 @pytest.mark.slow
 @given(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=8), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_any_mix_of_texts_in_any_batch_gives_each_its_own_vector(model, calls):
+def test_texts_of_any_batches_get_their_own_vectors(model, calls):
     async def embed_all() -> list[tuple[Embedding, ...]]:
         embedder = new_embedder(memo_entries=0)
         embedder.start(model)
@@ -77,7 +77,7 @@ def test_any_mix_of_texts_in_any_batch_gives_each_its_own_vector(model, calls):
             np.testing.assert_allclose(vector(embedding), alone, rtol=0, atol=1e-5)
 
 
-async def test_a_text_seen_before_comes_from_the_memo_bit_for_bit(embedder):
+async def test_repeated_text_comes_from_the_memo(embedder):
     first = await embedder.embed_texts(["a red circle"])
 
     second = await embedder.embed_texts(["a blue square", "a red circle"])
@@ -119,7 +119,7 @@ async def test_a_text_beyond_the_context_is_cut(embedder):
         (["a\0b"], r"texts\[0\]: must not hold a NUL"),
     ],
 )
-async def test_texts_outside_the_limits_are_refused_by_name_and_the_next_good_call_succeeds(embedder, texts, message):
+async def test_text_outside_the_limits_is_refused_by_name(embedder, texts, message):
     with pytest.raises(InvalidArgument, match=message):
         await embedder.embed_texts(texts)
 
@@ -136,7 +136,7 @@ async def test_texts_outside_the_limits_are_refused_by_name_and_the_next_good_ca
         ([picture(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
     ],
 )
-async def test_images_outside_the_limits_are_refused_by_name_and_the_next_good_call_succeeds(embedder, images, message):
+async def test_image_outside_the_limits_is_refused_by_name(embedder, images, message):
     with pytest.raises(InvalidArgument, match=message):
         await embedder.embed_images(images)
 
@@ -179,7 +179,7 @@ async def test_after_closing_calls_are_told_to_go_elsewhere(model):
         await embedder.embed_texts(["a red circle"])
 
 
-async def test_after_closing_calls_with_images_are_told_to_go_elsewhere_too(model):
+async def test_closed_embedder_refuses_images(model):
     embedder = new_embedder()
     embedder.start(model)
     await embedder.close()
@@ -190,7 +190,7 @@ async def test_after_closing_calls_with_images_are_told_to_go_elsewhere_too(mode
     assert refused.value.reason == "DRAINING"
 
 
-async def test_an_image_that_is_being_decoded_when_it_closes_is_embedded(embedder):
+async def test_close_embeds_images_that_are_being_decoded(embedder):
     goes_on = threading.Event()
     embedder._decoding.submit(goes_on.wait, 60)
     taken = asyncio.create_task(embedder.embed_images([picture()]))

@@ -211,7 +211,7 @@ def test_open_unknown_sentence_modules_are_refused(sentence, modules, message):
         ),
     ],
 )
-def test_open_missing_or_broken_file_is_one_line_with_its_directory(directory, name, content):
+def test_open_missing_or_broken_file_is_one_line(directory, name, content):
     if content is None:
         (directory / name).unlink()
     else:

@@ -35,7 +35,7 @@ def test_the_entry_used_longest_ago_goes_first():
 
 
 @given(st.integers(0, 5), st.lists(st.tuples(st.booleans(), st.binary(max_size=1))))
-def test_it_never_holds_more_than_its_capacity_nor_answers_wrongly(capacity, steps):
+def test_memo_stays_within_its_capacity_and_correct(capacity, steps):
     memo = EmbeddingMemo(capacity, "e")
 
     for is_put, key in steps:

@@ -96,13 +96,13 @@ def capacity_of(
         ({"free_bytes": None}, {"free_bytes": 0}, "0 bytes free"),
     ],
 )
-def test_what_the_limit_says_may_be_had_and_no_more(within: dict[str, Any], beyond: dict[str, Any], why: str) -> None:
+def test_reserve_is_granted_up_to_the_limit(within: dict[str, Any], beyond: dict[str, Any], why: str) -> None:
     assert capacity_of(**within).refusal("acme") == ""
     assert why in capacity_of(**beyond).refusal("acme")
 
 
 @pytest.mark.parametrize("most_bytes, refused", [(0, True), (500, True), (501, False), (None, False)])
-def test_a_tenant_that_holds_what_it_may_keep_is_given_no_grant(most_bytes: int | None, refused: bool) -> None:
+def test_tenant_at_its_limit_gets_no_grant(most_bytes: int | None, refused: bool) -> None:
     capacity = capacity_of()
 
     capacity.tenants.set("acme", most_bytes)

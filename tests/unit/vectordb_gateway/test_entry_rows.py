@@ -35,7 +35,7 @@ def rows_of(ledger: CountingLedger, row_age_s: float = 10.0) -> tuple[EntryRows,
     return EntryRows(ledger, row_age_s, times), times  # type: ignore[arg-type]
 
 
-def test_what_is_not_in_memory_is_read_at_once_and_then_kept() -> None:
+def test_missing_rows_are_read_at_once_and_kept() -> None:
     ledger = CountingLedger("a", "b", "c")
     rows, _ = rows_of(ledger)
 
@@ -73,7 +73,7 @@ def test_what_goes_while_it_is_read_is_read_again() -> None:
     assert rows.kept(["a"]) == {}
 
 
-def test_a_row_is_kept_no_longer_than_it_may_be() -> None:
+def test_row_is_read_again_after_its_age() -> None:
     ledger = CountingLedger("a")
     rows, times = rows_of(ledger, row_age_s=10.0)
     rows.read(["a"])

@@ -91,7 +91,7 @@ async def test_lookup_of_another_seed_is_noised_again(gateway: Gateway) -> None:
     assert answer.start.saved_steps == 4
 
 
-async def test_lookup_of_an_entry_s_own_seed_resumes_it_as_stored(gateway: Gateway) -> None:
+async def test_lookup_of_an_entry_s_seed_resumes_it(gateway: Gateway) -> None:
     gateway.rules = VARIED
     # More than one search finds, all of one prompt.
     others = [gateway.store(repeat_key=f"other {number}") for number in range(NEAREST_COUNT)]
@@ -105,9 +105,7 @@ async def test_lookup_of_an_entry_s_own_seed_resumes_it_as_stored(gateway: Gatew
 
 
 @pytest.mark.parametrize(("space", "kind"), [(Space.TEXT, FromLatent), (Space.IMAGE, FromImage)])
-async def test_repeated_lookup_starts_from_the_same_entry_until_it_is_gone(
-    gateway: Gateway, space: Space, kind: type[Start]
-) -> None:
+async def test_repeated_lookup_starts_from_the_same_entry(gateway: Gateway, space: Space, kind: type[Start]) -> None:
     gateway.rules, gateway.reopens = replace(VARIED, images=IMAGES), False
     first, nearer = gateway.store(image=True), gateway.store(image=True)
     gateway.say(first, similarity=0.7, space=space)
@@ -135,7 +133,7 @@ async def test_lookup_among_entries_of_one_prompt_takes_the_oldest(gateway: Gate
     assert answer.start.donor.entry_id == older
 
 
-async def test_lookup_makes_one_search_per_space_and_keys_at_once(gateway: Gateway) -> None:
+async def test_lookup_searches_each_space_and_keys_once(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     gateway.say(gateway.store(pool="another"), gateway.store(), similarity=0.7)
     others = scope(adapters_digest="sha256:lora")
@@ -181,9 +179,7 @@ async def test_lookup_takes_the_nearest_live_entry(gateway: Gateway, evicted_cou
 
 
 @pytest.mark.parametrize(("shared", "pools"), [(False, ("tenant",)), (True, ("tenant", SHARED_POOL))])
-async def test_the_index_is_asked_for_the_scope_s_entries_alone(
-    gateway: Gateway, shared: bool, pools: tuple[str, ...]
-) -> None:
+async def test_search_is_filtered_by_the_scope(gateway: Gateway, shared: bool, pools: tuple[str, ...]) -> None:
     asked = scope(shared_pool=shared)
 
     await gateway.lookup(asked)
@@ -191,7 +187,7 @@ async def test_the_index_is_asked_for_the_scope_s_entries_alone(
     assert gateway.index.queries == [(VectorQuery(Space.TEXT, VECTOR, pools, latent_keys(asked), 4), 5.0)]
 
 
-async def test_an_image_serves_where_its_rules_allow_more_than_a_latent(gateway: Gateway) -> None:
+async def test_image_serves_if_it_saves_more_steps(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     entry_id = gateway.store(image=True)
     gateway.say(entry_id, similarity=0.4, space=Space.IMAGE)
@@ -216,7 +212,7 @@ async def test_candidates_whose_entries_are_the_same_share_a_search(gateway: Gat
     assert asked == [(Space.TEXT, latent_keys(own)), (Space.TEXT, latent_keys(light)), image]
 
 
-async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_apart(gateway: Gateway) -> None:
+async def test_candidates_with_different_adapter_steps_get_their_own_starts(gateway: Gateway) -> None:
     early, late = (scope(adapters_digest="sha256:lora", adapters_from_step=step) for step in (3, 7))
     gateway.say(gateway.store(of=late))
 
@@ -225,7 +221,7 @@ async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_ap
     assert [type(found.start) for found in starts] == [FromNoise, FromLatent]
 
 
-async def test_where_none_of_the_nearest_may_serve_those_behind_them_are_found(gateway: Gateway) -> None:
+async def test_lookup_searches_wider_if_none_may_serve(gateway: Gateway) -> None:
     """Four plain entries are nearer, with latents of step 5, where the LoRA has been in force since step 3."""
     adapted = scope(adapters_digest="sha256:lora", adapters_from_step=3)
     plain, own = [gateway.store() for _ in range(4)], gateway.store(of=adapted)
@@ -329,7 +325,7 @@ async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway, monke
     assert gateway.index.queries[0][1] == 600.0
 
 
-async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_is_a_miss_and_one_log_line(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     lookup = gateway.open()
     caplog.set_level(logging.WARNING)
 
@@ -403,7 +399,7 @@ async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
     assert 0.0 < seconds_now - seconds <= time.perf_counter() - began
 
 
-async def test_lookups_that_wait_for_the_index_hold_no_other_lookup(gateway: Gateway) -> None:
+async def test_lookups_that_wait_hold_no_other_lookup(gateway: Gateway) -> None:
     gateway.timeout_s = 600.0
     gateway.say(gateway.store())
     gateway.index.gate.clear()

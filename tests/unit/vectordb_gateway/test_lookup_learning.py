@@ -119,7 +119,7 @@ async def test_a_lookup_that_could_reuse_something_is_forecast_once(gateway: Gat
     assert told(gateway).forecasts == [Forecast(Ruling.SEARCH, None, ("tenant",), VECTOR)]
 
 
-async def test_a_lookup_that_can_reuse_nothing_is_neither_forecast_nor_learnt_from(gateway: Gateway) -> None:
+async def test_lookup_without_rules_is_neither_forecast_nor_learnt(gateway: Gateway) -> None:
     gateway.rules, gateway.profiles = (
         SelectionRules(latents=(), images=()),
         ProfileSet((LATENT_PROFILE,)),
@@ -142,7 +142,7 @@ async def test_the_predictor_studies_what_it_wants_to(
     assert told(gateway).studied == [0.0] * wants
 
 
-async def test_what_the_predictor_skips_is_neither_searched_nor_learnt_from(gateway: Gateway) -> None:
+async def test_skipped_lookup_is_neither_searched_nor_learnt(gateway: Gateway) -> None:
     gateway.say(gateway.store())
     told(gateway).ruling = Ruling.SKIP
 
@@ -182,7 +182,7 @@ async def test_slow_forecast_is_made_by_a_thread(gateway: Gateway, slow: bool) -
 
 
 @pytest.mark.parametrize(("share", "draw", "searched"), [(0.0, 0.0, True), (0.25, 0.24, False), (0.25, 0.25, True)])
-async def test_a_share_of_lookups_is_from_scratch_and_none_where_the_share_is_nothing(
+async def test_scratch_share_decides_which_lookups_are_searched(
     gateway: Gateway, share: float, draw: float, searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway.scratch_share = share
@@ -194,9 +194,7 @@ async def test_a_share_of_lookups_is_from_scratch_and_none_where_the_share_is_no
     assert bool(gateway.index.queries) is searched
 
 
-async def test_rows_that_are_in_memory_are_read_without_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_in_memory_are_read_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
     bind(ledger, EncoderBinding(ENCODER, 2))
     gateway = Gateway(ledger)
@@ -222,9 +220,7 @@ async def test_rows_that_are_in_memory_are_read_without_a_thread(
     assert len(handed_over) == 1
 
 
-async def test_a_lookup_beside_one_that_hangs_says_that_searches_are_stuck(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lookup_during_a_hanging_read_gives_its_reason(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = gateway.open()
     monkeypatch.setattr(StoreThreads, "stuck_s", 7.0)
     gateway.say(gateway.store())

@@ -51,7 +51,7 @@ async def test_provenance_is_told_the_profile(gateway: Gateway) -> None:
     assert (await gateway.lookup()).reason.endswith("(latents of heavy, alpha 0.9 by lower_bound)")
 
 
-async def test_a_model_without_a_profile_reuses_nothing_and_says_so(gateway: Gateway) -> None:
+async def test_model_without_a_profile_reuses_nothing(gateway: Gateway) -> None:
     other = scope(model_digest="sha256:other")
     gateway.say(gateway.store(of=other), similarity=1.0)
 
@@ -76,7 +76,7 @@ async def test_a_profile_made_for_another_encoder_is_not_used(gateway: Gateway) 
     assert (await gateway.lookup()).start == FromNoise()
 
 
-async def test_who_asks_for_more_than_was_profiled_paints_from_noise(gateway: Gateway) -> None:
+async def test_quality_above_the_profile_is_generated_from_noise(gateway: Gateway) -> None:
     gateway.say(gateway.store(), similarity=1.0)
 
     answer = await gateway.lookup(quality=0.95)
@@ -86,7 +86,7 @@ async def test_who_asks_for_more_than_was_profiled_paints_from_noise(gateway: Ga
 
 
 @pytest.mark.parametrize(("bound", "starts"), [(4, FromLatent), (3, FromNoise)])
-async def test_the_last_of_a_row_of_pictures_is_nobodys_donor(gateway: Gateway, bound: int, starts: type) -> None:
+async def test_last_image_of_a_chain_is_not_reused(gateway: Gateway, bound: int, starts: type) -> None:
     gateway.max_ancestor_depth = bound
     # Its depth is 3: a picture from it would be the fourth.
     gateway.say(gateway.store(), similarity=1.0)
@@ -94,7 +94,7 @@ async def test_the_last_of_a_row_of_pictures_is_nobodys_donor(gateway: Gateway, 
     assert isinstance((await gateway.lookup()).start, starts)
 
 
-async def test_a_share_of_lookups_is_from_scratch_whatever_there_is(gateway: Gateway) -> None:
+async def test_scratch_share_misses_near_entries(gateway: Gateway) -> None:
     gateway.scratch_share = 1.0
     gateway.say(gateway.store(), similarity=1.0)
 
@@ -105,7 +105,7 @@ async def test_a_share_of_lookups_is_from_scratch_whatever_there_is(gateway: Gat
 
 
 @pytest.mark.parametrize(("asked", "starts"), [(None, FromNoise), (0.9, FromLatent)])
-async def test_where_a_request_does_not_say_the_plan_says_what_share_hits_keep(
+async def test_plan_gives_the_quality_if_the_request_does_not(
     gateway: Gateway, asked: float | None, starts: type
 ) -> None:
     gateway.in_force = CacheInForce(alpha=0.95, told="plan 5.12: alpha 0.95")
@@ -117,7 +117,7 @@ async def test_where_a_request_does_not_say_the_plan_says_what_share_hits_keep(
     assert answer.reason.endswith("; plan 5.12: alpha 0.95")
 
 
-async def test_a_plan_that_has_nothing_to_do_with_it_is_not_told_of(gateway: Gateway) -> None:
+async def test_reason_leaves_out_a_plan_without_effect(gateway: Gateway) -> None:
     gateway.say(gateway.store(), similarity=1.0)
 
     assert ";" not in (await gateway.lookup()).reason

@@ -108,7 +108,7 @@ def test_what_somebody_pinned_meanwhile_is_neither_deleted_nor_forgotten(doomed:
     assert (doomed.stored, doomed.forgotten) == ({"cache/c/b"}, ["cache/c/a"])
 
 
-def test_an_object_that_the_store_refuses_to_delete_keeps_no_other(doomed: DoomedObjects) -> None:
+def test_refused_object_keeps_no_other(doomed: DoomedObjects) -> None:
     doomed.refused = {"cache/c/a"}
 
     maintenance_of(doomed, CountedIndexing()).run_round()
@@ -116,7 +116,7 @@ def test_an_object_that_the_store_refuses_to_delete_keeps_no_other(doomed: Doome
     assert (doomed.stored, doomed.forgotten) == ({"cache/c/a"}, ["cache/c/b"])
 
 
-def test_an_orphan_that_the_store_refuses_to_delete_keeps_no_other() -> None:
+def test_refused_orphan_keeps_no_other() -> None:
     doomed = DoomedObjects(*(f"cache/c/{name}" for name in "abcdefgh"))
     doomed.deletable = []
     doomed.unknown = set(doomed.stored)
@@ -127,7 +127,7 @@ def test_an_orphan_that_the_store_refuses_to_delete_keeps_no_other() -> None:
     assert doomed.stored == {"cache/c/a"}
 
 
-def test_a_store_is_not_listed_anew_for_an_orphan_that_it_refuses_to_delete() -> None:
+def test_refused_orphan_does_not_list_the_store_again() -> None:
     doomed = DoomedObjects("cache/c/a")
     doomed.deletable = []
     doomed.unknown = doomed.refused = {"cache/c/a"}
@@ -140,7 +140,7 @@ def test_a_store_is_not_listed_anew_for_an_orphan_that_it_refuses_to_delete() ->
 
 
 @pytest.mark.parametrize("kind", ["doomed", "orphan"])
-def test_many_objects_that_the_store_refuses_to_delete_keep_no_other(kind: str) -> None:
+def test_many_refused_objects_keep_no_other(kind: str) -> None:
     keys = [f"cache/c/{number:03d}" for number in range(400)]
     doomed = DoomedObjects(*keys)
     doomed.refused = set(keys[:20])
@@ -154,7 +154,7 @@ def test_many_objects_that_the_store_refuses_to_delete_keep_no_other(kind: str) 
     assert doomed.stored == doomed.refused
 
 
-def test_what_a_store_refused_to_delete_is_asked_for_again_when_all_others_are_gone(doomed: DoomedObjects) -> None:
+def test_refused_object_is_tried_again_after_all_others(doomed: DoomedObjects) -> None:
     doomed.refused = {"cache/c/a"}
     maintenance = maintenance_of(doomed, CountedIndexing())
     maintenance.run_round()
@@ -165,7 +165,7 @@ def test_what_a_store_refused_to_delete_is_asked_for_again_when_all_others_are_g
     assert doomed.stored == set()
 
 
-def test_a_store_that_is_away_is_not_asked_for_every_object() -> None:
+def test_absent_store_is_not_asked_for_every_object() -> None:
     keys = [f"cache/c/{number}" for number in range(100)]
     doomed = DoomedObjects(*keys)
     doomed.refused = set(keys)
@@ -175,9 +175,7 @@ def test_a_store_that_is_away_is_not_asked_for_every_object() -> None:
     assert doomed.asked == keys[:8]
 
 
-def test_a_store_that_does_not_answer_is_waited_for_once(
-    doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_that_does_not_answer_is_asked_once(doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     doomed.refused = set(doomed.stored)
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
 
@@ -186,7 +184,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     assert doomed.asked == ["cache/c/a"]
 
 
-def test_a_comparison_is_made_at_the_start_and_then_at_its_interval(doomed: DoomedObjects) -> None:
+def test_comparison_runs_at_start_and_at_its_interval(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     maintenance = maintenance_of(doomed, indexing)
 
@@ -199,7 +197,7 @@ def test_a_comparison_is_made_at_the_start_and_then_at_its_interval(doomed: Doom
     assert indexing.compared_count == 2
 
 
-def test_a_comparison_that_failed_is_made_again_in_the_next_round(doomed: DoomedObjects) -> None:
+def test_failed_comparison_runs_again_in_the_next_round(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     maintenance = maintenance_of(doomed, indexing)
     indexing.is_away = True
@@ -211,7 +209,7 @@ def test_a_comparison_that_failed_is_made_again_in_the_next_round(doomed: Doomed
     assert indexing.compared_count == 1
 
 
-def test_a_store_that_is_away_keeps_nobody_from_comparing_the_index(doomed: DoomedObjects) -> None:
+def test_absent_store_does_not_stop_the_index_comparison(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     doomed.is_away = True
 
@@ -220,7 +218,7 @@ def test_a_store_that_is_away_keeps_nobody_from_comparing_the_index(doomed: Doom
     assert indexing.compared_count == 1
 
 
-def test_an_index_that_was_started_again_is_compared_at_once(doomed: DoomedObjects) -> None:
+def test_restarted_index_is_compared_at_once(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     maintenance = maintenance_of(doomed, indexing)
     maintenance.run_round()

@@ -23,13 +23,13 @@ def test_without_a_word_nothing_is_reused() -> None:
     assert settings.choice() == CacheChoice()
 
 
-def test_models_without_a_profile_reuse_by_nirvanas_constants_where_they_shall() -> None:
+def test_unprofiled_reuse_takes_nirvana_s_constants() -> None:
     assert load("--unprofiled-reuse").selection.rules().latents == NIRVANA_LATENT_THRESHOLDS
     told = load("--unprofiled-reuse", "--latent-thresholds", "0.8:0.2")
     assert told.selection.rules().latents == (Threshold(0.8, 0.2),)
 
 
-def test_thresholds_that_are_given_stand_over_profiles_of_their_kind() -> None:
+def test_given_thresholds_override_profiles_of_their_kind() -> None:
     assert load("--latent-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.LATENTS}
     assert load("--image-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.IMAGES}
     assert load("--unprofiled-reuse").selection.reuse().given == frozenset()

@@ -53,7 +53,7 @@ async def test_beside_a_call_that_hangs_nothing_more_is_taken(
     assert await threads.run(abs, -1) == 1
 
 
-async def test_a_caller_who_is_cancelled_leaves_the_thread_to_the_call(threads: StoreThreads) -> None:
+async def test_cancelled_caller_leaves_the_thread_to_its_call(threads: StoreThreads) -> None:
     began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:

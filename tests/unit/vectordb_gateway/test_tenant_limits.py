@@ -37,7 +37,7 @@ def limits_over(ledger: SlowLedger) -> TenantLimits:
     return TenantLimits(ledger)  # type: ignore[arg-type]
 
 
-def test_a_bound_holds_before_the_ledger_has_it_and_after() -> None:
+def test_tenant_limit_holds_before_and_after_its_write() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     limits.set("a", 5)
@@ -59,7 +59,7 @@ def test_what_is_said_again_is_written_once() -> None:
     assert [most for _, most, _ in ledger.waiting] == [5, None]
 
 
-def test_what_could_not_be_written_is_written_in_the_next_round() -> None:
+def test_failed_write_is_repeated_in_the_next_round() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     limits.set("a", 5)
@@ -73,7 +73,7 @@ def test_what_could_not_be_written_is_written_in_the_next_round() -> None:
     assert ledger.waiting == []
 
 
-def test_the_newest_word_counts_however_late_older_ones_are_written() -> None:
+def test_newest_limit_counts_though_older_writes_come_late() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     limits.set("a", 5)
@@ -87,7 +87,7 @@ def test_the_newest_word_counts_however_late_older_ones_are_written() -> None:
     assert ledger.rows == {}
 
 
-def test_what_is_written_while_the_ledger_is_read_is_not_lost() -> None:
+def test_limit_set_during_a_read_is_not_lost() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     limits.set("a", 5)
@@ -104,7 +104,7 @@ def test_what_is_written_while_the_ledger_is_read_is_not_lost() -> None:
     assert limits.of("a") == 5
 
 
-def test_what_another_gateway_was_told_holds_from_the_next_round_on() -> None:
+def test_limit_of_another_gateway_holds_from_next_round() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     limits.set("a", 5)

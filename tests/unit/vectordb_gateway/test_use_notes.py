@@ -70,7 +70,7 @@ def test_a_use_has_a_key() -> None:
         note(notes, "")
 
 
-def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_beyond_the_limit_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uses, "_MAX_NOTED_COUNT", 5)
     monkeypatch.setattr(uses, "_BATCH_COUNT", 2)
     ledger = Ledger()
@@ -87,7 +87,7 @@ def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pyte
     ("held", "expected"),
     [(CacheTotals(0, 0, 0, 0), 8192), (CacheTotals(2, 10, 1000, 0), 1024), (CacheTotals(2, 10, 10, 0), 8192)],
 )
-def test_the_memory_of_a_rule_follows_the_limit_that_binds(held: CacheTotals, expected: int) -> None:
+def test_rule_s_memory_follows_the_binding_limit(held: CacheTotals, expected: int) -> None:
     """1,000 entries of six items, or 100,000 bytes of items that have 100 or one each; to the next power of two."""
     settings = CapacitySettings(max_entries=1000, max_size_bytes=100_000)
 

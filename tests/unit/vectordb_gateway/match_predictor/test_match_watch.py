@@ -131,7 +131,7 @@ def rulings(watch: MatchWatch, vectors: np.ndarray, search_s: float = FAR_S, sav
     return [ask(watch, vector, search_s, saved_share) for vector in vectors]
 
 
-def test_sure_misses_are_skipped_but_for_audits_where_searches_are_far(ledger: CacheLedger) -> None:
+def test_far_searches_skip_sure_misses_except_audits(ledger: CacheLedger) -> None:
     watch = learnt(ledger)
 
     strange, near = rulings(watch, STRANGE[300:]), rulings(watch, NEAR[:100], saved_share=0.2)
@@ -157,9 +157,7 @@ def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, mo
     watch.maintain()
 
 
-def test_searches_that_wait_for_a_busy_processor_are_not_taken_for_slow_ones(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_searches_on_a_busy_processor_are_not_slow(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
     watch = MatchWatch(ledger, image_s=1.0)
 
@@ -169,9 +167,7 @@ def test_searches_that_wait_for_a_busy_processor_are_not_taken_for_slow_ones(
     watch.maintain()
 
 
-def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_take_a_tenth_of_searches_while_off(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(match_watch, "perf_counter", lambda: float(next(seconds)))
     watch = learnt(ledger)  # a prediction takes a second by this clock, a search `FAR_S`
@@ -214,9 +210,7 @@ def test_an_entry_that_came_is_searched_for_at_once(ledger: CacheLedger) -> None
     assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
 
 
-def test_who_commits_does_not_wait_for_another_who_follows_and_which_learns_of_its_entry(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_leaves_its_entry_to_a_running_follow(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = learnt(ledger)
     read, go_on = threading.Event(), threading.Event()
     vectors_after = ledger.vectors_after
@@ -284,9 +278,7 @@ def test_who_commits_does_not_wait_for_a_training(ledger: CacheLedger, monkeypat
     assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
 
 
-def test_an_entry_that_comes_as_a_training_begins_is_not_forgotten(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_added_during_a_training_is_kept(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = learnt(ledger)
     for row in STRANGE[:16]:
         commit(ledger, row).result()

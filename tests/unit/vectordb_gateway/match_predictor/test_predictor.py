@@ -45,7 +45,7 @@ def scores(predictor: MatchPredictor, rows: np.ndarray, pools: Sequence[str] = (
     return np.array([predictor.score_in(pools, row.tobytes()) for row in rows])
 
 
-def test_what_is_near_an_entry_scores_above_what_is_not() -> None:
+def test_near_vector_scores_above_a_far_one() -> None:
     predictor = trained()
 
     near, strange = scores(predictor, rows_near(THEMES, 200, 0.5, seed=2)), scores(predictor, STRANGE)
@@ -93,7 +93,7 @@ def test_what_it_does_not_know_is_searched(pools: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("added", "gone", "stale"), [(30, 0, False), (31, 0, True), (0, 30, False), (0, 31, True)])
-def test_it_is_stale_when_more_than_a_twentieth_came_or_went(added: int, gone: int, stale: bool) -> None:
+def test_predictor_is_stale_after_a_twentieth_changed(added: int, gone: int, stale: bool) -> None:
     predictor = trained(600)
 
     predictor.add(entries_of(STRANGE[:added], first=601))
@@ -101,7 +101,7 @@ def test_it_is_stale_when_more_than_a_twentieth_came_or_went(added: int, gone: i
     assert predictor.is_stale(live_count=600 + added - gone) is stale
 
 
-def test_retraining_forgets_what_is_gone_and_is_not_stale_then() -> None:
+def test_retraining_forgets_removed_entries() -> None:
     predictor = trained(600)
     gone = rows_near(THEMES, 600, 0.5, seed=1)[:100]
     before = scores(predictor, gone)
@@ -125,7 +125,7 @@ def test_a_score_means_the_same_after_retraining() -> None:
     assert before[:50].mean() - before[50:].mean() > 0.3
 
 
-def test_a_training_that_fails_leaves_the_predictor_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_training_keeps_the_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = trained()
     before = scores(predictor, STRANGE[:20])
 

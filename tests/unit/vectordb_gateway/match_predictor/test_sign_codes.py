@@ -62,7 +62,7 @@ def test_nothing_is_near_in_an_empty_set() -> None:
     assert coded(0).nearest(coded(1).codes[0]) == SIGN_COUNT
 
 
-def test_what_is_added_is_found_and_what_is_not_kept_is_not() -> None:
+def test_code_set_finds_added_and_kept_codes_only() -> None:
     entries, more = coded(100), coded(30, seed=9)
     for number, code in enumerate(more.codes):
         entries.add(code[None], np.array([100 + number]))
@@ -76,7 +76,7 @@ def test_what_is_added_is_found_and_what_is_not_kept_is_not() -> None:
     assert kept.nearest(more.codes[21]) > 0
 
 
-def test_entries_take_at_most_64_bytes_while_the_set_grows() -> None:
+def test_entries_take_at_most_64_bytes_each() -> None:
     entries = coded(1000)
 
     for number in range(1000, 3000):
