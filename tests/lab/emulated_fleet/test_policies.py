@@ -179,6 +179,6 @@ async def test_every_kind_of_policy_is_played(directory: Path, policy: str, firs
 
         pools = [pool for _, decision in fleet.settings.asked for pool in decision.plan.pools]
         first = fleet.settings.asked[0][1]
-    assert Counter(assignment.model for assignment in first.assignments) == first_given
+    assert Counter(assignment.model for assignment in first.plan.assignments) == first_given
     assert sum(endings.values()) == 10
     assert set(endings) <= {pool.model for pool in pools}
