@@ -105,7 +105,7 @@ class CascadePolicy:
             if share <= 0.0 or not workers[following]:
                 return CascadePlan(self.cascade.name, (*stages, StagePlan(model)))
             thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
-            stages.append(scored_stage(model, thresholds, handover if handover.discriminator else None))
+            stages.append(scored_stage(model, thresholds, handover))
         return CascadePlan(self.cascade.name, (*stages, StagePlan(models[-1])))
 
     def _problem(self, context: PlanInput, memory: CascadeMemory) -> CascadeProblem:

@@ -248,6 +248,12 @@ def test_solve_curve_that_always_defers_reaches_staffed_stages(devices: int) -> 
     assert [count > 0 for count in found.counts] == [True, devices > 1, devices > 2]
 
 
+def test_solve_unreached_stages_need_no_devices() -> None:
+    found = checked(CascadeProblem(1.0, 1, 15.0, (LIGHT, MEDIUM, HEAVY), (CURVE, CURVE)))
+
+    assert (found.feasible, found.counts, found.reached) == (True, (1, 0, 0), (1.0, 0.0, 0.0))
+
+
 def test_solve_last_stage_too_slow_for_fewest_has_no_devices() -> None:
     """A tenth of a thousand a second; the device that is left carries one in two seconds."""
     some = DeferralCurve((0.0, 1.0), (0.1, 1.0))
@@ -291,7 +297,7 @@ def test_solve_two_models_equals_allocation_problem(
     routes = tuple(
         PlannedRoute(f"end {end}", "noise", (Use("light", 1.0), Use("heavy", float(end))), float(end)) for end in (0, 1)
     )
-    problem = AllocationProblem({"noise": demand}, {"gpu": device_count}, components, routes, slo_s)
+    problem = AllocationProblem({"noise": demand}, {"gpu": device_count}, components, routes, slo_s, served_weight=1e4)
 
     solution = solve_allocation(problem)
     found = solve_cascade(CascadeProblem(demand, device_count, slo_s, ((light,), (heavy,)), (DeferralCurve(),)))
@@ -299,6 +305,7 @@ def test_solve_two_models_equals_allocation_problem(
     assert solution is not None
     if not found.feasible:
         assert found.admission_rate == pytest.approx(solution.served_share) or solution.served_share == 0.0
-    else:
+    elif solution.served_share > 1.0 - 1e-6:
+        # Otherwise a few thousandths of a request less leave a device more for the heavy model.
         deferred = sum(rate for course, rate in solution.rates.items() if course.route == "end 1") / demand
         assert found.gain == pytest.approx(deferred, abs=1.0 / 200 + 1e-6)
