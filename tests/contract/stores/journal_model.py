@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import LeaseState, epoch_at
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
@@ -21,9 +22,11 @@ from pentimento.stores.ledger.records import (
 
 @dataclass
 class JournalModel:
-    """Each method answers as the journal's does. An error is returned."""
+    """Each method answers as the journal's of that name does. An error is returned."""
 
-    lease: LeaseState
+    clock: Clock
+    epochs: list[int]
+    beat_count: int = 0
     requests: dict[str, JournalledRequest] = field(default_factory=dict)
     pins: dict[str, PicturePin] = field(default_factory=dict)
 
@@ -50,26 +53,30 @@ class JournalModel:
         self.requests[request_id] = replace(held, route=route, cascade_stage=stage)
         return route
 
-    def start_attempt(self, started: AttemptRecord) -> bool:
-        attempt = started.attempt
+    def start_attempt(self, attempt: Attempt, worker_id: str, stage: int, handed: bytes) -> bool:
         held = self.requests.get(attempt.request_id)
         if held is None or held.finished_at is not None or self._is_superseded(attempt.frontdoor_epoch):
             return False
         newest = held.newest_attempt
         if newest is not None and not _is_newer(attempt, newest.attempt):
-            return (newest.attempt, newest.worker_id) == (attempt, started.worker_id)
+            return (newest.attempt, newest.worker_id) == (attempt, worker_id)
         self.requests[attempt.request_id] = replace(
-            held, state=RequestState.RUNNING, newest_attempt=started, attempt_count=held.attempt_count + 1
+            held,
+            state=RequestState.RUNNING,
+            newest_attempt=AttemptRecord(attempt, worker_id, self.clock.wall(), stage, handed),
+            attempt_count=held.attempt_count + 1,
         )
         return True
 
     def route_and_start(
-        self, started: AttemptRecord, route: bytes, stage: int
-    ) -> tuple[bytes | PentimentoError, bool] | PentimentoError:
-        if self._is_superseded(started.attempt.frontdoor_epoch):
+        self, attempt: Attempt, worker_id: str, route: bytes, stage: int, handed: bytes
+    ) -> tuple[bytes, bool] | PentimentoError:
+        if self._is_superseded(attempt.frontdoor_epoch):
             return route, False
-        pinned = self.record_route(started.attempt.request_id, route, stage)
-        return pinned if isinstance(pinned, PentimentoError) else (pinned, self.start_attempt(started))
+        pinned = self.record_route(attempt.request_id, route, stage)
+        if isinstance(pinned, PentimentoError):
+            return pinned
+        return pinned, self.start_attempt(attempt, worker_id, stage, handed)
 
     def commit_result(self, attempt: Attempt, result: ResultRecord) -> bool:
         held = self.requests.get(attempt.request_id)
@@ -84,26 +91,30 @@ class JournalModel:
         )
         return True
 
-    def finish(self, request_id: str, state: RequestState, epoch: int, free_keys_of: Sequence[str], now: float) -> bool:
+    def finish(
+        self, request_id: str, state: RequestState, reason: str, message: str, epoch: int, free_keys_of: Sequence[str]
+    ) -> bool:
         held = self.requests.get(request_id)
         if held is None or held.finished_at is not None or self._is_superseded(epoch):
             return False
         self.requests[request_id] = replace(
-            _without_body(held), state=state, error_reason="REASON", error_message="words", finished_at=now
+            _without_body(held),
+            state=state,
+            error_reason=reason,
+            error_message=message,
+            finished_at=self.clock.wall(),
         )
         for freed_id in free_keys_of:
             if (freed := self.requests.get(freed_id)) is not None:
                 self.requests[freed_id] = replace(freed, request=replace(freed.request, idempotency_key=""))
         return True
 
-    def forget_finished(
-        self, before: float, limit: int, tenant: str, after: float, now: float
-    ) -> list[JournalledRequest]:
+    def forget_finished(self, before: float, limit: int, tenant: str, after: float) -> list[JournalledRequest]:
         gone = [
             held
             for held in self.of_tenant(tenant)
             if held.finished_at is not None and after < held.finished_at < before
-            if not self._is_pinned(held.request.request_id, now)
+            if self.pins_find(tenant, held.request.request_id) is None
         ]
         gone = sorted(gone, key=lambda held: held.finished_at or 0.0)[:limit]
         for held in gone:
@@ -111,7 +122,7 @@ class JournalModel:
             del self.requests[held.request.request_id]
         return gone
 
-    def forget_pictures(self, tenant: str, size_bytes: int) -> list[ObjectReference]:
+    def objects_forget_pictures(self, tenant: str, size_bytes: int) -> list[ObjectReference]:
         forgotten: list[ObjectReference] = []
         for held in sorted(self.of_tenant(tenant), key=lambda held: held.finished_at or 0.0):
             if held.result is None or not held.result.image.key:
@@ -123,35 +134,49 @@ class JournalModel:
             self.requests[held.request.request_id] = replace(held, result=bare)
         return forgotten
 
-    def pin(self, wanted: PicturePin, most_bytes: int, now: float) -> PicturePin | PentimentoError | None:
+    def pins_pin(self, wanted: PicturePin, most_bytes: int) -> PicturePin | PentimentoError | None:
         held = self.requests.get(wanted.request_id)
         if held is None or held.request.tenant != wanted.tenant:
             return NotFound.of("UNKNOWN_REQUEST", "request_id", "")
-        former = self.found_pin(wanted.tenant, wanted.request_id, now)
-        others = self.pinned_bytes(wanted.tenant, now) - (former.size_bytes if former else 0)
+        former = self.pins_find(wanted.tenant, wanted.request_id)
+        others = self.pins_pinned_bytes(wanted.tenant) - (former.size_bytes if former else 0)
         if others + wanted.size_bytes > most_bytes:
             return ResourceExhausted("QUOTA_EXCEEDED", "", metadata={"quota": "tenant-pinned-bytes"})
         self.pins[wanted.request_id] = wanted
         return former
 
-    def unpin(self, tenant: str, request_id: str) -> bool:
+    def pins_unpin(self, tenant: str, request_id: str) -> bool:
         pin = self.pins.get(request_id)
         if pin is None or pin.tenant != tenant:
             return False
         del self.pins[request_id]
         return True
 
-    def found_pin(self, tenant: str, request_id: str, now: float) -> PicturePin | None:
+    def pins_find(self, tenant: str, request_id: str) -> PicturePin | None:
         pin = self.pins.get(request_id)
-        return pin if pin is not None and pin.tenant == tenant and pin.expires_at > now else None
+        return pin if pin is not None and pin.tenant == tenant and pin.expires_at > self.clock.wall() else None
 
-    def pinned_bytes(self, tenant: str, now: float) -> int:
-        return sum(pin.size_bytes for pin in self.pins.values() if pin.tenant == tenant and pin.expires_at > now)
+    def pins_pinned_bytes(self, tenant: str) -> int:
+        return sum(pin.size_bytes for pin in self.pins.values() if self.pins_find(tenant, pin.request_id) is not None)
 
-    def named(self, now: float) -> set[str]:
+    def objects_named(self, keys: Sequence[str]) -> set[str]:
         images = {held.result.image.key for held in self.requests.values() if held.result is not None}
-        pins = [pin for pin in self.pins.values() if pin.expires_at > now]
-        return (images | {part.object.key for pin in pins for part in pin.inputs}) - {""}
+        pins = [pin for pin in self.pins.values() if pin.expires_at > self.clock.wall()]
+        return {*keys} & ((images | {part.object.key for pin in pins for part in pin.inputs}) - {""})
+
+    def listing_page(
+        self, tenant: str, states: frozenset[RequestState], jobs_only: bool, limit: int
+    ) -> list[JournalledRequest]:
+        held = [
+            each
+            for each in self.of_tenant(tenant)
+            if (not states or each.state in states) and (each.request.detached or not jobs_only)
+        ]
+        return sorted(held, key=lambda each: (each.request.accepted_at, each.request.request_id), reverse=True)[:limit]
+
+    def get(self, request_id: str, tenant: str) -> JournalledRequest | None:
+        held = self.requests.get(request_id)
+        return held if held is not None and held.request.tenant == tenant else None
 
     def kept(self, tenant: str) -> list[KeptResults]:
         ended = [held for held in self.of_tenant(tenant) if held.finished_at is not None]
@@ -161,24 +186,23 @@ class JournalModel:
     def of_tenant(self, tenant: str) -> list[JournalledRequest]:
         return [held for held in self.requests.values() if held.request.tenant == tenant]
 
-    def claim(self, wall_s: float) -> int:
-        self.lease = LeaseState(max(epoch_at(wall_s), self.lease.epoch + 1), 0)
-        return self.lease.epoch
+    def lease(self) -> LeaseState:
+        return LeaseState(self.epochs[-1], self.beat_count)
+
+    def claim_epoch(self, holder_id: str) -> int:
+        self.epochs.append(max(epoch_at(self.clock.wall()), self.epochs[-1] + 1))
+        self.beat_count = 0
+        return self.epochs[-1]
 
     def beat(self, epoch: int) -> bool:
-        if epoch != self.lease.epoch:
-            return False
-        self.lease = LeaseState(epoch, self.lease.beat + 1)
-        return True
+        self.beat_count += epoch == self.epochs[-1]
+        return epoch == self.epochs[-1]
 
-    def take_over(self, seen: LeaseState, wall_s: float) -> int | None:
-        return self.claim(wall_s) if seen == self.lease else None
+    def take_over(self, holder_id: str, seen: LeaseState) -> int | None:
+        return self.claim_epoch(holder_id) if seen == self.lease() else None
 
     def _is_superseded(self, epoch: int) -> bool:
-        return 0 < epoch < self.lease.epoch
-
-    def _is_pinned(self, request_id: str, now: float) -> bool:
-        return request_id in self.pins and self.pins[request_id].expires_at > now
+        return 0 < epoch < self.epochs[-1]
 
     def _holder(self, record: AcceptedRequest) -> JournalledRequest | None:
         if record.idempotency_key:

@@ -4,9 +4,9 @@ A history has accepts with and without idempotency keys, routes, attempts, resul
 restarts. Its ids and tenants are its own, so that all histories share one database.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -15,29 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from lab.fixtures.clocks import SetClock
-from pentimento.domain.epochs import LeaseState
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, PicturePin, ResultRecord
+from pentimento.stores.ledger.records import AcceptedRequest, PicturePin, ResultRecord
 from tests.contract.stores.journal_model import JournalModel
 
 IDS = st.integers(0, 4)
 TENANTS = st.sampled_from(["a", "b"])
 ENDS = st.sampled_from([RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED])
+TOKENS, WORKERS, HANDED = st.integers(1, 4), st.sampled_from(["w1", "w2"]), st.sampled_from([b"", b"light"])
 STATES = st.frozensets(st.sampled_from(RequestState), max_size=2)
 # Of no epoch, of the newest one, of the one before.
 EPOCHS = st.sampled_from([0, 0, 1, 1, 1, 2])
 _histories = count()
-
-
-def outcome_of(call: Callable[[], "Future[Any]"]) -> object:
-    """Return a call's answer or its error."""
-    try:
-        return call().result()
-    except PentimentoError as error:
-        return error
 
 
 def told(outcome: object) -> object:
@@ -55,9 +47,8 @@ class JournalHistory(RuleBasedStateMachine):
         super().__init__()
         self.url, self.prefix, self.clock = url, f"h{next(_histories)}", SetClock(wall_s=1_000_000.0)
         self.journal = open_journal(url, self.clock)
-        self.epochs = [self.journal.claim_epoch("first").result()]
-        self.model = JournalModel(LeaseState(self.epochs[-1], 0))
-        self.seen = self.model.lease
+        self.model = JournalModel(self.clock, [self.journal.claim_epoch("first").result()])
+        self.seen = self.model.lease()
         self.results = count()
 
     def teardown(self) -> None:
@@ -65,27 +56,33 @@ class JournalHistory(RuleBasedStateMachine):
             self.journal.finish(held.request.request_id, RequestState.CANCELLED, "", "").result()
         self.journal.close()
 
-    def id_of(self, number: int) -> str:
-        return f"{self.prefix}-r{number}"
+    def both(self, path: str, *arguments: object) -> None:
+        """Call the journal and its model, whose answers must be the same."""
+        self.clock.wall_s += 1.0
+        try:
+            answer = attrgetter(path)(self.journal)(*arguments).result()
+        except PentimentoError as error:
+            answer = error
+        assert told(answer) == told(getattr(self.model, path.replace(".", "_"))(*arguments))
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"{self.prefix}-r{number}" for number in range(5)]
 
     def tenant(self, name: str) -> str:
         return f"{self.prefix}-{name}"
 
     def epoch(self, back: int) -> int:
-        return 0 if back == 0 else self.epochs[max(0, len(self.epochs) - back)]
+        return 0 if back == 0 else self.model.epochs[max(0, len(self.model.epochs) - back)]
 
     def attempt(self, number: int, token: int, back: int) -> Attempt:
-        held = self.model.requests.get(self.id_of(number))
+        held = self.model.requests.get(self.ids[number])
         tenant = held.request.tenant if held else self.tenant("a")
-        return Attempt(self.id_of(number), token, token, "frontdoor", self.epoch(back), tenant)
-
-    def check(self, call: Callable[[], "Future[Any]"], expected: Callable[[], object]) -> None:
-        self.clock.wall_s += 1.0
-        assert told(outcome_of(call)) == told(expected())
+        return Attempt(self.ids[number], token, token, "frontdoor", self.epoch(back), tenant)
 
     @rule(number=IDS, tenant=TENANTS, key=st.sampled_from(["", "k"]), body_hash=st.sampled_from("xy"), back=EPOCHS)
     def accept(self, number: int, tenant: str, key: str, body_hash: str, back: int) -> None:
-        name = self.id_of(number)
+        name = self.ids[number]
         if name in self.model.requests and key:
             # A frontdoor draws an id for each call with a key.
             name = f"{name}-other"
@@ -104,124 +101,89 @@ class JournalHistory(RuleBasedStateMachine):
             body_format=number,
             detached=number == 3,
         )
-        self.check(lambda: self.journal.accept(record), lambda: self.model.accept(record))
+        self.both("accept", record)
 
     @rule(tenant=TENANTS, key=st.sampled_from(["k", "other"]), body_hash=st.sampled_from("xy"))
     def find_key(self, tenant: str, key: str, body_hash: str) -> None:
-        wanted = (self.tenant(tenant), key, body_hash)
-        self.check(lambda: self.journal.find_key(*wanted), lambda: self.model.find_key(*wanted))
+        self.both("find_key", self.tenant(tenant), key, body_hash)
+
+    @rule(number=IDS, tenant=TENANTS, is_other=st.booleans())
+    def get(self, number: int, tenant: str, is_other: bool) -> None:
+        self.both("get", self.ids[number] + "-other" * is_other, self.tenant(tenant))
 
     @rule(number=IDS, route=st.binary(max_size=2), stage=st.integers(0, 2))
     def record_route(self, number: int, route: bytes, stage: int) -> None:
-        wanted = (self.id_of(number), route, stage)
-        self.check(lambda: self.journal.record_route(*wanted), lambda: self.model.record_route(*wanted))
+        self.both("record_route", self.ids[number], route, stage)
 
-    @rule(
-        number=IDS, token=st.integers(1, 4), back=EPOCHS, worker=st.sampled_from(["w1", "w2"]), stage=st.integers(0, 1),
-        handed=st.sampled_from([b"", b"light"]), route=st.none() | st.binary(max_size=2),
-    )  # fmt: skip
-    def start_attempt(
-        self, number: int, token: int, back: int, worker: str, stage: int, handed: bytes, route: bytes | None
-    ) -> None:
-        attempt = self.attempt(number, token, back)
-        started = AttemptRecord(attempt, worker, self.clock.wall_s + 1.0, stage, handed)
-        if route is None:
-            self.check(
-                lambda: self.journal.start_attempt(attempt, worker, stage, handed),
-                lambda: self.model.start_attempt(started),
-            )
-        else:
-            self.check(
-                lambda: self.journal.route_and_start(attempt, worker, route, stage, handed),
-                lambda: self.model.route_and_start(started, route, stage),
-            )
+    @rule(number=IDS, token=TOKENS, back=EPOCHS, worker=WORKERS, stage=st.integers(0, 1), handed=HANDED)
+    def start_attempt(self, number: int, token: int, back: int, worker: str, stage: int, handed: bytes) -> None:
+        self.both("start_attempt", self.attempt(number, token, back), worker, stage, handed)
 
-    @rule(number=IDS, token=st.integers(1, 4), back=EPOCHS, content=st.sampled_from("pq"))
+    @rule(number=IDS, token=TOKENS, back=EPOCHS, worker=WORKERS, route=st.binary(max_size=2), stage=st.integers(0, 1))
+    def route_and_start(self, number: int, token: int, back: int, worker: str, route: bytes, stage: int) -> None:
+        self.both("route_and_start", self.attempt(number, token, back), worker, route, stage, b"light")
+
+    @rule(number=IDS, token=TOKENS, back=EPOCHS, content=st.sampled_from("pq"))
     def commit_result(self, number: int, token: int, back: int, content: str) -> None:
         image = ObjectReference(f"{self.prefix}/{next(self.results)}", f"sha256:{content}", 10 + number)
         result = ResultRecord(image, "png", 64, 48, b"\x00provenance", self.clock.wall_s + 0.5)
-        attempt = self.attempt(number, token, back)
-        self.check(
-            lambda: self.journal.commit_result(attempt, result), lambda: self.model.commit_result(attempt, result)
-        )
+        self.both("commit_result", self.attempt(number, token, back), result)
 
     @rule(number=IDS, state=ENDS, back=EPOCHS, freed=st.lists(IDS, max_size=2))
     def finish(self, number: int, state: RequestState, back: int, freed: list[int]) -> None:
-        name, epoch, keys = self.id_of(number), self.epoch(back), [self.id_of(one) for one in freed]
-        self.check(
-            lambda: self.journal.finish(name, state, "REASON", "words", epoch, keys),
-            lambda: self.model.finish(name, state, epoch, keys, self.clock.wall_s),
-        )
+        keys = [self.ids[one] for one in freed]
+        self.both("finish", self.ids[number], state, "REASON", "words", self.epoch(back), keys)
 
     @rule(number=IDS, tenant=TENANTS, lasts_s=st.integers(0, 20), size=st.integers(1, 60))
     def pin(self, number: int, tenant: str, lasts_s: int, size: int) -> None:
         inputs = (SpecInput("init_image", ObjectReference(f"{self.prefix}/input{number}", "sha256:i", 7)),)
         ends_at = self.clock.wall_s + 1.0 + lasts_s
-        wanted = PicturePin(self.id_of(number), self.tenant(tenant), ends_at, size, inputs)
-        self.check(lambda: self.journal.pins.pin(wanted, 100), lambda: self.model.pin(wanted, 100, self.clock.wall_s))
+        self.both("pins.pin", PicturePin(self.ids[number], self.tenant(tenant), ends_at, size, inputs), 100)
 
     @rule(number=IDS, tenant=TENANTS)
     def unpin(self, number: int, tenant: str) -> None:
-        wanted = (self.tenant(tenant), self.id_of(number))
-        self.check(lambda: self.journal.pins.unpin(*wanted), lambda: self.model.unpin(*wanted))
+        self.both("pins.unpin", self.tenant(tenant), self.ids[number])
 
     @rule(tenant=TENANTS, before_s=st.integers(0, 5), after_s=st.integers(5, 20), limit=st.sampled_from([1, 10]))
     def forget_finished(self, tenant: str, before_s: int, after_s: int, limit: int) -> None:
         before, after = self.clock.wall_s - before_s, self.clock.wall_s - after_s
-        self.check(
-            lambda: self.journal.forget_finished(before, limit, self.tenant(tenant), after),
-            lambda: self.model.forget_finished(before, limit, self.tenant(tenant), after, self.clock.wall_s),
-        )
+        self.both("forget_finished", before, limit, self.tenant(tenant), after)
 
     @rule(tenant=TENANTS, size=st.sampled_from([0, 11, 1000]))
     def forget_pictures(self, tenant: str, size: int) -> None:
-        wanted = (self.tenant(tenant), size)
-        self.check(lambda: self.journal.objects.forget_pictures(*wanted), lambda: self.model.forget_pictures(*wanted))
+        self.both("objects.forget_pictures", self.tenant(tenant), size)
+
+    @rule()
+    def look_for_keys(self) -> None:
+        keys = [f"{self.prefix}/input{number}" for number in range(5)]
+        keys += [held.result.image.key for held in self.model.requests.values() if held.result is not None]
+        self.both("objects.named", [*keys, "unknown"])
+
+    @rule(tenant=TENANTS, states=STATES, jobs_only=st.booleans())
+    def list_page(self, tenant: str, states: frozenset[RequestState], jobs_only: bool) -> None:
+        self.both("listing.page", self.tenant(tenant), states, jobs_only, 3)
 
     @rule()
     def claim_epoch(self) -> None:
-        self.clock.wall_s += 1.0
-        self.epochs.append(self.model.claim(self.clock.wall_s))
-        assert self.journal.claim_epoch("next").result() == self.epochs[-1]
+        self.both("claim_epoch", "next")
 
     @rule(back=st.integers(1, 2))
     def beat(self, back: int) -> None:
-        self.check(lambda: self.journal.beat(self.epoch(back)), lambda: self.model.beat(self.epoch(back)))
+        self.both("beat", self.epoch(back))
 
     @rule()
     def look_at_lease(self) -> None:
-        self.seen = self.model.lease
-        self.check(self.journal.lease, lambda: self.seen)
+        self.seen = self.model.lease()
+        self.both("lease")
 
     @rule()
     def take_over(self) -> None:
-        self.clock.wall_s += 1.0
-        taken = self.model.take_over(self.seen, self.clock.wall_s)
-        assert self.journal.take_over("standby", self.seen).result() == taken
-        self.epochs += [taken] if taken is not None else []
+        self.both("take_over", "standby", self.seen)
 
     @rule()
     def reopen(self) -> None:
         self.journal.close()
         self.journal = open_journal(self.url, self.clock)
-
-    @rule(tenant=TENANTS, states=STATES, jobs_only=st.booleans())
-    def list_page(self, tenant: str, states: frozenset[RequestState], jobs_only: bool) -> None:
-        held = [
-            each
-            for each in self.model.of_tenant(self.tenant(tenant))
-            if (not states or each.state in states) and (each.request.detached or not jobs_only)
-        ]
-        newest_first = sorted(held, key=lambda each: (each.request.accepted_at, each.request.request_id), reverse=True)
-        self.check(
-            lambda: self.journal.listing.page(self.tenant(tenant), states, jobs_only, 3), lambda: newest_first[:3]
-        )
-
-    @rule(number=IDS, tenant=TENANTS, is_other=st.booleans())
-    def get(self, number: int, tenant: str, is_other: bool) -> None:
-        name = self.id_of(number) + "-other" * is_other
-        held = {each.request.request_id: each for each in self.model.of_tenant(self.tenant(tenant))}.get(name)
-        self.check(lambda: self.journal.get(name, self.tenant(tenant)), lambda: held)
 
     @invariant()
     def requests_are_those_of_the_model(self) -> None:
@@ -233,14 +195,10 @@ class JournalHistory(RuleBasedStateMachine):
         assert unfinished.result() == sorted(open_ones, key=lambda held: held.request.accepted_at)
         for tenant, *calls in found:
             theirs = {held.request.request_id: held for held in self.model.of_tenant(tenant)}
-            pins = [self.model.found_pin(tenant, name, self.clock.wall_s) for name in self.ids]
-            pinned = self.model.pinned_bytes(tenant, self.clock.wall_s)
+            pins = [self.model.pins_find(tenant, name) for name in self.ids]
+            pinned = self.model.pins_pinned_bytes(tenant)
             assert [call.result() for call in calls] == [theirs.keys(), bool(theirs), pinned, *pins]
             assert kept.get(tenant, []) == self.model.kept(tenant)
-
-    @property
-    def ids(self) -> list[str]:
-        return [self.id_of(number) for number in range(5)]
 
     def asked_of(self, tenant: str) -> list["Future[Any]"]:
         """Ask for what the journal knows of a tenant, all in one commit."""
@@ -250,12 +208,6 @@ class JournalHistory(RuleBasedStateMachine):
             self.journal.pins.pinned_bytes(tenant),
             *(self.journal.pins.find(tenant, name) for name in self.ids),
         ]
-
-    @rule()
-    def look_for_keys(self) -> None:
-        keys = [f"{self.prefix}/input{number}" for number in range(5)]
-        keys += [held.result.image.key for held in self.model.requests.values() if held.result is not None]
-        self.check(lambda: self.journal.objects.named([*keys, "unknown"]), lambda: self.model.named(self.clock.wall_s))
 
 
 @pytest.mark.parametrize("history_count", [2, pytest.param(40, marks=pytest.mark.slow)])
