@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
@@ -34,7 +41,7 @@ WRONG = st.sampled_from(
 RARELY = st.sampled_from([False] * 5 + [True])
 LASTING_S = st.integers(1, 25)
 LATER_S = st.integers(0, 8)
-NUMBERS = st.integers(0, 5)
+NUMBERS = st.integers(0, 2)
 _histories = count()
 
 
@@ -82,6 +89,13 @@ class CacheHistory(RuleBasedStateMachine):
 
     def entry_id(self, number: int) -> str:
         return self.commits[-1 - number % len(self.commits)].entry_id if self.commits else "unknown"
+
+    @initialize()
+    def commit_some(self) -> None:
+        for tenant, is_shared in (("a", False), ("b", True), ("b", False)):
+            self.reserve(tenant, is_shared, (5, 10, None), 100)
+            self.commit(0, (5, 10), image=tenant == "b", wrong={}, is_swapped=False)
+        self.reserve("a", False, (5, 10, 15), 20)
 
     @rule(tenant=TENANTS, is_shared=st.booleans(), steps=STEPS, lasts_s=LASTING_S)
     def reserve(self, tenant: str, is_shared: bool, steps: tuple[int | None, ...], lasts_s: int) -> None:
