@@ -23,7 +23,9 @@ from tests.contract.stores.journal_model import JournalModel
 IDS = st.integers(0, 2)
 TENANTS = st.sampled_from(["a", "b"])
 ENDS = st.sampled_from([RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED])
-TOKENS, WORKERS, HANDED = st.integers(1, 4), st.sampled_from(["w1", "w2"]), st.sampled_from([b"", b"light"])
+# After the newest one: the same, the next, the one before.
+TOKENS = st.sampled_from([0, 0, 1, 1, -1])
+WORKERS, HANDED = st.sampled_from(["w1", "w2"]), st.sampled_from([b"", b"light"])
 STATES = st.frozensets(st.sampled_from(RequestState), max_size=2)
 # Of no epoch, of the newest one, of the one before.
 EPOCHS = st.sampled_from([0, 0, 1, 1, 1, 2])
@@ -75,8 +77,9 @@ class JournalHistory(RuleBasedStateMachine):
 
     def attempt(self, number: int, token: int, back: int) -> Attempt:
         held = self.model.requests.get(self.ids[number])
+        newest = held.newest_attempt.attempt.fencing_token if held and held.newest_attempt else 1
         tenant = held.request.tenant if held else self.tenant("a")
-        return Attempt(self.ids[number], token, token, "frontdoor", self.epoch(back), tenant)
+        return Attempt(self.ids[number], 1, newest + token, "frontdoor", self.epoch(back), tenant)
 
     @initialize()
     def accept_some(self) -> None:
@@ -126,18 +129,18 @@ class JournalHistory(RuleBasedStateMachine):
     def route_and_start(self, number: int, token: int, back: int, worker: str, route: bytes, stage: int) -> None:
         self.both("route_and_start", self.attempt(number, token, back), worker, route, stage, b"light")
 
-    @rule(number=IDS, token=TOKENS, back=EPOCHS, content=st.sampled_from("pq"))
+    @rule(number=IDS, token=TOKENS, back=EPOCHS, content=st.sampled_from("ppq"))
     def commit_result(self, number: int, token: int, back: int, content: str) -> None:
-        image = ObjectReference(f"{self.prefix}/{next(self.results)}", f"sha256:{content}", 10 + number)
+        image = ObjectReference(f"{self.prefix}/{next(self.results)}", f"sha256:{content}", 10)
         result = ResultRecord(image, "png", 64, 48, b"\x00provenance", self.clock.wall_s + 0.5)
         self.both("commit_result", self.attempt(number, token, back), result)
 
-    @rule(number=IDS, state=ENDS, back=EPOCHS, freed=st.lists(IDS, max_size=2))
+    @rule(number=IDS, state=ENDS, back=EPOCHS, freed=st.lists(IDS, max_size=3))
     def finish(self, number: int, state: RequestState, back: int, freed: list[int]) -> None:
         keys = [self.ids[one] for one in freed]
         self.both("finish", self.ids[number], state, "REASON", "words", self.epoch(back), keys)
 
-    @rule(number=IDS, tenant=TENANTS, lasts_s=st.integers(0, 20), size=st.integers(1, 60))
+    @rule(number=IDS, tenant=TENANTS, lasts_s=st.integers(0, 20), size=st.sampled_from([40, 60, 61]))
     def pin(self, number: int, tenant: str, lasts_s: int, size: int) -> None:
         inputs = (SpecInput("init_image", ObjectReference(f"{self.prefix}/input{number}", "sha256:i", 7)),)
         ends_at = self.clock.wall_s + 1.0 + lasts_s
@@ -147,12 +150,13 @@ class JournalHistory(RuleBasedStateMachine):
     def unpin(self, number: int, tenant: str) -> None:
         self.both("pins.unpin", self.tenant(tenant), self.ids[number])
 
-    @rule(tenant=TENANTS, before_s=st.integers(0, 5), after_s=st.integers(5, 20), limit=st.sampled_from([1, 10]))
-    def forget_finished(self, tenant: str, before_s: int, after_s: int, limit: int) -> None:
-        before, after = self.clock.wall_s - before_s, self.clock.wall_s - after_s
+    @rule(tenant=TENANTS, limit=st.sampled_from([1, 10]), is_before=st.booleans(), is_after=st.booleans())
+    def forget_finished(self, tenant: str, limit: int, is_before: bool, is_after: bool) -> None:
+        ends = [held.finished_at for held in self.model.of_tenant(self.tenant(tenant)) if held.finished_at is not None]
+        before, after = max(ends, default=0.0) + 1.0 - is_before, min(ends, default=0.0) - 1.0 + is_after
         self.both("forget_finished", before, limit, self.tenant(tenant), after)
 
-    @rule(tenant=TENANTS, size=st.sampled_from([0, 11, 1000]))
+    @rule(tenant=TENANTS, size=st.sampled_from([0, 10, 11, 1000]))
     def forget_pictures(self, tenant: str, size: int) -> None:
         self.both("objects.forget_pictures", self.tenant(tenant), size)
 
