@@ -213,7 +213,7 @@ class JournalHistory(RuleBasedStateMachine):
             assert found == self.model.listing_page(tenant, frozenset(), False, 20)
 
 
-@pytest.mark.parametrize("history_count", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("history_count", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_journal_any_history_equals_model(ledger_url: str, history_count: int) -> None:
     run_state_machine_as_test(
         lambda: JournalHistory(ledger_url),
