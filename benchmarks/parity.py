@@ -35,7 +35,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.parity_figures import DIAGNOSED, PREDICTED, ComparedLoad, Tally, figures
+from benchmarks.parity_figures import DIAGNOSED, PREDICTED, ComparedLoad, OutcomeTally, figures
 from benchmarks.seen_speed import ObservedRun, changes_seen, speed_seen, with_course, with_delays, with_speed
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
 from benchmarks.suites.emulated import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
@@ -298,7 +298,7 @@ def pair(side: str, turns: Sequence[Turn]) -> ComparedLoad:
         rate,
         make_report("live", list(itertools.chain(*live)), {"kind": "live", **told}),
         tuple(make_report("simulated", list(itertools.chain(*run)), {"kind": "simulated", **told}) for run in runs),
-        [tuple(Tally.of(records) for records in of_turn) for of_turn in zip(live, *runs, strict=True)],
+        [tuple(OutcomeTally.of(records) for records in of_turn) for of_turn in zip(live, *runs, strict=True)],
     )
 
 

@@ -22,7 +22,7 @@ Of = Callable[[Report], float]
 
 
 @dataclass(frozen=True)
-class Tally:
+class OutcomeTally:
     """Store the results of one turn's requests, live or in one simulation."""
 
     violations: int
@@ -30,13 +30,13 @@ class Tally:
     latencies_s: NDArray[np.float64]
 
     @staticmethod
-    def of(records: Sequence[RequestRecord]) -> "Tally":
+    def of(records: Sequence[RequestRecord]) -> "OutcomeTally":
         answered = [record.latency_s for record in records if record.outcome.answered]
         counted = [record for record in records if record.outcome is not Outcome.CANCELLED]
-        return Tally(sum(record.outcome.violation for record in counted), len(counted), np.array(answered))
+        return OutcomeTally(sum(record.outcome.violation for record in counted), len(counted), np.array(answered))
 
 
-Tallies = Sequence[tuple[Tally, ...]]
+Tallies = Sequence[tuple[OutcomeTally, ...]]
 """Turns of one load: the live run, then each simulation of it."""
 
 

@@ -69,31 +69,31 @@ class StartCounts:
         self._hits: dict[str, KeptQuality] = {}
 
     def count_compared(self, pool: str, confidence: float, kept: float) -> None:
-        """Changes state: a light image with that confidence (0..1) kept that share of the heavy model's quality."""
+        """Count a light image with that confidence (0..1) that kept that share of the heavy model's quality."""
         part = min(int(confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
         one = tuple(KeptQuality.of(kept) if number == part else NOTHING_KEPT for number in range(CONFIDENCE_BINS))
         self._compared[pool] = added_up((self._compared.get(pool, ()), one))
 
     def count_hit(self, pool: str, kept: float) -> None:
-        """Changes state: an image that started from the cache kept that share of the heavy model's quality."""
+        """Count an image that started from the cache and kept that share of the heavy model's quality."""
         self._hits[pool] = self._hits.get(pool, NOTHING_KEPT) + KeptQuality.of(kept)
 
     def take_kept(self, pool: str) -> tuple[tuple[KeptQuality, ...], KeptQuality]:
-        """Changes state. Return the light images and the hits that were compared since the last call."""
+        """Return and reset the light images and the hits that were compared since the last call."""
         return self._compared.pop(pool, ()), self._hits.pop(pool, NOTHING_KEPT)
 
     def count(self, pool: str, start: CountedStart, adapters: Iterable[tuple[AdapterKind, str]] = ()) -> None:
-        """Changes state."""
+        """Count a request by its start."""
         self._counts[pool][start] += 1
         self._adapters[pool].update(adapters)
 
     def correct(self, pool: str, start: CountedStart) -> None:
-        """Changes state: one that was counted so was from noise after all."""
+        """Move one that was counted so to those from noise."""
         self._counts[pool][start] -= 1
         self._counts[pool][start.from_noise] += 1
 
     def take(self, pool: str) -> tuple[StartShare, ...]:
-        """Changes state. Return those since the last call, up to the limit of a report. A start that is corrected
+        """Return and reset those since the last call, up to the limit of a report. A start that is corrected
         after its report is subtracted from later ones."""
         return tuple(
             StartShare(start.start_step, count, start.kind, start.step_count, start.model)
@@ -101,13 +101,13 @@ class StartCounts:
         )
 
     def take_adapters(self, pool: str) -> tuple[AdapterDemand, ...]:
-        """Changes state. Return the adapters named since the last call, up to the limit of a report."""
+        """Return and reset the adapters named since the last call, up to the limit of a report."""
         taken = _taken(self._adapters, pool)
         ordered = sorted(taken.items(), key=lambda item: (item[0][0].value, item[0][1]))
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
     def put_back(self, demand: PoolDemand) -> None:
-        """Changes state: the controller did not receive these."""
+        """Count again what the controller did not receive."""
         pool = demand.pool or demand.model
         self._compared[pool] = added_up((self._compared.get(pool, ()), demand.compared))
         self._hits[pool] = self._hits.get(pool, NOTHING_KEPT) + demand.hits
@@ -118,7 +118,7 @@ class StartCounts:
             self._adapters[pool][adapter.kind, adapter.name] += adapter.request_count
 
     def forget(self) -> None:
-        """Changes state: drop what was counted so far."""
+        """Drop what was counted so far."""
         self._counts.clear()
         self._adapters.clear()
         self._compared.clear()
@@ -146,11 +146,11 @@ class DemandReport:
         self._unanswered: tuple[PoolDemand, ...] = ()
 
     def answered(self) -> None:
-        """Changes state: the controller has the last report."""
+        """Forget the last report: the controller has it."""
         self._answered, self._unanswered = self._reported, ()
 
     def begin(self) -> None:
-        """Changes state: report only what happens from now on."""
+        """Report only what happens from now on."""
         self._answered = {pool.name: _totals(pool) for pool in self._state.pools.values()}
         self._unanswered = ()
         self._starts.forget()

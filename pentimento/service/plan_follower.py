@@ -53,14 +53,14 @@ class PlanFollower:
         self.plan: Plan | None = None
 
     async def load(self) -> Plan | None:
-        """Changes state. Return the plan that was saved last; None without one that can be read and believed."""
+        """Load and return the plan that was saved last; None without one that can be read and believed."""
         if self._store is not None:
             saved = await asyncio.wrap_future(self._store.load_plan())
             self.plan = believable_plan(saved, self._clock.wall())
         return self.plan
 
     async def run(self, on_plan: Callable[[Plan], None]) -> None:
-        """Changes state. Hand every newer plan to `on_plan` until cancelled. A plan for which it raises SettingsError
+        """Hand every newer plan to `on_plan` until cancelled. A plan for which it raises SettingsError
         is requested again: a channel to a new process may lack a token or a certificate for now."""
         if self._controller is None:
             return
@@ -78,7 +78,7 @@ class PlanFollower:
             await asyncio.sleep(next(delays_s))
 
     async def take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
-        """Changes state. Hand the plan to `on_plan` and save it, unless it is unbelievable or not newer."""
+        """Hand the plan to `on_plan` and save it, unless it is unbelievable or not newer."""
         if self.plan is not None and plan.version <= self.plan.version:
             return  # of a leader that was replaced
         if not _is_believable(plan, self._clock.wall()):

@@ -80,7 +80,7 @@ class DemandWindow:
         self._reported: defaultdict[str, _Reported] = defaultdict(_Reported)
 
     def add(self, report: ReplicaReport, covered_s: float) -> None:
-        """Changes state: add a report of the `covered_s` seconds before it."""
+        """Add a report of the `covered_s` seconds before it."""
         reported = self._reported[report.instance_id]
         reported.covered_s += covered_s
         lengths = defaultdict[str, int](int)
@@ -93,7 +93,7 @@ class DemandWindow:
             reported.queues[model].add(length)
 
     def take(self, live: Iterable[ReplicaView]) -> tuple[ModelDemand, ...]:
-        """Changes state. Return the demand since the last call, ordered by model. Requests that wait at a worker count
+        """Return and reset the demand since the last call, ordered by model. Requests that wait at a worker count
         for the model that it holds."""
         names = {view.replica.instance_id for view in live}
         reported = [one for name, one in self._reported.items() if name in names]

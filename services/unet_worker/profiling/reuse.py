@@ -32,7 +32,7 @@ from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.usual_costs import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel
-from services.unet_worker.profiling.settings import ProfileSettings, StudySettings
+from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings
 from services.unet_worker.profiling.steps_study import CLIP_SCORE
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
@@ -42,7 +42,7 @@ IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
 LATENT_ALPHA = 0.9
 
 
-def study_model(directory: Path, study: StudySettings) -> StudyModel:
+def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     """Load a model with its usual steps, guidance, size and first scheduler.
 
     Raises BadCheckpoint, and FailedPrecondition when the registry next to it expects other weights.

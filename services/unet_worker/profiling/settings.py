@@ -14,7 +14,7 @@ MANY = 200  # prompts of the other kinds
 
 
 @dataclass(frozen=True)
-class StudySettings:
+class StudyRunSettings:
     """How images are generated that are compared with each other."""
 
     seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
@@ -29,7 +29,7 @@ class ProfileSettings:
     """One class for all kinds; the help names the kind where a setting serves only some."""
 
     channels: RpcChannelSettings
-    study: StudySettings
+    study: StudyRunSettings
     model: Path = setting(help="diffusers directory of the model", must_exist=True)
     out: Path | None = setting(
         None, help="file to write; empty: MODEL-KIND.json here, for lora lora-bounds.json in the LoRAs' directory"

@@ -7,7 +7,7 @@ import pytest
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import SettingsError, load_settings
-from services.unet_worker.profiling.settings import ProfileSettings, StudySettings
+from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings
 from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 
@@ -20,8 +20,8 @@ def test_study_settings_are_read_from_flags(tmp_path: Path) -> None:
 
     usual, chosen = settings_of(tmp_path), settings_of(tmp_path, *flags)
 
-    assert usual.study == StudySettings(0, DeviceChoice.AUTO, DtypeChoice.AUTO, 1, 16)
-    assert chosen.study == StudySettings(3, DeviceChoice.CPU, DtypeChoice.FLOAT32, 2, 4)
+    assert usual.study == StudyRunSettings(0, DeviceChoice.AUTO, DtypeChoice.AUTO, 1, 16)
+    assert chosen.study == StudyRunSettings(3, DeviceChoice.CPU, DtypeChoice.FLOAT32, 2, 4)
     assert (chosen.device, chosen.dtype) == (DeviceChoice.CPU, DtypeChoice.FLOAT32)
     for wrong in (("--seed", "-1"), ("--threads", "0"), ("--threads", "257"), ("--max-batch", "1025")):
         with pytest.raises(SettingsError, match=wrong[0].strip("-")):
