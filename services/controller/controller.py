@@ -1,4 +1,4 @@
-"""The controller: replicas come, report and go; a plan follows from them; watchers see it."""
+"""The controller: replicas register, report and leave; plans follow from them, and watchers receive them."""
 
 import asyncio
 import logging
@@ -36,15 +36,15 @@ STANDBY_RETRY_MS = 500
 
 @dataclass(frozen=True)
 class ControllerTimes:
-    """Seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known. Demand is
-    taken over `plan_interval_s` before the policy decides anew."""
+    """Limits in seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known.
+    The policy decides by the demand of each `plan_interval_s`."""
 
     lease_s: float
     report_interval_s: float
     plan_interval_s: float
     settle_s: float
-    # The policy begins once nobody has joined the fleet for so long, and at the latest so long after the start: some
-    # may die as they come, and come again for ever.
+    # The policy begins once no replica has joined for `calm_s`, and at the latest `latest_begin_s` after the start:
+    # a replica that dies as it starts may register again for ever.
     calm_s: float = 0.0
     latest_begin_s: float = 60.0
     # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
@@ -54,10 +54,9 @@ class ControllerTimes:
 
 
 class Controller:
-    """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors. One that does not
-    lead (`leads` False) refuses all of them until `lead`. `keep` is handed every new plan;
-    `registered_costs` says what models cost that no worker has measured, `registered_digests` what they are, by
-    name."""
+    """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. Without the
+    lead (`leads` False) a controller refuses all of them until `lead`. `keep` receives every new plan.
+    `registered_costs` returns costs of models that no worker has measured, `registered_digests` digests by name."""
 
     def __init__(
         self,
@@ -91,8 +90,8 @@ class Controller:
         self._changed = asyncio.Event()
 
     def lead(self, epoch: int, left: Plan | None) -> None:
-        """Changes state: this process leads from now on, under that epoch. `left` is what the leader before it planned
-        last, which stands until the fleet is known."""
+        """Changes state: this process leads from now on, under that epoch. `left`, the last plan of the leader before
+        it, stays in force until the fleet is known."""
         self._epoch.claim(epoch)
         self._planner.rise_to(epoch)
         if left is not None:
@@ -118,11 +117,11 @@ class Controller:
         return ReplicaLease(lease_ms, interval_ms, self._epoch.value)
 
     def report(self, report: ReplicaReport) -> int:
-        """Changes state. The leader's epoch. A refused report changes nothing."""
+        """Changes state. Return the leader's epoch. A refused report changes nothing."""
         self.check_leading()
         with _counting_refusals():
             check_instance(report.instance_id, report.generation)
-            # Who is unknown begins to count anew once it is registered: what it counted before may be anything.
+            # An unknown replica counts from its registration on: its earlier counts may be anything.
             self._registry.require(report.instance_id, report.generation)
             check_report(report)
             self._check_acknowledged(report)
@@ -142,7 +141,7 @@ class Controller:
         self._changed.set()
 
     def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
-        """Plans as they come into force; see PlanFeed."""
+        """Yield plans as they come into force; see PlanFeed."""
         self.check_leading()
         self._overtake(have)
         return self._feed.watch(have)
@@ -154,8 +153,8 @@ class Controller:
         return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s)
 
     async def run(self) -> None:
-        """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand; and every
-        `pause_s`, since a pause is only known from a step that was due in it."""
+        """Plan now, then whenever the fleet changes, a lease ends, or a planning period is over; and every `pause_s`,
+        since a pause shows only by a step that was due in it."""
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
@@ -187,8 +186,7 @@ class Controller:
             LIVE_REPLICAS.labels(kind.value).set(kinds[kind])
 
     def forgive_pause(self, now_s: float, due_s: float) -> None:
-        """Changes state. No report could be received while this process was stopped: leases are longer by that
-        much."""
+        """Changes state: extend leases by the seconds in which this process was stopped and could receive no report."""
         if now_s - due_s > self._times.pause_s:
             PAUSES.inc()
             logger.warning("the controller was paused", extra={"seconds": round(now_s - due_s, 1)})
@@ -199,7 +197,7 @@ class Controller:
         self._feed.close()
 
     async def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
-        """A look at the demand when it is time for one, else the last look again."""
+        """Plan by new demand when a period is over, else by the last round's demand."""
         is_due = now_s >= self._look_due_s()
         if is_due:
             self._planner.begin()
@@ -211,7 +209,7 @@ class Controller:
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 
     def _look_due_s(self) -> float:
-        """The first one when the whole fleet is there, as far as can be told."""
+        """Return when the next round is due: the first one once the fleet seems whole."""
         if self._planner.begun:
             return self._look_s + self._times.plan_interval_s
         calm_s = min(self._joined_s + self._times.calm_s, self._started_s + self._times.latest_begin_s)
@@ -228,7 +226,7 @@ class Controller:
         return min(end for end in ends if end is not None)
 
     def check_leading(self) -> None:
-        """Raise Unavailable STANDBY where another controller is to be asked."""
+        """Raise Unavailable STANDBY while another controller leads."""
         if not self._leads:
             raise Unavailable(Reason.STANDBY, "this controller is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
@@ -237,7 +235,7 @@ class Controller:
             raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
 
     def _overtake(self, seen: PlanVersion | None) -> None:
-        """Somebody acts on a plan newer than ours (our clock was set back): rise above it, or nobody would follow."""
+        """Rise above a newer plan that a replica acts on (our clock was set back): no replica would follow ours."""
         if seen is not None and self._epoch.overtake(seen.leader_epoch):
             logger.warning("rising above a newer epoch", extra={"leader_epoch": self._epoch.value})
             self._planner.rise_to(self._epoch.value)
@@ -246,7 +244,7 @@ class Controller:
 
 @contextmanager
 def _counting_refusals() -> Iterator[None]:
-    """Counts what leaves the block as an error, by its reason."""
+    """Count the errors that leave the block, by reason."""
     try:
         yield
     except PentimentoError as error:

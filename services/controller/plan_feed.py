@@ -1,4 +1,4 @@
-"""Hands the newest plan to everyone who watches. Nothing is queued: a slow watcher skips to the newest."""
+"""Send the newest plan to every watcher. Nothing is queued: a slow watcher skips to the newest."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from services.controller.metrics import WATCHERS
 
 
 class PlanFeed:
-    """Belongs to one event loop.
+    """Publish plans on one event loop.
 
     A watcher that holds a plan of an earlier leader gets nothing until the feed is `settle`d: right after a restart the
     fleet is known in part only, and a plan without half of the workers would be an outage. Until then the plan that the
@@ -29,11 +29,11 @@ class PlanFeed:
 
     @property
     def in_force(self) -> Plan | None:
-        """The plan that watchers are sent, unless they hold it or a newer one."""
+        """The plan that watchers receive, unless they hold it or a newer one."""
         return self._plan if self._settled or self._restored is None else self._restored
 
     def restore(self, plan: Plan) -> None:
-        """Changes state: what the earlier leader planned last."""
+        """Changes state: put the earlier leader's last plan in force."""
         self._restored = plan
         self._notify()
 
@@ -54,7 +54,8 @@ class PlanFeed:
         self._notify()
 
     async def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
-        """The plan in force, unless the caller has it, then newer ones. ResourceExhausted above the watcher limit."""
+        """Yield the plan in force, unless the caller has it, then newer ones. Raises ResourceExhausted above the limit
+        of watchers, Unavailable once closed."""
         if self._closed:
             raise Unavailable(Reason.DRAINING, "the controller is stopping", retry_after_ms=500)
         if self._watchers >= self._max_watchers:
@@ -83,6 +84,6 @@ class PlanFeed:
         return None if is_first_of_leader and not self._settled else plan
 
     def _notify(self) -> None:
-        # Each event wakes those who wait now; who comes later waits for the next one.
+        # Each event wakes the present watchers; later ones wait for the next event.
         self._changed.set()
         self._changed = asyncio.Event()

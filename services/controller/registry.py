@@ -1,4 +1,4 @@
-"""The replicas that are there, by lease. Soft state: after a restart their registrations and reports rebuild it.
+"""The live replicas, by lease. Soft state: after a restart their registrations and reports rebuild it.
 
 Times are monotonic seconds and come as arguments.
 """
@@ -13,7 +13,7 @@ from pentimento.policies.plan.inputs import ReplicaView
 
 @dataclass(frozen=True)
 class _RegisteredReplica:
-    """`received_s`: from when its silence is counted; `heard_s`: when it was really heard last."""
+    """Hold a replica. `received_s`: its silence counts from here; `heard_s`: its last call."""
 
     replica: Replica
     received_s: float
@@ -23,14 +23,14 @@ class _RegisteredReplica:
 
 @dataclass(frozen=True)
 class ReceivedReport:
-    """`changed`: what the plan depends on did; `covered_s`: since the replica's report before it."""
+    """Say whether the plan depends on the change, and the seconds since the replica's last report."""
 
     changed: bool
     covered_s: float
 
 
 class Registry:
-    """At most `capacity` replicas; one that is silent for `lease_s` is not live, and forgotten after `retention_s`."""
+    """Hold at most `capacity` replicas. One silent for `lease_s` is not live, after `retention_s` it is dropped."""
 
     def __init__(self, lease_s: float, retention_s: float, capacity: int) -> None:
         self._lease_s = lease_s
@@ -79,13 +79,13 @@ class Registry:
         del self._entries[instance_id]
 
     def forget_silent(self, now_s: float) -> None:
-        """Changes state: drops what has been silent for longer than the retention."""
+        """Changes state: drop replicas that were silent for longer than the retention."""
         silent = [name for name, entry in self._entries.items() if now_s - entry.received_s > self._retention_s]
         for name in silent:
             del self._entries[name]
 
     def forgive(self, seconds: float, now_s: float) -> None:
-        """Changes state: the controller itself was deaf for that long, which is not the replicas' silence."""
+        """Changes state: extend leases by the seconds in which the controller could receive nothing."""
         for name, entry in self._entries.items():
             self._entries[name] = replace(entry, received_s=min(entry.received_s + seconds, now_s))
 
@@ -96,7 +96,7 @@ class Registry:
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
 
     def next_expiry_s(self, now_s: float) -> float | None:
-        """When the next live replica falls silent unless it reports, None if none is live."""
+        """Return when the next lease ends unless its replica reports; None without live replicas."""
         ends = [entry.received_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
         return min(ends, default=None)
 
@@ -128,7 +128,8 @@ class Registry:
 
 
 def _planned_by(replica: Replica) -> Replica:
-    """What a plan cannot wait for. Workers load LoRAs all the time: their comings and goings are for the next look."""
+    """Return the part of a replica that a plan cannot wait for. Workers load LoRAs all the time: those are for the next
+    planning round."""
     if replica.kind is not ReplicaKind.UNET_WORKER:
         return replica
     return replace(replica, resident_models=replica.resident_models[:1])
@@ -139,7 +140,7 @@ def _is_draining(entry: _RegisteredReplica) -> bool:
 
 
 def _outranks(known: Replica, replica: Replica) -> bool:
-    """Whether `known`, of the same instance id, is another process than `replica`, and did not start before it."""
+    """Return whether `known`, of the same instance id, is another process and did not start before `replica`."""
     if known.generation == replica.generation:
         return known.address != replica.address
     return known.generation > replica.generation
