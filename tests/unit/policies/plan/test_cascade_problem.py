@@ -255,12 +255,12 @@ def test_solve_unreached_stages_need_no_devices() -> None:
 
 
 def test_solve_last_stage_too_slow_for_fewest_has_no_devices() -> None:
-    """A tenth of a thousand a second; the device that is left carries one in two seconds."""
+    """A tenth is always deferred; the device that is left carries one in two seconds, of a thousand or of eight."""
     some = DeferralCurve((0.0, 1.0), (0.1, 1.0))
+    for demand in (1000.0, 8.0):
+        found = checked(CascadeProblem(demand, 2, 15.0, ((BatchCost(1, 0.001),), HEAVY_ONE), (some,)))
 
-    found = checked(CascadeProblem(1000.0, 2, 15.0, ((BatchCost(1, 0.001),), HEAVY_ONE), (some,)))
-
-    assert (found.counts, found.reached, found.thresholds) == ((2, 0), (1.0, 0.0), (0.0,))
+        assert (found.counts, found.reached, found.thresholds) == ((2, 0), (1.0, 0.0), (0.0,)), demand
 
 
 def test_solve_without_demand_staffs_every_stage() -> None:
