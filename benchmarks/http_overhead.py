@@ -1,10 +1,10 @@
 """Measure HTTP's cost over gRPC, and the frontdoor's requests per second, with a worker that answers immediately.
 
 Latency: the same request over gRPC, over HTTP, and to a server of FastAPI and pydantic with a constant answer of the
-same size (as vLLM's handlers, without an engine), in sequence, alternating. Rate: each side with a constant number of
-concurrent requests, alternating every few seconds. Requests a second of one core use the processor time of the side's
-processes, since the client and the worker need the machine's other core. Every image has a different seed; the cache is
-off.
+same size (as vLLM's handlers, without an engine), in sequence and in drawn orders. Rate: each side with a constant
+number of concurrent requests, in turns of a few seconds. Requests a second of one core use the processor time of the
+side's processes, since the client and the worker need the machine's other core. Every image has a different seed; the
+cache is off.
 """
 
 import argparse
@@ -18,7 +18,18 @@ from dataclasses import dataclass, field
 from benchmarks.peers.http_client import HttpClient
 from benchmarks.suites.instant import InstantSuite, instant_suite
 from lab.runs.intervals import percentile
-from lab.runs.measure import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
+from lab.runs.measure import (
+    Figure,
+    Options,
+    Target,
+    at_least,
+    at_most,
+    drawn_orders,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
@@ -68,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 async def measure(options: Options, suite: InstantSuite) -> dict[str, TimedSide]:
-    """Measure all sides, alternating."""
+    """Measure all sides in drawn orders."""
     async with open_channel(suite.frontdoor, RpcChannelSettings()) as channel:
         edge, peer = HttpClient(suite.edge), HttpClient(suite.peer)
         sides = [
@@ -81,8 +92,8 @@ async def measure(options: Options, suite: InstantSuite) -> dict[str, TimedSide]
         for side in sides:
             side.times.latency_ms.clear()
         await one_by_one(sides, requests)
-        for _ in range(turns):
-            for side in sides:
+        for order in drawn_orders(sides, turns):
+            for side in order:
                 await turn(side, suite, options)
         edge.close()
         peer.close()
@@ -110,10 +121,9 @@ def over_http(client: HttpClient) -> Callable[[], Awaitable[None]]:
 
 
 async def one_by_one(sides: Sequence[TimedSide], count: int) -> None:
-    """Call each side once per round, rotating the first one."""
-    for number in range(count):
-        for offset in range(len(sides)):
-            side = sides[(number + offset) % len(sides)]
+    """Call each side once per round, in a drawn order."""
+    for order in drawn_orders(sides, count):
+        for side in order:
             began = time.perf_counter()
             await side.ask()
             side.times.latency_ms.append(1e3 * (time.perf_counter() - began))
