@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, text
 
 from lab.fixtures.clocks import SetClock
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import cache_tables
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
@@ -21,7 +21,7 @@ from pentimento.stores.ledger.cache_records import (
     ObjectPin,
 )
 from pentimento.stores.ledger.database import open_engine
-from tests.contract.stores.cache_records import VECTOR, add, commit, grant, reference
+from tests.contract.stores.cache_records import VECTOR, add, commit, down_to, grant, reference
 
 
 def test_commit_concurrent_calls_make_one_entry(ledger: CacheLedger) -> None:
@@ -199,11 +199,56 @@ def test_expire_grants_deletes_ended_pins(ledger: CacheLedger, clock: SetClock) 
 def test_check_integrity_names_pin_of_lost_object(ledger: CacheLedger) -> None:
     entry_id = add(ledger, "g1", (5,))
     pin(ledger, "r1")
-    ledger.doom([entry_id], grace_s=0).result()
-    ledger.forget_entries([entry_id]).result()
+    evict_entry(ledger, entry_id)
     ledger.forget_objects(["g1/5"]).result()
     assert ledger.check_integrity() == ["the pin of request r1 is on object g1/5, which is not kept"]
 
     assert ledger.drop_pins("g1/5").result() == 1
 
     assert ledger.check_integrity() == []
+
+
+def evict_entry(ledger: CacheLedger, entry_id: str) -> None:
+    ledger.doom([entry_id], grace_s=0).result()
+    ledger.forget_entries([entry_id]).result()
+
+
+def test_pin_of_shared_object_stays_open_to_its_holder(ledger: CacheLedger) -> None:
+    ledger.reserve(replace(grant(), pool="*shared*")).result()
+    entry_id = ledger.commit(replace(commit(), pool="*shared*")).result()
+    ours, theirs = (ObjectPin(tenant, "r1", reference("g1/5"), 2000.0) for tenant in ("other", "third"))
+    ledger.pin(ours, "*shared*").result()
+    evict_entry(ledger, entry_id)
+
+    ledger.pin(ours, "*shared*").result()
+
+    assert ledger.kept_by_pins() == [reference("g1/5")]
+    with pytest.raises(NotFound, match="no longer stored"):
+        ledger.pin(theirs, "*shared*").result()
+
+
+def test_pin_of_object_that_is_being_deleted_is_refused(ledger: CacheLedger) -> None:
+    evict_entry(ledger, add(ledger, "g1", (5,)))
+    pin(ledger, "r1")
+    assert ledger.claim_deletion(["g1/5"]).result() == []
+    assert ledger.unpin("tenant", "r1").result() == 1
+
+    assert ledger.claim_deletion(["g1/5"]).result() == ["g1/5"]
+
+    with pytest.raises(NotFound) as gone:
+        pin(ledger, "r1")
+    assert (gone.value.reason, ledger.deletable_keys(10)) == ("ANCESTOR_GONE", ["g1/5"])
+
+
+def test_mark_indexed_of_entry_that_lost_a_key_since_keeps_it_unindexed(ledger: CacheLedger) -> None:
+    """Of the first entry its only latent of the key "free" goes; the other one keeps its last of each key."""
+    first, second = add(ledger, "g1", (5, 10)), add(ledger, "g2", (5, 10))
+    read = ledger.unindexed(10)
+    ledger.mark_indexed(read).result()
+
+    ledger.evict_items(down_to(3), grace_s=0).result()
+    # Another gateway's index had taken both entries as they were before.
+    ledger.mark_indexed(read).result()
+
+    assert [(left.entry_id, left.compatibility_keys) for left in ledger.unindexed(10)] == [(first, ("adapted",))]
+    assert ledger.indexed_ids([first, second]) == {second}
