@@ -21,7 +21,6 @@ from lab.runs.figures import Spread
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Content, SloClass, Workload, load_workload, poisson
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, tls_files
-from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import InvalidArgument
@@ -169,7 +168,6 @@ class _Seen:
 @click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
 @click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
 @report_options
-@json_option
 @connection_options
 def load(workload: Path | None, **options: Any) -> None:
     """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: no request waits for another's image,

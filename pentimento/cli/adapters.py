@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from pentimento.cli.calls import ask_controller, controller_options
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.json_output import say
 from pentimento.cli.numbers import FiniteRange
 from pentimento.cli.register_adapter import register
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
@@ -42,7 +42,6 @@ adapters.add_command(register)
     default=0.0,
     help="share of the steps that may run without it, on every model that it changes (`profile lora`)",
 )
-@json_option
 @controller_options
 def add(
     file: Path,
@@ -62,7 +61,6 @@ def add(
 
 
 @adapters.command(name="list")
-@json_option
 @controller_options
 def list_all(as_json: bool, **options: Any) -> None:
     """List uploaded LoRAs, as JSON one per line. `pentimento status` also shows LoRAs from directories."""
@@ -75,7 +73,6 @@ def list_all(as_json: bool, **options: Any) -> None:
 
 @adapters.command()
 @click.argument("name")
-@json_option
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
     """Remove a LoRA: new requests cannot name it."""

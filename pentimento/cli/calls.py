@@ -20,6 +20,7 @@ from pentimento.cli.connection import (
     tls_options,
     token_option,
 )
+from pentimento.cli.json_output import json_option
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
@@ -33,10 +34,11 @@ T = TypeVar("T")
 
 
 def controller_options(command: Command) -> Command:
-    """Add the options for the controller's address and the token."""
+    """Add `--json` and the options for the controller's address and the token."""
     address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
     for option in (tls_options, token_option, address, state_dir_option):
         command = option(command)
+    command = json_option(command)
     return command
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pentimento.cli.json_output import json_option
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory
@@ -61,8 +62,10 @@ def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connection_options(command: Command) -> Command:
+    """Add `--json` and the options for the frontdoor's address, the token and TLS."""
     for option in (tls_options, token_option, address_option, state_dir_option):
         command = option(command)
+    command = json_option(command)
     return command
 
 

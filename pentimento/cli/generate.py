@@ -17,7 +17,6 @@ from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
-from pentimento.cli.json_output import json_option
 from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import Internal, InvalidArgument
@@ -96,7 +95,6 @@ MOST_PX = 2**63 - 1
 @click.option("--pin", metavar="TIME", help="keep the start for replays (30d, 12h, 90m)")
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's image")
-@json_option
 @connection_options
 def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Generate an image for each PROMPT and save PNGs with their provenance. Ctrl-C cancels running requests."""

@@ -12,7 +12,6 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import generate, request_from, summary, watch
-from pentimento.cli.json_output import json_option
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
@@ -56,7 +55,6 @@ def jobs() -> None:
 @click.argument("prompt")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key finds the first one's job")
 @click.option("--webhook", default="", metavar="URL", help="called when the job has ended, if the suite allows it")
-@json_option
 @connection_options
 def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **options: Any) -> None:
     """Submit PROMPT as a job and print its id."""
@@ -80,7 +78,6 @@ submit.params += [option for option in generate.params if option.name in REQUEST
     help="only jobs in this state; may be repeated",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="most jobs to list")
-@json_option
 @connection_options
 def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any) -> None:
     """List your jobs, newest first."""
@@ -91,7 +88,6 @@ def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any)
 
 @jobs.command()
 @click.argument("request_id")
-@json_option
 @connection_options
 def show(request_id: str, as_json: bool, **options: Any) -> None:
     """Show the progress of a job."""
@@ -103,7 +99,6 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
 @jobs.command()
 @click.argument("request_id")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file to write [REQUEST_ID.png]")
-@json_option
 @connection_options
 def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
     """Wait for a job and save its image, or each of several as IMAGE_ID.png (.jpeg, .webp). Ctrl-C leaves the job
@@ -144,7 +139,6 @@ def tell_saved(image: GeneratedImage, saved: Path, *, as_json: bool) -> None:
 
 @jobs.command()
 @click.argument("request_id")
-@json_option
 @connection_options
 def cancel(request_id: str, as_json: bool, **options: Any) -> None:
     """Cancel a job and print its final state."""

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.cli.forwarding import RenamedOptions, described
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.json_output import say
 from pentimento.cli.plain_names import plain_cascade
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import InvalidArgument
@@ -37,7 +37,6 @@ def models() -> None:
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
 @click.option("--profiles", multiple=True, type=PROFILES, help="files or directories with its costs (`profile cost`)")
-@json_option
 @controller_options
 def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Register MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
@@ -55,7 +54,6 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
 @models.command("add-cascade", cls=RenamedOptions)
 @click.argument("file", type=FILE)
 @click.option("--profiles", multiple=True, type=FILE, help="file of `profile handover`, one for each hand-over")
-@json_option
 @controller_options
 def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Register the cascade in FILE, as JSON: `models`, light first, and `handovers`, one for each but the last, with
@@ -70,7 +68,6 @@ def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options
 
 
 @models.command("list")
-@json_option
 @controller_options
 def list_registered(as_json: bool, **options: Any) -> None:
     """List registered models and cascades."""
@@ -85,7 +82,6 @@ def list_registered(as_json: bool, **options: Any) -> None:
 
 @models.command()
 @click.argument("name")
-@json_option
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
     """Remove the model NAME, or the cascade of that name (`light>heavy`, or as `list` prints it)."""

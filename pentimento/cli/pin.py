@@ -9,7 +9,7 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.json_output import say
 from pentimento.cli.replay import read_file, request_id_of
 from pentimento.domain.image_request import PinnedPicture
 
@@ -17,7 +17,6 @@ from pentimento.domain.image_request import PinnedPicture
 @click.command()
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
-@json_option
 @connection_options
 def pin(image: Path, duration: str, as_json: bool, **options: Any) -> None:
     """Keep the start of IMAGE, a PNG of `pentimento generate`, so that it can be replayed until then.

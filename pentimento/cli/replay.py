@@ -11,7 +11,6 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
-from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayInput, ReplayRequest
@@ -45,7 +44,6 @@ INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "c
     help="conditioning image of the request's first ControlNet; repeat for the others, in order",
 )
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
-@json_option
 @connection_options
 def replay(image: Path, output: Path | None, as_json: bool, **options: Any) -> int:
     """Generate IMAGE, a PNG of `pentimento generate`, again: from the same start, with the same weights, alone.

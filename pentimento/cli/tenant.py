@@ -30,7 +30,7 @@ LENGTHS = {"day": DAY_S, "hour": HOUR_S}
 
 
 def admin_options(command: Command) -> Command:
-    """Add the options for the administration's address, the token and TLS."""
+    """Add `--json` and the options for the administration's address, the token and TLS."""
     address = click.option(
         "--admin-address",
         envvar="PENTIMENTO_ADMIN_ADDRESS",
@@ -38,6 +38,7 @@ def admin_options(command: Command) -> Command:
     )
     for option in (tls_options, token_option, address, state_dir_option):
         command = option(command)
+    command = json_option(command)
     return command
 
 
@@ -64,7 +65,6 @@ def tenant() -> None:
 @tenant.command()
 @click.argument("name")
 @quota_options
-@json_option
 @admin_options
 def create(name: str, as_json: bool, **options: Any) -> None:
     """Create the tenant NAME. A quota that is not given is unlimited."""
@@ -73,7 +73,6 @@ def create(name: str, as_json: bool, **options: Any) -> None:
 
 
 @tenant.command(name="list")
-@json_option
 @admin_options
 def list_all(as_json: bool, **options: Any) -> None:
     """List all tenants."""
@@ -83,7 +82,6 @@ def list_all(as_json: bool, **options: Any) -> None:
 
 @tenant.command()
 @click.argument("name")
-@json_option
 @admin_options
 def show(name: str, as_json: bool, **options: Any) -> None:
     """Show the tenant NAME and its quota."""
@@ -94,7 +92,6 @@ def show(name: str, as_json: bool, **options: Any) -> None:
 @click.argument("name")
 @quota_options
 @click.option("--unlimited", multiple=True, type=click.Choice(BOUNDS), help="remove this limit; may be repeated")
-@json_option
 @admin_options
 def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Change the given quotas of the tenant NAME, at once."""
@@ -109,7 +106,6 @@ def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any)
 
 @tenant.command()
 @click.argument("name")
-@json_option
 @admin_options
 def delete(name: str, as_json: bool, **options: Any) -> None:
     """Delete the tenant NAME: its keys end at once, running requests continue. Its requests, images and cache entries
@@ -120,7 +116,6 @@ def delete(name: str, as_json: bool, **options: Any) -> None:
 
 @tenant.command()
 @click.argument("name")
-@json_option
 @admin_options
 def restore(name: str, as_json: bool, **options: Any) -> None:
     """Restore the deleted tenant NAME, without its keys."""
@@ -135,7 +130,6 @@ def key() -> None:
 @key.command(name="create")
 @click.argument("name")
 @click.option("--expires", metavar="TIME", help="lifetime: 90d, 12h [unlimited]")
-@json_option
 @admin_options
 def create_key(name: str, expires: str | None, as_json: bool, **options: Any) -> None:
     """Create a key of the tenant NAME and print it. Only its digest is stored."""
@@ -145,7 +139,6 @@ def create_key(name: str, expires: str | None, as_json: bool, **options: Any) ->
 
 @key.command(name="list")
 @click.argument("name")
-@json_option
 @admin_options
 def list_keys(name: str, as_json: bool, **options: Any) -> None:
     """List the keys of the tenant NAME, ended ones for 30 days."""
@@ -157,7 +150,6 @@ def list_keys(name: str, as_json: bool, **options: Any) -> None:
 @click.argument("key_id")
 @click.option("--grace", metavar="TIME", default="24h", show_default=True, help="time the old key stays valid")
 @click.option("--expires", metavar="TIME", help="lifetime of the new key: 90d, 12h [unlimited]")
-@json_option
 @admin_options
 def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **options: Any) -> None:
     """Replace KEY_ID by a new key; the old one ends after --grace."""
@@ -168,7 +160,6 @@ def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **option
 
 @key.command()
 @click.argument("key_id")
-@json_option
 @admin_options
 def revoke(key_id: str, as_json: bool, **options: Any) -> None:
     """Revoke KEY_ID now. Running calls continue."""
@@ -180,7 +171,6 @@ def revoke(key_id: str, as_json: bool, **options: Any) -> None:
 @click.argument("name")
 @click.option("--since", metavar="TIME", default="30d", show_default=True, help="how far back: 30d, 12h")
 @click.option("--by", type=click.Choice(list(LENGTHS)), default="day", show_default=True)
-@json_option
 @admin_options
 def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None:
     """Show the usage of the tenant NAME, by days or hours of UTC."""

@@ -7,13 +7,12 @@ import click
 
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.json_output import say
 from pentimento.cli.replay import read_file, request_id_of
 
 
 @click.command()
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@json_option
 @connection_options
 def unpin(image: Path, as_json: bool, **options: Any) -> None:
     """End the pin of IMAGE: the cache may evict its start again."""
