@@ -40,7 +40,7 @@ from pentimento.pictures.decoding import decode
 from services.embedder.model import open_model
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
-from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.settings import StudyRunSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -103,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def generate(name: str, prompts: Sequence[str]) -> GeneratedLog:
     """Generate the prompts from scratch, and store the latents."""
-    loaded = study_model(WEIGHTS / name, StudySettings(max_batch=BATCH))
+    loaded = study_model(WEIGHTS / name, StudyRunSettings(max_batch=BATCH))
     model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
     requests: list[PaintingRequest] = [
         replace(model.request(prompt, number, NoiseStart()), capture_steps=frozenset(KEPT_STEPS))

@@ -53,7 +53,7 @@ from pentimento.rpc.server import SWITCH_INTERVAL_S
 from services.unet_worker.profiling.lateness_study import LatenessStudy, strengths
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
-from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.settings import StudyRunSettings
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.registry import WEIGHTS
@@ -270,7 +270,7 @@ class LateSubject:
 
 def full_size_subject(folder: Path) -> LateSubject:
     """Return a LoRA of a network of Stable Diffusion 1.5's size."""
-    study = study_model(write_full_size_checkpoint(folder / "model"), StudySettings(max_batch=1))
+    study = study_model(write_full_size_checkpoint(folder / "model"), StudyRunSettings(max_batch=1))
     model = study.painter.model
     factors = random_factors(layers_of(model.info.family, model.adaptable), rank=RANK, ends=ENDS)
     file = write_diffusers_lora(folder, factors, alpha=8.0)
@@ -290,7 +290,7 @@ def main() -> int:
     options: Options = parse_options("lora_async", __doc__, add_options)
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    study = study_model(WEIGHTS / "tiny-heavy", StudySettings(max_batch=16))
+    study = study_model(WEIGHTS / "tiny-heavy", StudyRunSettings(max_batch=16))
     model, bounds = study.painter.model, read_profiles([options.rest["bounds"]]).of(ProfileKind.LORA)
     base = layers_of(model.info.family, model.adaptable)
     files = {

@@ -47,7 +47,7 @@ from services.embedder.model import EmbeddingModel, open_model
 from services.unet_worker.profiling.inputs import Vectors
 from services.unet_worker.profiling.reuse import TABLE_STEPS, captured_steps, study_model
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel
-from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.settings import StudyRunSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -140,7 +140,7 @@ def figures_of_reference(reference: str, profiles: Sequence[Profile], count: int
     for profile in profiles:
         assert profile.of.encoder_digest == encoder.digest, f"{profile_name(profile)}: made for another encoder"
     log = write_scene_log(count, clip_embedder(encoder_folder), np.random.default_rng(log_seed))
-    large = study_model(WEIGHTS / reference, StudySettings(max_batch=BATCH))
+    large = study_model(WEIGHTS / reference, StudyRunSettings(max_batch=BATCH))
     kept = tuple(captured_steps(large.step_count).values())
     study = ReuseStudy(large, LocalEncoder(encoder), log.prompts, kept, first_seed=log_seed * 10_000)
     for profile in profiles:
@@ -157,7 +157,7 @@ def held_out_of(profile: Profile, study: ReuseStudy, large: StudyModel) -> HeldO
     least = min((row.min_similarity for table in tables for row in table), default=1.0)
     if not reuses_images(profile):
         return HeldOut(profile, study, large, study.latent_pairs(least))
-    small = study_model(WEIGHTS / profile.of.model, StudySettings(max_batch=BATCH))
+    small = study_model(WEIGHTS / profile.of.model, StudyRunSettings(max_batch=BATCH))
     return HeldOut(profile, study, small, study.image_pairs(least))
 
 

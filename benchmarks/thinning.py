@@ -58,7 +58,7 @@ from pentimento.profiles.kinds import profile_name
 from pentimento.supervisor.models import THINNING_PROFILES
 from services.embedder.model import open_model
 from services.unet_worker.profiling.reuse import study_model
-from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.settings import StudyRunSettings
 from services.unet_worker.profiling.steps_study import ClipScore, ThinningStudy, full_requests
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
@@ -221,7 +221,7 @@ def held_out_figures(profile: Profile, held_out: UnseenPrompts) -> Iterator[Figu
     log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
     scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.scorer, log, prompts))
-    model = study_model(WEIGHTS / profile.of.model, StudySettings(max_batch=BATCH))
+    model = study_model(WEIGHTS / profile.of.model, StudyRunSettings(max_batch=BATCH))
     study = ThinningStudy(model, scorers, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(allowed_options(profile, profile.conditions.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)

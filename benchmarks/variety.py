@@ -40,7 +40,7 @@ from pentimento.profiles.document import ProfileKind, ReuseKind
 from pentimento.profiles.kinds import start_of, thresholds
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
-from services.unet_worker.profiling.settings import StudySettings
+from services.unet_worker.profiling.settings import StudyRunSettings
 from services.vectordb_gateway.settings import SelectionSettings
 from zoo.drawing.captions import UNSAID
 from zoo.drawing.dataset import as_pixels
@@ -138,7 +138,7 @@ class Kind:
 
 def kinds_of(prompts: AskedPrompts) -> Sequence[Kind]:
     """Return both kinds, over donors that `tiny-heavy` generates from noise."""
-    painting = StudySettings(max_batch=BATCH)
+    painting = StudyRunSettings(max_batch=BATCH)
     heavy, light = (study_model(WEIGHTS / name, painting) for name in ("tiny-heavy", "tiny-light"))
     of_latents, of_images = _largest_step(ReuseKind.LATENTS, heavy), _largest_step(ReuseKind.IMAGES, light)
     requests = [

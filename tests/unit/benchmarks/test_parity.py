@@ -18,7 +18,7 @@ from benchmarks.parity import SIMULATIONS, Side, Turn, pair, rate_and_slo, scena
 from benchmarks.parity_figures import (
     DIAGNOSED,
     PREDICTED,
-    Tally,
+    OutcomeTally,
     figures,
     interval,
     latencies_apart,
@@ -114,8 +114,8 @@ def test_simulated_run_matches_another_seed(tmp_path: Path) -> None:
     assert {one.target.limit for one in diagnosed} == {None}
 
 
-def tally(violations: int, *latencies_s: float) -> Tally:
-    return Tally(violations, 10, np.array(latencies_s))
+def tally(violations: int, *latencies_s: float) -> OutcomeTally:
+    return OutcomeTally(violations, 10, np.array(latencies_s))
 
 
 # A load played in two rounds: each live, and simulated once.
