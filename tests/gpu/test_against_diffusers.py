@@ -16,12 +16,7 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from lab.fixtures.controlled_generation import (
-    ControlledByDiffusers,
-    ControlledByEngine,
-    ControlledCase,
-    conditions_for,
-)
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
 from pentimento.diffusion.engine import cuda_recorder, replaying

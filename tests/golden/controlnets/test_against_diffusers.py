@@ -15,12 +15,7 @@ from lab.fixtures.checkpoints import (
     write_flow_controlnet,
     write_xl_checkpoint,
 )
-from lab.fixtures.controlled_generation import (
-    ControlledByDiffusers,
-    ControlledByEngine,
-    ControlledCase,
-    conditions_for,
-)
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import Scheduler
@@ -71,9 +66,7 @@ def cases_for(schedulers: tuple[Scheduler, ...]) -> list[ControlledCase]:
         ControlledCase(free, THREE),
     ]
     if Scheduler.EULER in schedulers:
-        cases += [
-            ControlledCase(replace(guided, scheduler=Scheduler.EULER, seed=5), (EVERYWHERE,)),
-        ]
+        cases += [ControlledCase(replace(guided, scheduler=Scheduler.EULER, seed=5), (EVERYWHERE,))]
     return cases
 
 
@@ -93,9 +86,7 @@ def difference(sides: tuple[ControlledByDiffusers, ControlledByEngine], controll
     return float((theirs - ours).abs().max())
 
 
-def test_controlled_latents_equal_those_of_diffusers(
-    sides: tuple[ControlledByDiffusers, ControlledByEngine],
-) -> None:
+def test_controlled_latents_equal_those_of_diffusers(sides: tuple[ControlledByDiffusers, ControlledByEngine]) -> None:
     differences = {case: difference(sides, case) for case in cases_for(sides[1].model.info.schedulers)}
 
     assert all(value <= 1e-4 for value in differences.values()), differences

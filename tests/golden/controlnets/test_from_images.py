@@ -132,8 +132,7 @@ def painted(
     sides.engine.close()
 
 
-@pytest.mark.parametrize("settings", [SETTINGS[1:], SETTINGS], ids=["window", "both"])
-@pytest.mark.parametrize("strength", [0.5, 1.0])
+@pytest.mark.parametrize(("settings", "strength"), [(SETTINGS[1:], 0.5), (SETTINGS, 1.0)], ids=["window", "both"])
 def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
     painted: tuple[ImageSides, bool], strength: float, settings: tuple[ControlSetting, ...]
 ) -> None:
@@ -141,8 +140,7 @@ def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
 
     differences = {
         scheduler: sides.difference(
-            Case("a red circle", "blurred", scheduler, seed=3, steps=STEPS, strength=strength, masked=masked),
-            settings,
+            Case("a red circle", "blurred", scheduler, seed=3, steps=STEPS, strength=strength, masked=masked), settings
         )
         for scheduler in sides.engine.model.info.schedulers
     }

@@ -71,17 +71,17 @@ def test_a_picture_has_the_score_that_torchvision_gives_it(
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_architecture_of_another_family_is_refused(tmp_path: Path) -> None:
-    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture="resnet18")
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("resnet18", r"architecture must be one of efficientnet_b0, .*got 'resnet18'"),
+        ("efficientnet_b1", r"its weights do not fit its config\.json"),
+    ],
+)
+def test_open_discriminator_refuses_architecture(tmp_path: Path, architecture: str, said: str) -> None:
+    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture=architecture)
 
-    with pytest.raises(BadCheckpoint, match=r"architecture must be one of efficientnet_b0, .*got 'resnet18'"):
-        open_discriminator(directory)
-
-
-def test_weights_of_another_width_are_refused(tmp_path: Path) -> None:
-    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture="efficientnet_b1")
-
-    with pytest.raises(BadCheckpoint, match=r"its weights do not fit its config\.json"):
+    with pytest.raises(BadCheckpoint, match=said):
         open_discriminator(directory)
 
 

@@ -15,6 +15,7 @@ from transformers.models.efficientnet.image_processing_pil_efficientnet import E
 
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from pentimento.pictures.decoding import decode
+from tests.support.images import png_of
 
 DIRECTORY = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"
 
@@ -33,9 +34,7 @@ def picture(number: int, size: tuple[int, int] = (64, 64)) -> bytes:
     image = Image.new("RGB", size, (40 * number % 256, 128, 200))
     width, height = size
     ImageDraw.Draw(image).ellipse((8 + number, 10, width - 20, height - 8 - 3 * number), fill=(250, 30 * number, 10))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+    return png_of(image)
 
 
 def score_by_hand(encoded: bytes) -> float:

@@ -20,6 +20,7 @@ from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preproce
 from pentimento.pictures.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
 from tests.support.encoders import PREPROCESSING, SIDE_PX, write_encoder
+from tests.support.images import png_of
 from tests.support.run_directories import directory_for_the_run
 
 TOLERANCE = 1e-5
@@ -98,9 +99,7 @@ def pictures() -> list[Image.Image]:
 
 
 def as_pixels(image: Image.Image, steps: ImagePreprocessing) -> np.ndarray:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return decode(buffer.getvalue(), "images[0]", lambda picture: to_pixels(picture, steps))
+    return decode(png_of(image), "images[0]", lambda picture: to_pixels(picture, steps))
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "zoo"])
@@ -139,16 +138,12 @@ def test_a_directory_without_tokenizer_json_gives_the_same_tokens(tmp_path):
     write_encoder(tmp_path)
     (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.json.gone")
     words = CLIPTokenizer.from_pretrained(directory("plain"))
-    (tmp_path / "vocab.json").write_text(_vocabulary(words))
+    (tmp_path / "vocab.json").write_text(json.dumps(words.get_vocab()))
     (tmp_path / "merges.txt").write_text(_merges(words))
 
     converted = open_model(tmp_path).tokenizer
 
     assert [converted.encode(text) for text in TEXTS] == [ours("plain").tokenizer.encode(text) for text in TEXTS]
-
-
-def _vocabulary(words: CLIPTokenizer) -> str:
-    return json.dumps(words.get_vocab())
 
 
 def _merges(words: CLIPTokenizer) -> str:
@@ -184,15 +179,12 @@ def test_any_image_gives_the_pixels_of_clip_image_processor(width, height, mode,
         path = Path(folder) / "preprocessor_config.json"
         path.write_text(json.dumps(config))
         steps = read_preprocessing(path, SIDE_PX)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    expected = CLIPImageProcessorPil(**config)(Image.open(buffer), return_tensors="np")["pixel_values"][0]
+    expected = CLIPImageProcessorPil(**config)(Image.open(io.BytesIO(png_of(image))), return_tensors="np")
     if mode == "I;16":
         # The processor takes all above 255 for white: it is shown the same grey in eight bits.
-        buffer = io.BytesIO()
-        Image.fromarray(np.asarray(image).astype(np.uint16) * 257).save(buffer, "PNG")
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
 
-    pixels = decode(buffer.getvalue(), "images[0]", lambda picture: to_pixels(picture, steps))
+    pixels = as_pixels(image, steps)
 
     assert pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(pixels, expected["pixel_values"][0], rtol=0, atol=1e-5)

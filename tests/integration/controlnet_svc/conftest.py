@@ -1,13 +1,14 @@
 """A ControlNet service on a Unix socket, in this process: real server, channel and client, the zoo's ControlNets."""
 
-import io
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -21,6 +22,8 @@ from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.wiring import ControlNetProcess, wire
+from tests.support.images import png_of
+from tests.support.patient_connections import be_patient
 
 ROOT = Path(__file__).parents[3]
 REGISTRY = ROOT / "zoo" / "weights" / "registry.json"
@@ -29,11 +32,9 @@ SIDE_PX, LATENT_DIMS = 64, (8, 16, 16)
 
 
 def condition(side_px: int = SIDE_PX, seed: int = 1) -> bytes:
-    """A conditioning image, as PNG."""
+    """Return a conditioning image, as PNG."""
     values = torch.randint(0, 256, (side_px, side_px, 3), generator=torch.Generator().manual_seed(seed))
-    buffer = io.BytesIO()
-    Image.fromarray(values.to(torch.uint8).numpy()).save(buffer, "PNG")
-    return buffer.getvalue()
+    return png_of(Image.fromarray(values.to(torch.uint8).numpy()))
 
 
 def states(rows: int = 2) -> torch.Tensor:
@@ -87,19 +88,35 @@ def overrides() -> dict[str, Any]:
     return {}
 
 
-@pytest.fixture
-async def service(folder: Path, overrides: dict[str, Any]) -> AsyncIterator[Service]:
+@asynccontextmanager
+async def serve(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     address, shared = f"unix:{folder / 's'}", folder / "shared"
     shared.mkdir(mode=0o700)
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    own = {"controlnets": REGISTRY, "device": "cpu", "shared_memory_dir": str(shared), **overrides}
+    own = {"controlnets": REGISTRY, "device": "cpu", "shared_memory_dir": str(shared), **settings}
     process = wire(ControlNetSettings(rpc, channels, **own))
-    await process.server.start()
-    await process.warm()
-    process.server.set_serving()
-    directory = RegionDirectory(shared)
-    async with open_channel(address, RpcChannelSettings()) as channel:
-        yield Service(process, address, directory, ControlNetClient(channel, directory))
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        await process.server.start()
+        await process.warm()
+        process.server.set_serving()
+        directory = RegionDirectory(shared)
+        async with open_channel(address, RpcChannelSettings()) as channel:
+            yield Service(process, address, directory, ControlNetClient(channel, directory))
     await process.drain()
     await process.server.stop()
     await process.close()
+
+
+@pytest.fixture
+async def service(folder: Path, overrides: dict[str, Any]) -> AsyncIterator[Service]:
+    async with serve(folder, **overrides) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_service() -> AsyncIterator[Service]:
+    """The one of a module's tests that share a loop and leave no stream."""
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as folder:
+        async with serve(Path(folder)) as served:
+            yield served

@@ -1,18 +1,21 @@
 """Residuals over real sockets: those of diffusers' ControlNet, by either transport; typed errors for all else."""
 
 import asyncio
+import io
 import os
 import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import ControlNetModel
+from PIL import Image
 from torch import Tensor
 
 from lab.fixtures.frontdoor_suite import until
-from pentimento.clients.controlnet import ControlNetClient, ResidualStream
+from pentimento.clients.controlnet import ControlNetClient
 from pentimento.domain.errors import (
     Aborted,
     FailedPrecondition,
@@ -45,10 +48,6 @@ OPEN_S = 120.0
 
 
 def pixels() -> Tensor:
-    import io
-
-    import numpy as np
-    from PIL import Image
 
     values = np.array(Image.open(io.BytesIO(condition())))
     return torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0).float() / 255.0
@@ -152,57 +151,63 @@ async def test_no_region_is_left_of_a_stream_whose_caller_leaves_while_it_is_mad
         await until(lambda: not service.directory.region_count())
 
 
+NAN_STATES = outgoing_tensor(torch.full((2, 77, 128), torch.nan), UNBOUND)
+NO_STATES = outgoing_tensor(torch.zeros(2, 0, 128), UNBOUND)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    ("change", "error", "reason"),
+    ("change", "of_controlnet", "error", "reason"),
     [
-        ({"base_model_digest": "sha256:" + "0" * 64}, FailedPrecondition, "WRONG_BASE_MODEL"),
-        ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
-        ({"step_count": 10_001}, InvalidArgument, "INVALID_FIELD"),
-        ({"width_px": 128}, InvalidArgument, "INVALID_FIELD"),
-        ({"width_px": 2**31}, InvalidArgument, "INVALID_FIELD"),
-        ({"latent_dims": (4, 16, 16)}, InvalidArgument, "INVALID_FIELD"),
-        ({"latent_dims": (8, 4096, 4096)}, InvalidArgument, "INVALID_FIELD"),
-        ({"states": outgoing_tensor(torch.full((2, 77, 128), torch.nan), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
-        ({"states": outgoing_tensor(torch.zeros(2, 0, 128), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+        ({"base_model_digest": "sha256:" + "0" * 64}, {}, FailedPrecondition, "WRONG_BASE_MODEL"),
+        ({"step_count": 0}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"step_count": 10_001}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"width_px": 128}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"width_px": 2**31}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"latent_dims": (4, 16, 16)}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"latent_dims": (8, 4096, 4096)}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"states": NAN_STATES}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({"states": NO_STATES}, {}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"name": "../tiny-controlnet-edges"}, NotFound, "UNKNOWN_CONTROLNET"),
+        ({}, {"name": "tiny-lora-neon"}, NotFound, "UNKNOWN_CONTROLNET"),
+        ({}, {"digest": "sha256:" + "1" * 64}, FailedPrecondition, "CONTROLNET_DIGEST_MISMATCH"),
+        ({}, {"conditioning_image": b""}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"conditioning_image": b"no picture"}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"conditioning_image": condition()[:-40]}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"conditioning_image": condition(32)}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"conditioning_scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"conditioning_scale": float("inf")}, InvalidArgument, "INVALID_FIELD"),
     ],
 )
-async def test_a_stream_is_refused_for_what_it_asks(
-    service: Service, change: dict[str, Any], error: type[PentimentoError], reason: str
+async def test_open_stream_refuses_request_and_serves_the_next(
+    shared_service: Service,
+    change: dict[str, Any],
+    of_controlnet: dict[str, Any],
+    error: type[PentimentoError],
+    reason: str,
 ) -> None:
-    with pytest.raises(error) as caught:
-        await service.client.open_stream(request_for(**change), 1, OPEN_S)
-
-    assert caught.value.reason == reason
-    assert service.process.controlnets.open_count == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "reason"),
-    [
-        ({"name": "../tiny-controlnet-edges"}, NotFound, "UNKNOWN_CONTROLNET"),
-        ({"name": "tiny-lora-neon"}, NotFound, "UNKNOWN_CONTROLNET"),
-        ({"digest": "sha256:" + "1" * 64}, FailedPrecondition, "CONTROLNET_DIGEST_MISMATCH"),
-        ({"conditioning_image": b""}, InvalidArgument, "INVALID_FIELD"),
-        ({"conditioning_image": b"no picture"}, InvalidArgument, "INVALID_FIELD"),
-        ({"conditioning_image": condition()[:-40]}, InvalidArgument, "INVALID_FIELD"),
-        ({"conditioning_image": condition(32)}, InvalidArgument, "INVALID_FIELD"),
-        ({"conditioning_scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
-        ({"conditioning_scale": float("inf")}, InvalidArgument, "INVALID_FIELD"),
-    ],
-)
-async def test_a_selection_is_refused_by_name(
-    service: Service, change: dict[str, Any], error: type[PentimentoError], reason: str
-) -> None:
-    wrong = replace(request_for().controlnet, **change)
+    client, controlnet = shared_service.client, replace(request_for().controlnet, **of_controlnet)
 
     with pytest.raises(error) as caught:
-        await service.client.open_stream(request_for(controlnet=wrong), 1, OPEN_S)
+        await client.open_stream(request_for(**{"controlnet": controlnet, **change}), 1, OPEN_S)
 
     assert caught.value.reason == reason
-    good = await service.client.open_stream(request_for(), 2, OPEN_S)
-    received = await good.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    assert shared_service.process.controlnets.open_count == 0
+    await assert_serves(client)
+
+
+async def assert_serves(client: ControlNetClient) -> None:
+    stream = await client.open_stream(request_for(), 2, OPEN_S)
+    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
-    good.close()
+    stream.close()
+    await all_closed(client)
+
+
+async def all_closed(client: ControlNetClient) -> None:
+    async for credits in client.watch_credits():
+        if credits.open_stream_count == 0:
+            return
 
 
 @pytest.mark.parametrize(
@@ -216,24 +221,27 @@ async def test_a_selection_is_refused_by_name(
         (1, 1.0, torch.full_like(latents(), torch.inf), InvalidArgument),
     ],
 )
-async def test_a_step_that_is_not_the_next_is_refused(
-    service: Service, step: int, timestep: float, sent: Tensor, error: type[PentimentoError]
+@pytest.mark.asyncio(loop_scope="module")
+async def test_wrong_step_ends_the_stream(
+    shared_service: Service, step: int, timestep: float, sent: Tensor, error: type[PentimentoError]
 ) -> None:
-    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    stream = await shared_service.client.open_stream(request_for(), 1, OPEN_S)
     await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
 
     with pytest.raises(error):
         await stream.residuals(step, timestep, outgoing_tensor(sent, UNBOUND))
+    await all_closed(shared_service.client)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"request_id": "another"}, {"fencing_token": 8}, {"step_index": 5}, {"layer": "text"}, {"stream_epoch": 1}],
 )
-async def test_a_latent_of_another_stream_is_refused(
-    service: Service, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.asyncio(loop_scope="module")
+async def test_latent_of_another_stream_ends_the_stream(
+    shared_service: Service, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await service.client.open_stream(request_for(), 2, OPEN_S)
+    stream = await shared_service.client.open_stream(request_for(), 2, OPEN_S)
     adapter = request_for().base_model_digest
     right = Binding("request", 7, 0, "latent", adapter, 2)
     monkeypatch.setattr(stream, "_binding", lambda *_: replace(right, **change))
@@ -241,6 +249,7 @@ async def test_a_latent_of_another_stream_is_refused(
     with pytest.raises(Aborted) as caught:
         await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert caught.value.reason == "STALE_FRAME"
+    await all_closed(shared_service.client)
 
 
 @pytest.mark.parametrize("overrides", [{"max_streams": 1}])
@@ -252,9 +261,7 @@ async def test_streams_beyond_the_credits_are_refused_and_welcome_later(service:
     assert (caught.value.reason, caught.value.retry_after_ms) == ("NO_CREDIT", 100)
 
     first.close()
-    async for credits in service.client.watch_credits():
-        if credits.open_stream_count == 0:
-            break
+    await all_closed(service.client)
     second = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
     second.close()
 
@@ -283,9 +290,7 @@ async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Serv
     assert await service.client.prefetch([LAYOUT]) == (EDGES,)
 
     edges.close()
-    async for credits in service.client.watch_credits():
-        if credits.open_stream_count == 0:
-            break
+    await all_closed(service.client)
     layout = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
     received = await layout.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(LAYOUT, 500.0, 1.0))
@@ -334,26 +339,22 @@ async def test_the_status_says_what_is_there(service: Service) -> None:
         await service.client.prefetch(["none"])
 
 
-async def test_residuals_that_are_kept_stay_as_they_came_while_later_ones_come(service: Service) -> None:
+async def test_kept_residuals_stay_while_later_ones_come(service: Service) -> None:
+    sent = [outgoing_tensor(latents(seed=step), UNBOUND) for step in range(3)]
     async with open_channel(service.address, RpcChannelSettings()) as channel:
         stream = await ControlNetClient(channel, service.directory, lined=False).open_stream(request_for(), 1, OPEN_S)
-        await _kept_in_both_slots(stream)
 
+        await stream.ask(0, 900.0, sent[0], keeps_from=0)
+        await stream.ask(1, 500.0, sent[1], keeps_from=0)
+        received = [await stream.take(0), await stream.take(1)]
+        await stream.ask(2, 100.0, sent[2], keeps_from=0)
+        received.append(await stream.take(2))
 
-async def _kept_in_both_slots(stream: ResidualStream) -> None:
-    sent = [outgoing_tensor(latents(seed=step), UNBOUND) for step in range(3)]
-
-    await stream.ask(0, 900.0, sent[0], keeps_from=0)
-    await stream.ask(1, 500.0, sent[1], keeps_from=0)
-    first, second = await stream.take(0), await stream.take(1)
-    await stream.ask(2, 100.0, sent[2], keeps_from=0)
-    third = await stream.take(2)
-
-    # Both slots are kept: what comes meanwhile goes in chunks.
-    assert [received.ack is not None for received in (first, second, third)] == [True, True, False]
-    for step, (received, timestep) in enumerate(zip((first, second, third), (900.0, 500.0, 100.0), strict=True)):
-        assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 1.0, seed=step))
-    stream.close()
+        # Both slots are kept: what comes meanwhile goes in chunks.
+        assert [one.ack is not None for one in received] == [True, True, False]
+        for step, (one, timestep) in enumerate(zip(received, (900.0, 500.0, 100.0), strict=True)):
+            assert_equal(tensors_of(one), of_diffusers(EDGES, timestep, 1.0, seed=step))
+        stream.close()
 
 
 async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service) -> None:

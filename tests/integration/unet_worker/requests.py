@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.errors import domain_errors
 from pentimento.domain.execution import AttemptResult, ExecuteEvent
 from pentimento.domain.generation import (
     Attempt,
@@ -20,7 +24,10 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
+from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served
+from tests.support.images import png_of
 
 SPEC = GenerationSpec("a red circle", "blurred", "tiny", 32, 32, 8, 3.0, Scheduler.DDIM, seed=7)
 DONOR = Donor("entry", "sha256:donor", 0.9)
@@ -49,6 +56,17 @@ def execute(
     return worker.client.execute(ours, spec, painted, worker.held.worker_generation, **options)
 
 
+async def result_for(worker: Served, request: pb.ExecuteRequest) -> pb.AttemptResult:
+    """Return the last answer to a message. Raises domain errors."""
+    with domain_errors():
+        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
+    return answer.result
+
+
+def final_latents(result: pb.AttemptResult) -> Tensor:
+    return tensor_from_wire(tensor_from_proto(result.final_latents))
+
+
 def from_latent(result: AttemptResult, step: int) -> FromLatent:
     """The start that resumes what `result` captured before `step`."""
     captured = next(latent for latent in result.captured.latents if latent.resume_step == step)
@@ -60,9 +78,7 @@ def size_of(image: bytes) -> tuple[int, int]:
 
 
 def png(width_px: int = 32, height_px: int = 32) -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((width_px, height_px), 50).convert("RGB").save(buffer, "PNG")
-    return buffer.getvalue()
+    return png_of(Image.effect_noise((width_px, height_px), 50).convert("RGB"))
 
 
 def spec_with(**changes: Any) -> GenerationSpec:

@@ -25,9 +25,7 @@ from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
-from pentimento.clients.errors import domain_errors
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import (
@@ -43,10 +41,9 @@ from pentimento.domain.generation import (
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.torch_tensors import tensor_from_wire
 from pentimento.wire.codec import encode
-from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served, at_step, serve
+from tests.integration.unet_worker.requests import final_latents, result_for
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -190,9 +187,7 @@ def request_for(
 
 
 async def latents_of(worker: Served, request: pb.ExecuteRequest) -> Tensor:
-    with domain_errors():
-        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
-    return tensor_from_wire(tensor_from_proto(answer.result.final_latents))
+    return final_latents(await result_for(worker, request))
 
 
 def edges() -> ControlNetSelection:
@@ -360,13 +355,15 @@ async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals
 
 
 @pytest.mark.parametrize(
-    ("how", "back_after_s"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, None)], ids=["delayed", "lost"]
+    ("pipelined_from", "how", "back_after_s"),
+    [(0, signal.SIGSTOP, None), (0, signal.SIGKILL, None), (2, signal.SIGSTOP, 1.0), (2, signal.SIGKILL, None)],
+    ids=["silent", "lost", "pipelined, delayed", "pipelined, lost"],
 )
-async def test_no_delay_and_no_loss_changes_a_bit_of_a_pipelined_picture(
-    parts: Parts, replicas: list[Replica], how: signal.Signals, back_after_s: float | None
+async def test_lost_or_late_replica_changes_no_bit(
+    parts: Parts, replicas: list[Replica], pipelined_from: int, how: signal.Signals, back_after_s: float | None
 ) -> None:
     addresses = [replica.address for replica in replicas]
-    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2))
+    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, pipelined_from))
 
     def lose() -> None:
         replicas[0].process.send_signal(how)
@@ -374,30 +371,11 @@ async def test_no_delay_and_no_loss_changes_a_bit_of_a_pipelined_picture(
         if back_after_s is not None:
             threading.Timer(back_after_s, replicas[0].process.send_signal, [signal.SIGCONT]).start()
 
-    with at_step(6, lose):
-        found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2))
+    with at_step(5, lose):
+        found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, pipelined_from))
 
     if back_after_s is None:
         replicas[0].process.kill()
-    assert torch.equal(found, wanted)
-    assert parts.directory.region_count() == 0
-
-
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
-    parts: Parts, replicas: list[Replica], how: signal.Signals
-) -> None:
-    addresses = [replica.address for replica in replicas]
-    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
-
-    def lose() -> None:
-        replicas[0].stopped = True
-        replicas[0].process.send_signal(how)
-
-    with at_step(5, lose):
-        found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
-
-    replicas[0].process.kill()
     assert torch.equal(found, wanted)
     assert parts.directory.region_count() == 0
 

@@ -1,13 +1,19 @@
-"""SDXL and SD3 through the real service: what the cache keeps of them, and what they start from."""
+"""SDXL and SD3 through the real service: their cache, and their ControlNets in another process."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
 
-from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet, write_xl_checkpoint
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
+from lab.fixtures.diffusers_reference import Case
+from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
 from tests.integration.unet_worker.conftest import Served, serve
@@ -53,7 +59,7 @@ async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(family: Se
     assert (resumed.steps_run, resumed.steps_saved) == (3, 5)
 
 
-async def test_a_cached_image_is_refined_in_the_familys_form_of_noise(family: Served) -> None:
+async def test_cached_image_is_refined_in_its_form_of_noise(family: Served) -> None:
     spec, (_, form) = spec_of(family), FAMILIES[family.held.family]
     whole = await result_of(execute(family, spec=spec, cache_grant=GRANT))
     assert whole.captured.image is not None
@@ -62,17 +68,9 @@ async def test_a_cached_image_is_refined_in_the_familys_form_of_noise(family: Se
     refined = await result_of(execute(family, spec=spec, attempt=attempt(2), start=start))
 
     assert (refined.steps_run, refined.steps_saved, refined.notes) == (3, 5, ())
-
-
-async def test_the_other_form_of_noise_is_refused(family: Served) -> None:
-    spec, (_, form) = spec_of(family), FAMILIES[family.held.family]
-    whole = await result_of(execute(family, spec=spec, cache_grant=GRANT))
-    assert whole.captured.image is not None
     other = next(candidate for candidate in NoiseForm if candidate is not form)
-
     with pytest.raises(InvalidArgument, match="noise_form"):
-        start = FromImage(whole.captured.image, 5, other, DONOR)
-        await result_of(execute(family, spec=spec, attempt=attempt(2), start=start))
+        await result_of(execute(family, spec=spec, attempt=attempt(3), start=replace(start, noise_form=other)))
 
 
 async def test_schedulers_of_another_family_are_refused_with_those_there_are(family: Served) -> None:
@@ -80,3 +78,52 @@ async def test_schedulers_of_another_family_are_refused_with_those_there_are(fam
 
     with pytest.raises(InvalidArgument, match=family.held.schedulers[0]):
         await result_of(execute(family, spec=spec_with(scheduler=other)))
+
+
+CONDITIONS = conditions_for(2, SIDE_PX, SIDE_PX)
+
+
+@dataclass
+class Both:
+    """The same model and ControlNets, served and by diffusers. One ControlNet sees its latent without the autoencoder's
+    shift, the other with it: diffusers has one rule for all of a picture, so each stands alone there."""
+
+    ours: ControlledByService
+    theirs: dict[str, ControlledByDiffusers]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Both]:
+    folder = tmp_path_factory.mktemp("flow")
+    # Residuals that go through memory, in parts: those of a guided picture take 24 KiB.
+    model = write_flow_checkpoint(folder / "model", t5=True, max_sequence_length=12, num_layers=24)
+    unshifted = write_flow_controlnet(folder / "unshifted", seed=1, num_layers=12)
+    shifted = write_flow_controlnet(folder / "shifted", seed=2, num_layers=12, force_zeros_for_pooled_projection=False)
+    theirs = {path.name: ControlledByDiffusers(model, [path]) for path in (unshifted, shifted)}
+    async with controlled_by_service(model, [unshifted, shifted]) as ours:
+        yield Both(ours, theirs)
+
+
+@pytest.mark.parametrize(("name", "place", "guidance"), [("unshifted", 0, 4.0), ("shifted", 1, 1.0)])
+async def test_a_controlled_picture_is_that_of_diffusers(both: Both, name: str, place: int, guidance: float) -> None:
+    torch.set_num_threads(1)
+    case = Case("a red circle", "", Scheduler.FLOW_MATCH_EULER, seed=3, steps=5, guidance_scale=guidance)
+    controlled = ControlledCase(case, (ControlSetting(0.8),))
+
+    found = await both.ours.only(place).controlled(controlled, CONDITIONS[:1])
+
+    theirs = both.theirs[name].controlled(controlled, CONDITIONS[:1])
+    assert float((found - theirs).abs().max()) <= 1e-4
+    free = await both.ours.controlled(ControlledCase(case, ()), CONDITIONS[:1])
+    assert float((found - free).abs().max()) > 1e-3
+
+
+async def test_an_image_of_another_size_is_refused_by_name(both: Both) -> None:
+    case = Case("a red circle", "", Scheduler.FLOW_MATCH_EULER, seed=3, steps=2, guidance_scale=1.0)
+    small = CONDITIONS[0][:, :, : SIDE_PX // 2, : SIDE_PX // 2]
+
+    with pytest.raises(InvalidArgument) as caught:
+        # The first image says the picture's size; both ControlNets act.
+        await both.ours.controlled(ControlledCase(case, (ControlSetting(),) * 2), [CONDITIONS[0], small])
+
+    assert caught.value.violations[0].field == "spec.controlnets[1].conditioning_image"

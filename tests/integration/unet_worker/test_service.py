@@ -108,13 +108,6 @@ async def test_cancel_stops_the_steps_and_the_next_request_succeeds(worker: Serv
     assert (await worker.client.status()).completed_count == 1
 
 
-async def test_a_cancel_that_overtakes_its_execute_wins(worker: Served) -> None:
-    assert not await worker.client.cancel("request", 1)
-
-    with pytest.raises(Cancelled):
-        await result_of(execute(worker))
-
-
 async def test_a_frontdoor_of_a_newer_epoch_fetches_what_the_old_one_lost(worker: Served) -> None:
     whole = await result_of(execute(worker, attempt=attempt(1, "reference")))
     events: Any = await started(worker)
@@ -125,9 +118,15 @@ async def test_a_frontdoor_of_a_newer_epoch_fetches_what_the_old_one_lost(worker
     assert fetched.image == whole.image
 
 
-async def test_an_attempt_that_is_gone_is_not_found(worker: Served) -> None:
+async def test_worker_refuses_unknown_attempts_and_generations(worker: Served) -> None:
     with pytest.raises(NotFound):
         await result_of(worker.client.attach("nobody", 1, "frontdoor", 1))
+    with pytest.raises(FailedPrecondition):
+        await result_of(worker.client.execute(attempt(), SPEC, route(worker), worker.held.worker_generation + 1))
+    with pytest.raises(PentimentoError):
+        await answers(worker, pb.ExecuteRequest())
+    answer = await UnetWorkerServiceStub(worker.channel).Prefetch(pb.PrefetchRequest(components=["other"]))
+    assert list(answer.resident_components) == ["tiny"]
 
 
 async def test_an_orphan_is_stopped_after_its_time(checkpoint: Path, directory: Path) -> None:
@@ -140,13 +139,6 @@ async def test_an_orphan_is_stopped_after_its_time(checkpoint: Path, directory: 
 
         with pytest.raises(NotFound):
             await result_of(worker.client.attach("request", 1, "frontdoor", 1))
-
-
-async def test_a_mismatched_generation_is_a_failed_precondition(worker: Served) -> None:
-    events = worker.client.execute(attempt(), SPEC, route(worker), worker.held.worker_generation + 1)
-
-    with pytest.raises(FailedPrecondition):
-        await result_of(events)
 
 
 def request_of(worker: Served, spec: dict[str, Any] | None = None, **changes: Any) -> pb.ExecuteRequest:
@@ -172,20 +164,7 @@ async def answers(worker: Served, request: pb.ExecuteRequest) -> list[pb.Execute
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "spec",
-    [
-        {"width_px": 0},
-        {"width_px": 2**31},
-        {"height_px": 33},
-        {"num_inference_steps": 0},
-        {"num_inference_steps": 10**9},
-        {"guidance_scale": math.nan},
-        {"guidance_scale": math.inf},
-        {"scheduler": 0},
-        {"scheduler": 77},
-        {"eta": -math.inf},
-        {"prompt": "a\0b"},
-        {"prompt": "x" * 10_001},
-    ],
+    [{"width_px": 0}, {"guidance_scale": math.nan}, {"scheduler": 0}, {"scheduler": 77}, {"prompt": "x" * 10_001}],
 )
 async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(
     shared_worker: Served, spec: dict[str, Any]
@@ -194,11 +173,6 @@ async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(
         await answers(shared_worker, request_of(shared_worker, spec))
 
     assert (await answers(shared_worker, request_of(shared_worker)))[-1].result.image
-
-
-async def test_an_empty_message_is_refused(worker: Served) -> None:
-    with pytest.raises(PentimentoError):
-        await answers(worker, pb.ExecuteRequest())
 
 
 async def test_final_latents_come_back_where_they_are_asked_for(worker: Served) -> None:
@@ -218,12 +192,6 @@ async def test_a_half_without_an_opening_is_refused(worker: Served) -> None:
         async for _ in UnetWorkerServiceStub(worker.channel).PredictHalf(nothing()):
             pass
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_prefetch_answers_with_what_is_resident(worker: Served) -> None:
-    answer = await UnetWorkerServiceStub(worker.channel).Prefetch(pb.PrefetchRequest(components=["other"]))
-
-    assert list(answer.resident_components) == ["tiny"]
 
 
 async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_paints(

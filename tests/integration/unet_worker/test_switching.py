@@ -127,34 +127,24 @@ async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
         await running
 
 
-async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_again(
-    checkpoint: Path, directory: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["broken", "other"], ids=["no model", "another digest"])
+async def test_model_that_cannot_be_held_is_not_tried_again(
+    checkpoint: Path, other: Path, directory: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model_index.json").write_text("{}")
-    async with serve(checkpoint, directory, other_models=(tmp_path / "broken",)) as worker:
-        worker.switch.assign("broken", 8)
-        while worker.switch.target_model == "broken":  # noqa: ASYNC110 - another thread loads it
+    wrong = tmp_path / "broken" if name == "broken" else Path(f"{other}@sha256:{'0' * 64}")
+    async with serve(checkpoint, directory, other_models=(wrong,)) as worker:
+        worker.switch.assign(name, 8)
+        while worker.switch.target_model == name:  # noqa: ASYNC110 - another thread loads it
             await asyncio.sleep(0.01)
         held = (await credits_where(worker, served=True)).held
 
-        worker.switch.assign("broken", 8)
+        worker.switch.assign(name, 8)
         registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
         assert registered.available_models == ("tiny",)
         assert (await paint(worker, "after")).model_digest == held.model_digest
-
-
-async def test_a_model_whose_weights_are_not_those_of_its_digest_is_not_held(
-    checkpoint: Path, other: Path, directory: Path
-) -> None:
-    pinned = Path(f"{other}@sha256:{'0' * 64}")
-    async with serve(checkpoint, directory, other_models=(pinned,)) as worker:
-        worker.switch.assign("other", 8)
-        while worker.switch.target_model == "other":  # noqa: ASYNC110 - another thread loads it
-            await asyncio.sleep(0.01)
-
-        assert (await credits_where(worker, served=True)).held.model == "tiny"
 
 
 def without_numbers(checkpoint: Path) -> Path:

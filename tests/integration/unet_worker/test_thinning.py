@@ -1,18 +1,37 @@
-"""A picture that is thinned while it runs, by a real worker: the message, the engine, the result and its replay."""
+"""Stored latents in each format, and images thinned while they run, through the real service."""
 
 import asyncio
+import io
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load, save
 
+from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import FromLatent, ObjectReference, Scheduler
-from tests.integration.unet_worker.conftest import Served, at_step
-from tests.integration.unet_worker.requests import DONOR, SPEC, attempt, execute, route
+from services.unet_worker.settings import LatentFormatChoice
+from tests.integration.unet_worker.conftest import Served, at_step, serve
+from tests.integration.unet_worker.requests import DONOR, GRANT, SPEC, attempt, execute, from_latent, route
 from tests.support.calls import result_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 LIMIT_S = 60.0
+
+
+@pytest.fixture
+def worker(shared_worker: Served) -> Served:
+    return shared_worker
 
 
 def asking(worker: Served, steps: tuple[int, ...], request_id: str, found: list[bool]) -> Callable[[], None]:
@@ -35,7 +54,9 @@ async def test_a_picture_thinned_on_its_way_is_the_one_thinned_from_its_start_an
         midway = await result_of(execute(worker, attempt=attempt(request_id="midway"), spec=spec))
     from_start = replace(route(worker), thinned_steps=(4, 6))
     started, replayed = [
-        await result_of(worker.client.execute(attempt(request_id=name), spec, one, worker.held.worker_generation))
+        await result_of(
+            worker.client.execute(attempt(request_id=worker.prefix + name), spec, one, worker.held.worker_generation)
+        )
         for name, one in (("start", from_start), ("again", replace(from_start, replay_of="midway")))
     ]
     whole = await result_of(execute(worker, attempt=attempt(request_id="whole"), spec=spec))
@@ -82,9 +103,65 @@ async def test_a_hit_whose_donor_is_gone_takes_all_steps_from_noise(worker: Serv
     gone = FromLatent(ObjectReference("gone", "sha256:" + "0" * 64, 100), 3, 8, 1.0, DONOR)
     hit, found = replace(route(worker, gone), thinned_steps=(4, 6)), list[bool]()
     generation = worker.held.worker_generation
-    routed = await result_of(worker.client.execute(attempt(request_id="routed"), SPEC, hit, generation))
+    mine = attempt(request_id=worker.prefix + "routed")
+    routed = await result_of(worker.client.execute(mine, SPEC, hit, generation))
     with at_step(2, asking(worker, (4, 6), "asked", found)):
         asked = await result_of(execute(worker, attempt=attempt(request_id="asked"), start=gone))
 
     assert found == [True]
     assert [(one.thinned_steps, one.steps_run) for one in (routed, asked)] == [((), 8), ((), 8)]
+
+
+HEAD_BYTES = 12
+_attempts = count(10)
+
+
+def stored(worker: Served, result: AttemptResult, step: int) -> bytes:
+    return worker.objects.get(from_latent(result, step).latent)
+
+
+def compressed(file: bytes) -> bytes:
+    """As earlier versions stored it."""
+    return struct.pack("<4sBBHI", b"PLAT", 1, 1, 0, len(file)) + zlib.compress(file, 1)
+
+
+async def restored(worker: Served, result: AttemptResult, data: bytes) -> AttemptResult:
+    """Resume the latent before step 5 with other bytes in its place."""
+    start = replace(from_latent(result, 5), latent=worker.objects.put("latents/other", data))
+    number = next(_attempts)
+    return await result_of(execute(worker, attempt=attempt(number), start=start))
+
+
+async def test_worker_stores_latents_in_its_format_and_reads_them(checkpoint: Path, directory: Path) -> None:
+    assert [choice.value for choice in LatentFormatChoice] == [form.value for form in LatentFormat]
+    async with serve(checkpoint, directory, latent_format=LatentFormatChoice.FLOAT16) as worker:
+        whole = await result_of(execute(worker, cache_grant=GRANT))
+        data = stored(worker, whole, 5)
+        resumed, again = [
+            await result_of(execute(worker, attempt=attempt(number), start=from_latent(whole, 5))) for number in (2, 3)
+        ]
+
+    assert load(data)["latent"].dtype is torch.float16
+    assert again.image == resumed.image
+    assert (resumed.steps_run, resumed.steps_saved, resumed.notes) == (3, 5, ())
+    levels = [np.asarray(Image.open(io.BytesIO(image)), np.int16) for image in (whole.image, resumed.image)]
+    assert np.abs(levels[0] - levels[1]).max() <= 4, "grey levels; half precision is off by a two-thousandth"
+
+
+async def test_a_worker_reads_every_format_and_knows_newer_ones(worker: Served) -> None:
+    whole = await result_of(execute(worker, cache_grant=GRANT))
+    file = stored(worker, whole, 5)
+    latent = load(file)["latent"]
+
+    older = [compressed(save({"latent": latent.to(dtype)})) for dtype in (torch.float32, torch.bfloat16)]
+    for data in (*(latent_to_bytes(latent, stored_as) for stored_as in LatentFormat), *older):
+        resumed = await restored(worker, whole, data)
+        assert (resumed.steps_saved, resumed.notes) == (5, ()), data[:80]
+    newer = await restored(worker, whole, struct.pack("<4sBBHI", b"PLAT", 2, 1, 0, len(file)) + file)
+    torn = await restored(worker, whole, compressed(file)[: HEAD_BYTES + 9])
+
+    assert newer.image == whole.image
+    assert newer.notes[0].startswith("cache skipped: UNKNOWN_LATENT_FORMAT")
+    assert newer.bad_donor_reason == "", "its bytes are sound, and its entry serves others"
+    assert torn.image == whole.image
+    assert torn.bad_donor_reason == "BAD_DONOR"

@@ -62,7 +62,7 @@ def test_step_row_compares_every_way_with_eager(monkeypatch: pytest.MonkeyPatch)
     """Torch's operations replace kernels, and repeated functions replace graphs."""
     from benchmarks import gpu_steps
     from pentimento.diffusion.kernels import REFERENCE, KernelMode
-    from tests.unit.diffusion.engine.test_captured import Rerun
+    from tests.unit.diffusion.engine.test_denoisers import Rerun
 
     kernels = {KernelMode.OFF: None, KernelMode.FUSED: REFERENCE}
     monkeypatch.setattr(gpu_steps, "kernels_for", lambda mode, device: kernels[mode])

@@ -1,7 +1,9 @@
-"""Which steps share a forward pass."""
+"""Which steps share a forward pass, and which layers their residuals have."""
 
+import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,7 +14,9 @@ from torch import Tensor
 from pentimento.diffusion.controlnets import ControlSetting, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
+from services.controlnet_svc.compute.layers import are_of, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
+from services.controlnet_svc.one_ahead import one_ahead
 
 
 @dataclass
@@ -102,3 +106,79 @@ def test_parts_are_delivered_to_those_that_take_them_and_again_after_an_error(co
     assert [len(one) for one in network.passes] == [3, 1, 1]
     with pytest.raises(InvalidArgument):
         futures[2].result(60.0)
+
+
+RESIDUALS = ControlResiduals((torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 2, 2)), torch.zeros(1, 3, 2, 2))
+
+
+def test_residuals_have_their_own_layers() -> None:
+    layers = layers_of(RESIDUALS)
+
+    assert [layer.layer for layer in layers] == ["down_block_0", "down_block_1", "mid_block"]
+    assert are_of(RESIDUALS, layers)
+
+
+def test_a_layer_more_or_less_or_of_another_size_or_name_is_another() -> None:
+    layers, (first, second), mid = layers_of(RESIDUALS), RESIDUALS.down_block_residuals, RESIDUALS.mid_block_residual
+
+    for other in (
+        ControlResiduals((first, second)),
+        ControlResiduals((first, second, second), mid),
+        ControlResiduals((first, second[:, :2]), mid),
+        ControlResiduals((second, first), mid),
+        ControlResiduals((first,), mid, (second,)),
+    ):
+        assert not are_of(other, layers)
+
+
+class Source:
+    """Counts to three, then fails where it is told to."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.begun = 0
+        self.closed = False
+        self._fails = fails
+
+    async def items(self) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(3):
+                self.begun = number + 1
+                await asyncio.sleep(0)
+                yield number
+            if self._fails:
+                raise ValueError("broken")
+        finally:
+            self.closed = True
+
+
+async def test_all_items_come_in_order_and_the_next_is_begun_before_this_one_is_done_with() -> None:
+    source = Source()
+    begun = []
+    async with aclosing(one_ahead(source.items())) as items:
+        async for number in items:
+            await asyncio.sleep(0.01)
+            begun.append((number, source.begun))
+
+    assert begun == [(0, 2), (1, 3), (2, 3)]
+    assert source.closed
+
+
+async def test_what_the_source_raises_comes_after_the_items_before_it() -> None:
+    source = Source(fails=True)
+    seen = []
+    with pytest.raises(ValueError, match="broken"):
+        async for number in one_ahead(source.items()):
+            seen.append(number)
+
+    assert seen == [0, 1, 2]
+    assert source.closed
+
+
+async def test_a_source_that_nobody_reads_any_more_is_closed() -> None:
+    source = Source(fails=True)
+    async with aclosing(one_ahead(source.items())) as items:
+        async for _ in items:
+            break
+
+    assert source.closed
+    assert len(asyncio.all_tasks()) == 1

@@ -2,19 +2,18 @@
 is said."""
 
 import gc
-import io
 import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from pentimento.domain.errors import InvalidArgument
 from services.controlnet_svc.compute import conditions
 from services.controlnet_svc.compute.conditions import EmbeddedConditions
 from services.controlnet_svc.compute.thread import ComputeThread
+from tests.support.images import a_png
 
 SIDE_PX = 8
 
@@ -41,9 +40,7 @@ def embedded() -> Iterator[EmbeddedConditions]:
 
 
 def image(grey: int, side_px: int = SIDE_PX) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (side_px, side_px), (grey, grey, grey)).save(data, "PNG")
-    return data.getvalue()
+    return a_png(side_px, side_px, f"rgb({grey}, {grey}, {grey})")
 
 
 async def embed(of: EmbeddedConditions, network: Network, grey: int, rows: int = 1, side_px: int = SIDE_PX) -> Tensor:
@@ -112,21 +109,14 @@ async def test_they_go_with_their_network(embedded: EmbeddedConditions) -> None:
     assert gone() is None
 
 
-async def test_what_is_no_image_is_refused_and_nothing_is_kept(embedded: EmbeddedConditions) -> None:
+async def test_of_image_refuses_no_image_and_another_size(embedded: EmbeddedConditions) -> None:
     network = Network()
-
     for _ in range(2):
         with pytest.raises(InvalidArgument):
             await embedded.of_image(network, b"no image", SIDE_PX, SIDE_PX, 1)  # type: ignore[arg-type]
-
     assert network.embedded_count == 0
 
-
-async def test_an_image_of_another_size_than_it_is_said_to_have_is_refused_though_it_is_kept(
-    embedded: EmbeddedConditions,
-) -> None:
-    network = Network()
+    # The right size is kept by now.
     await embed(embedded, network, 7)
-
     with pytest.raises(InvalidArgument):
         await embedded.of_image(network, image(7), 16, 16, 1)  # type: ignore[arg-type]

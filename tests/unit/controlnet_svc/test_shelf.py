@@ -40,49 +40,40 @@ async def use(of: NetworkShelf, *names: str) -> None:
             pass
 
 
-async def test_what_is_placed_here_gives_way_last() -> None:
+@pytest.mark.parametrize(
+    ("placed", "used", "resident"),
+    [
+        ([["canny"]], ("depth", "depth", "pose"), {"canny", "pose"}),
+        ([["canny"], ["depth"]], ("canny", "canny", "pose"), {"depth", "pose"}),
+        ([["canny", "depth"]], ("pose",), {"pose"}),
+    ],
+    ids=["last", "placed no more", "nothing else"],
+)
+async def test_placed_networks_give_way_last(
+    placed: list[list[str]], used: tuple[str, ...], resident: set[str]
+) -> None:
     there = shelf()
-    await there.place(["canny"])
-    await use(there, "depth", "depth", "pose")
+    for names in placed:
+        await there.place(names)
+    await use(there, *used)
 
-    assert set(there.resident) == {"canny", "pose"}
-
-
-async def test_what_is_placed_here_no_more_gives_way_like_any_other() -> None:
-    there = shelf()
-    await there.place(["canny"])
-    await there.place(["depth"])
-    await use(there, "canny", "canny", "pose")
-
-    assert set(there.resident) == {"depth", "pose"}
-
-
-async def test_it_does_give_way_where_nothing_else_can() -> None:
-    there = shelf()
-    await there.place(["canny", "depth"])
-    await use(there, "pose")
-
-    assert "pose" in there.resident
-
-
-async def test_one_that_does_not_load_keeps_none_of_the_others_away() -> None:
-    there = shelf("canny")
-    await there.place(["none", "canny", "depth"])
-
-    assert there.resident == ("depth",)
-    with pytest.raises(InvalidArgument):
-        await use(there, "canny")
+    assert resident <= set(there.resident)
+    assert len(there.resident) == 2
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(OSError("the disk went away"), "CONTROLNET_FAILED"), (torch.OutOfMemoryError("no room"), "NO_DEVICE_MEMORY")],
+    [
+        (UNREADABLE, "INVALID_FIELD"),
+        (OSError("the disk went away"), "CONTROLNET_FAILED"),
+        (torch.OutOfMemoryError("no room"), "NO_DEVICE_MEMORY"),
+    ],
 )
 async def test_one_whose_load_goes_wrong_unexpectedly_keeps_none_away_and_says_why(
     error: Exception, reason: str
 ) -> None:
     there = shelf("canny", error=error)
-    await there.place(["canny", "depth"])
+    await there.place(["none", "canny", "depth"])
 
     assert there.resident == ("depth",)
     with pytest.raises(PentimentoError) as caught:

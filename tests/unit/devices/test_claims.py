@@ -103,8 +103,7 @@ def test_gpus_of_listed_and_visible_are_found(
 
 
 @pytest.mark.parametrize(
-    ("service", "given"),
-    [("unet_worker", "MODEL={0}/tiny-light"), ("controlnet_svc", "CONTROLNETS={0}/registry.json")],
+    ("service", "given"), [("unet_worker", "MODEL={0}/tiny-light"), ("controlnet_svc", "CONTROLNETS={0}/registry.json")]
 )
 def test_service_without_a_free_gpu_ends_with_the_reason(tmp_path: Path, service: str, given: str) -> None:
     nvidia_smi = tmp_path / "nvidia-smi"

@@ -1,10 +1,11 @@
+import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.families import DiffusionModel
+from tests.unit.diffusion.specs import load
 
 
 @pytest.fixture(scope="session")
@@ -22,23 +23,35 @@ def flow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_flow_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flow", max_sequence_length=3)
 
 
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(checkpoint, tmp_path / "model")
+
+
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> DiffusionModel:
-    return load_model(checkpoint, torch.device("cpu"), torch.float32)
+    return load(checkpoint)
 
 
 @pytest.fixture(scope="session")
 def xl_model(xl_checkpoint: Path) -> DiffusionModel:
-    return load_model(xl_checkpoint, torch.device("cpu"), torch.float32)
+    return load(xl_checkpoint)
 
 
 @pytest.fixture(scope="session")
 def flow_model(flow_checkpoint: Path) -> DiffusionModel:
-    return load_model(flow_checkpoint, torch.device("cpu"), torch.float32)
+    return load(flow_checkpoint)
 
 
 @pytest.fixture(params=["model", "xl_model", "flow_model"])
 def any_model(request: pytest.FixtureRequest) -> DiffusionModel:
     """Each family once."""
+    found: DiffusionModel = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=["model", "xl_model"])
+def unet_model(request: pytest.FixtureRequest) -> DiffusionModel:
+    """Each family with a U-Net once."""
     found: DiffusionModel = request.getfixturevalue(request.param)
     return found

@@ -1,7 +1,9 @@
-"""Which directories are taken for a discriminator, and what is said of the others."""
+"""Directories of discriminators, and configurations of their preprocessing: which are taken, and why not the others."""
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,17 @@ from safetensors.torch import load_file, save_file
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.diffusion.preprocessing import read_preprocessing
 from pentimento.domain.errors import FailedPrecondition
+from tests.support.text_files import edit_json
 
 SHIPPED = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SHIPPED, tmp_path / "discriminator"))
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def change(path: Path, **values: Any) -> None:
     ],
 )
 def test_what_a_configuration_may_not_say_is_named(directory: Path, values: dict[str, Any], message: str) -> None:
-    change(directory / "config.json", **values)
+    edit_json(directory / "config.json", **values)
 
     with pytest.raises(BadCheckpoint) as refused:
         open_discriminator(directory)
@@ -53,47 +54,49 @@ def test_what_a_configuration_may_not_say_is_named(directory: Path, values: dict
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["rescale_offset", "include_top"])
-def test_a_step_of_preprocessing_that_is_not_done_here_is_refused(directory: Path, key: str) -> None:
-    change(directory / "preprocessor_config.json", **{key: True})
+def with_tensors(**changes: float | None) -> Callable[[Path], None]:
+    """Fill tensors of a file with a value, or leave them out."""
 
-    with pytest.raises(BadCheckpoint, match=f"{key} is not supported"):
-        open_discriminator(directory)
+    def damage(path: Path) -> None:
+        tensors = load_file(path)
+        for name, value in changes.items():
+            tensor = tensors.pop(name)
+            if value is not None:
+                tensors[name] = torch.full_like(tensor, value)
+        save_file(tensors, path)
 
-
-def test_weights_that_are_no_numbers_are_refused(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    tensors = load_file(path)
-    tensors["classifier.bias"] = torch.full_like(tensors["classifier.bias"], float("nan"))
-    save_file(tensors, path)
-
-    with pytest.raises(BadCheckpoint, match="its weights give no usable confidence"):
-        open_discriminator(directory)
+    return damage
 
 
-def test_a_missing_tensor_is_refused(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    tensors = load_file(path)
-    del tensors["classifier.bias"]
-    save_file(tensors, path)
-
-    with pytest.raises(BadCheckpoint, match=r"do not fit its config\.json .*classifier\.bias"):
-        open_discriminator(directory)
+def lead_out(path: Path) -> None:
+    path.rename(path.parents[1] / "elsewhere.safetensors")
+    path.symlink_to(path.parents[1] / "elsewhere.safetensors")
 
 
-def test_a_directory_without_safetensors_is_refused_whatever_else_it_holds(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+@pytest.mark.parametrize(
+    ("file", "damage", "named"),
+    [
+        (WEIGHTS, with_tensors(**{"classifier.bias": math.nan}), "its weights give no usable confidence"),
+        (WEIGHTS, with_tensors(**{"classifier.bias": None}), r"do not fit its config\.json .*classifier\.bias"),
+        (WEIGHTS, lambda path: path.rename(path.with_name("pytorch_model.bin")), "holds no safetensors file"),
+        (WEIGHTS, lead_out, "leads out of the checkpoint"),
+        *(
+            (
+                "preprocessor_config.json",
+                lambda path, key=key: edit_json(path, **{key: True}),
+                f"{key} is not supported",
+            )
+            for key in ("rescale_offset", "include_top")
+        ),
+    ],
+    ids=["no numbers", "a tensor less", "no safetensors", "a link", "an offset", "a top"],
+)
+def test_open_discriminator_refuses_directory(
+    directory: Path, file: str, damage: Callable[[Path], object], named: str
+) -> None:
+    damage(directory / file)
 
-    with pytest.raises(BadCheckpoint, match="holds no safetensors file"):
-        open_discriminator(directory)
-
-
-def test_a_file_that_leads_out_of_the_directory_is_refused(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    path.rename(directory.parent / "elsewhere.safetensors")
-    path.symlink_to(directory.parent / "elsewhere.safetensors")
-
-    with pytest.raises(BadCheckpoint, match="leads out of the checkpoint"):
+    with pytest.raises(BadCheckpoint, match=named):
         open_discriminator(directory)
 
 
@@ -115,3 +118,26 @@ def test_without_a_calibration_the_confidence_is_the_plain_softmax(directory: Pa
     found = open_discriminator(directory)
 
     assert (found.slope, found.intercept) == (1.0, 0.0)
+
+
+def test_read_preprocessing_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "preprocessor_config.json"
+    fitting = {"size": 24, "crop_size": 24}
+    documents: list[dict[str, Any]] = [
+        {"crop_size": {"height": 20, "width": 24}, "size": 24},
+        {"crop_size": {"height": "wide", "width": 24}},
+        {"size": {"longest_edge": 24}, "crop_size": 24},
+        {"do_center_crop": False, "size": {"shortest_edge": 24}},
+        {"size": {"shortest_edge": 1_000_000}, "crop_size": 24},
+        {"size": {"height": 24, "width": 1_000_000}, "crop_size": 24},
+        {**fitting, "size": 0},
+        {**fitting, "image_mean": "none"},
+        {**fitting, "resample": 9},
+        {**fitting, "rescale_factor": float("inf")},
+        {**fitting, "image_mean": [0.5, 0.5]},
+        {**fitting, "image_std": [0.5, 0.0, 0.5]},
+    ]
+    for document in documents:
+        path.write_text(json.dumps(document))
+        with pytest.raises(BadCheckpoint, match=r"preprocessor_config\.json"):
+            read_preprocessing(path, 24)

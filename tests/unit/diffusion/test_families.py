@@ -18,7 +18,6 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import (
     Conditioning,
     ControlResiduals,
@@ -27,19 +26,14 @@ from pentimento.diffusion.families import (
     LowRankUpdate,
     PerSampleAdapters,
     batch_key,
-    load_model,
 )
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 from tests.support.text_files import edit_json
-from tests.unit.diffusion.specs import SPEC, paint, spec_with
+from tests.unit.diffusion.specs import SPEC, load, paint, spec_with
 
 PROMPT = "a red circle"
-
-
-def load(directory: Path) -> DiffusionModel:
-    return load_model(directory, torch.device("cpu"), torch.float32)
 
 
 def conditioning_of(model: DiffusionModel, prompt: str, *, negative: bool = False) -> Conditioning:
@@ -114,108 +108,76 @@ def test_an_adapter_changes_its_own_rows_and_leaves_the_weights_alone(any_model:
     assert torch.equal(after, before)
 
 
-def test_an_adapter_equals_patched_weights(model: DiffusionModel) -> None:
-    inputs = two_rows(model)
-    layer = model.denoiser.get_submodule("down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k")
-    assert isinstance(layer, torch.nn.Linear)
-    down, up = torch.randn(3, layer.in_features), torch.randn(layer.out_features, 3)
-    name = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
-    adapters = PerSampleAdapters({name: LowRankUpdate(down.expand(2, -1, -1), up.expand(2, -1, -1))})
-    saved = layer.weight.clone()
-    with torch.inference_mode():
-        beside = model.predict(replace(inputs, adapters=adapters))
-        layer.weight.copy_(saved + up @ down)
-        patched = model.predict(inputs)
-        layer.weight.copy_(saved)
-
-    torch.testing.assert_close(beside, patched, rtol=0, atol=1e-4)
-
-
-def test_an_adapter_of_another_model_is_refused(model: DiffusionModel) -> None:
+def test_predict_refuses_adapter_of_another_model(model: DiffusionModel) -> None:
     update = LowRankUpdate(torch.ones(2, 1, 1), torch.ones(2, 1, 1))
 
     with pytest.raises(KeyError, match="no_such_layer"):
         model.predict(replace(two_rows(model), adapters=PerSampleAdapters({"no_such_layer": update})))
 
 
-def test_every_picture_of_stable_diffusion_is_sampled_as_one_from_text(tmp_path: Path) -> None:
-    stored = write_checkpoint(tmp_path / "model", clip_sample=True, steps_offset=0)
-
-    config = load(stored).scheduler_config(Scheduler.DDIM)
-
-    assert isinstance(config, DiffusionConfig)
-    assert (config.clip_sample, config.steps_offset) == (False, 1)
-
-
-def test_sdxls_sampler_is_as_it_is_stored(tmp_path: Path) -> None:
-    stored = write_xl_checkpoint(tmp_path / "model", clip_sample=True, steps_offset=0)
-
-    config = load(stored).scheduler_config(Scheduler.DDIM)
+@pytest.mark.parametrize(
+    ("write", "sampled"), [(write_checkpoint, (False, 1)), (write_xl_checkpoint, (True, 0))], ids=["sd", "sdxl"]
+)
+def test_scheduler_config_of_sd_is_fixed_and_of_sdxl_stored(
+    write: Callable[..., Path], sampled: tuple[bool, int], tmp_path: Path
+) -> None:
+    config = load(write(tmp_path / "model", clip_sample=True, steps_offset=0)).scheduler_config(Scheduler.DDIM)
 
     assert isinstance(config, DiffusionConfig)
-    assert (config.clip_sample, config.steps_offset) == (True, 0)
+    assert (config.clip_sample, config.steps_offset) == sampled
 
 
-def test_an_absent_negative_prompt_of_sdxl_is_zeros(xl_model: DiffusionModel) -> None:
+def test_sdxl_conditioning_absent_prompt_is_zeros_unless_checkpoint_says(
+    xl_model: DiffusionModel, tmp_path: Path
+) -> None:
     absent, empty = conditioning_of(xl_model, "", negative=True), conditioning_of(xl_model, "")
+    encodes = load(write_xl_checkpoint(tmp_path / "xl", zeros=False))
 
     assert absent.pooled is not None and empty.pooled is not None
     assert not absent.states.any() and not absent.pooled.any()
     assert empty.states.any() and empty.pooled.any()
+    assert torch.equal(conditioning_of(encodes, "", negative=True).states, conditioning_of(encodes, "").states)
+    sizes = xl_model.conditioning(xl_model.encode_prompt(PROMPT), 48, 32).sizes
+    assert sizes is not None and sizes.tolist() == [[32, 48, 0, 0, 32, 48]]
 
 
-def test_a_checkpoint_may_say_that_an_absent_prompt_is_encoded(tmp_path: Path) -> None:
-    model = load(write_xl_checkpoint(tmp_path / "xl", zeros=False))
-
-    assert torch.equal(conditioning_of(model, "", negative=True).states, conditioning_of(model, "").states)
-
-
-def test_sdxl_sees_the_size_of_the_picture(xl_model: DiffusionModel) -> None:
-    texts = xl_model.conditioning(xl_model.encode_prompt(PROMPT), 48, 32)
-
-    assert texts.sizes is not None
-    assert texts.sizes.tolist() == [[32, 48, 0, 0, 32, 48]]
-
-
-def test_a_flow_without_t5_gets_as_many_zeros_as_its_index_says(flow_model: DiffusionModel) -> None:
+def test_flow_conditioning_without_t5_has_zeros_of_index_count(flow_model: DiffusionModel, tmp_path: Path) -> None:
     states = conditioning_of(flow_model, PROMPT).states
+    without_count = load(write_flow_checkpoint(tmp_path / "flow"))
 
     assert states.shape[1] == TOKENS + 3
     assert not states[:, TOKENS:].any()
+    assert conditioning_of(without_count, "").states.shape[1] == TOKENS + 256
 
 
-def test_a_flow_reads_the_prompt_with_t5_where_it_has_one(tmp_path: Path) -> None:
-    model = load(write_flow_checkpoint(tmp_path / "flow", t5=True, max_sequence_length=T5_TOKENS))
-    states = conditioning_of(model, PROMPT).states
+def test_flow_conditioning_with_t5_reads_prompt_to_its_end(tmp_path: Path) -> None:
+    short, long = (
+        load(write_flow_checkpoint(tmp_path / str(count), t5=True, max_sequence_length=count))
+        for count in (T5_TOKENS, 64)
+    )
+    states = conditioning_of(short, PROMPT).states
 
     assert states.shape[1] == TOKENS + T5_TOKENS
-    assert not torch.equal(states[:, TOKENS:], conditioning_of(model, "a blue").states[:, TOKENS:])
-
-
-def test_a_prompt_is_truncated_only_where_no_encoder_reads_its_end(tmp_path: Path) -> None:
-    model = load(write_flow_checkpoint(tmp_path / "flow", t5=True, max_sequence_length=64))
+    assert not torch.equal(states[:, TOKENS:], conditioning_of(short, "a blue").states[:, TOKENS:])
     with torch.inference_mode():
-        assert not model.encode_prompt("a" * (TOKENS + 1)).truncated
-        assert model.encode_prompt("a" * 70).truncated
+        assert not long.encode_prompt("a" * (TOKENS + 1)).truncated
+        assert long.encode_prompt("a" * 70).truncated
 
 
-def test_an_index_without_a_count_means_the_pipelines_own(tmp_path: Path) -> None:
-    model = load(write_flow_checkpoint(tmp_path / "flow"))
+@pytest.mark.parametrize("loaded", ["model", "flow_model"])
+def test_predict_with_residuals_of_zeros_changes_no_bit(loaded: str, request: pytest.FixtureRequest) -> None:
+    found: DiffusionModel = request.getfixturevalue(loaded)
+    inputs = two_rows(found)
 
-    assert conditioning_of(model, "").states.shape[1] == TOKENS + 256
+    def residuals(value: float) -> ControlResiduals:
+        if loaded == "flow_model":
+            return ControlResiduals(block_residuals=(torch.full((2, 16, 16), value),))
+        down = [(2, 16, 8, 8), (2, 16, 8, 8), (2, 16, 4, 4), (2, 32, 4, 4)]
+        return ControlResiduals(tuple(torch.full(shape, value) for shape in down), torch.full((2, 32, 4, 4), value))
 
-
-def test_residuals_of_a_controlnet_reach_the_blocks_of_a_transformer(flow_model: DiffusionModel) -> None:
-    inputs = two_rows(flow_model)
-    zeros, ones = torch.zeros(2, 16, 16), torch.ones(2, 16, 16)
     with torch.inference_mode():
         plain, with_zeros, with_ones = (
-            flow_model.predict(replace(inputs, residuals=residuals))
-            for residuals in (
-                None,
-                ControlResiduals(block_residuals=(zeros,)),
-                ControlResiduals(block_residuals=(ones,)),
-            )
+            found.predict(replace(inputs, residuals=one)) for one in (None, residuals(0.0), residuals(1.0))
         )
 
     assert torch.equal(plain, with_zeros)
@@ -242,7 +204,7 @@ def test_each_family_says_what_it_is(
 
 @pytest.mark.parametrize("family", ["checkpoint", "xl_checkpoint", "flow_checkpoint"])
 def test_every_family_paints_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
-    model = load_model(request.getfixturevalue(family), torch.device("cpu"), torch.bfloat16)
+    model = load(request.getfixturevalue(family), torch.bfloat16)
     pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX) * 2 - 1
     for scheduler in model.info.schedulers:
         spec = spec_with(scheduler=scheduler, num_inference_steps=3, negative_prompt="")
@@ -255,7 +217,7 @@ def test_every_family_paints_in_half_precision(family: str, request: pytest.Fixt
 
 
 def test_sdxls_autoencoder_stays_in_full_precision_where_it_asks_for_it(xl_checkpoint: Path) -> None:
-    model = load_model(xl_checkpoint, torch.device("cpu"), torch.bfloat16)
+    model = load(xl_checkpoint, torch.bfloat16)
     latent = torch.randn(model.latent_shape(SIDE_PX, SIDE_PX), dtype=torch.bfloat16)
 
     with torch.inference_mode():
@@ -266,73 +228,6 @@ def test_pictures_of_one_size_and_guidance_regime_may_share_a_batch() -> None:
     assert batch_key(SPEC) == batch_key(spec_with(prompt="other", seed=1, guidance_scale=9.0, num_inference_steps=3))
     assert batch_key(SPEC) != batch_key(spec_with(width_px=64))
     assert batch_key(SPEC) != batch_key(spec_with(guidance_scale=1.0))
-
-
-def drop_tokenizer(directory: Path) -> None:
-    shutil.rmtree(directory / "tokenizer_2")
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda path: edit_json(path / "unet/config.json", addition_embed_type=None), "addition_embed_type"),
-        (lambda path: edit_json(path / "unet/config.json", time_cond_proj_dim=8), "time_cond_proj_dim"),
-        (
-            lambda path: edit_json(path / "model_index.json", requires_aesthetics_score=True),
-            "requires_aesthetics_score",
-        ),
-        (lambda path: edit_json(path / "model_index.json", text_encoder=[None, None]), "text_encoder"),
-        (
-            lambda path: edit_json(path / "model_index.json", unet=["diffusers", "SD3Transformer2DModel"]),
-            "SD3Transformer2DModel",
-        ),
-        (
-            lambda path: edit_json(path / "model_index.json", force_zeros_for_empty_prompt="yes"),
-            "force_zeros_for_empty",
-        ),
-        (drop_tokenizer, "tokenizer_2"),
-    ],
-)
-def test_an_sdxl_directory_that_is_none_is_refused_by_name(
-    xl_checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], named: str
-) -> None:
-    directory = shutil.copytree(xl_checkpoint, tmp_path / "xl")
-    damage(directory)
-
-    with pytest.raises(BadCheckpoint, match=named) as refused:
-        load(directory)
-    assert "\n" not in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda path: edit_json(path / "model_index.json", max_sequence_length=-1), "max_sequence_length"),
-        (lambda path: edit_json(path / "model_index.json", max_sequence_length=1e9), "max_sequence_length"),
-        (
-            lambda path: edit_json(path / "model_index.json", tokenizer_3=["transformers", "AutoTokenizer"]),
-            "AutoTokenizer",
-        ),
-        (lambda path: edit_json(path / "model_index.json", scheduler=["diffusers", "DDIMScheduler"]), "DDIMScheduler"),
-        (
-            lambda path: edit_json(path / "scheduler/scheduler_config.json", use_dynamic_shifting=True),
-            "use_dynamic_shifting",
-        ),
-        (
-            lambda path: edit_json(path / "scheduler/scheduler_config.json", _class_name="DDIMScheduler"),
-            "DDIMScheduler",
-        ),
-    ],
-)
-def test_a_flow_directory_that_is_none_is_refused_by_name(
-    flow_checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], named: str
-) -> None:
-    directory = shutil.copytree(flow_checkpoint, tmp_path / "flow")
-    damage(directory)
-
-    with pytest.raises(BadCheckpoint, match=named) as refused:
-        load(directory)
-    assert "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize(

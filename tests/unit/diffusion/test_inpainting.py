@@ -1,6 +1,5 @@
 """Masked pictures: what stays is the image's to the last step, what is painted is not, whoever shares the batch."""
 
-import io
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from pentimento.diffusion.inpainting import cells_of
 from pentimento.diffusion.painting import ImageStart, Painting, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
+from tests.support.images import png_of
 from tests.unit.diffusion.specs import paint, run_steps, spec_with
 
 PIXELS = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
@@ -83,66 +83,61 @@ def _batch(model: DiffusionModel, paintings: list[Painting]) -> DenoiserInput:
     )
 
 
-def png_of(levels: list[list[int]]) -> bytes:
+def grey(levels: list[list[int]]) -> bytes:
     image = Image.new("L", (len(levels[0]), len(levels)))
     image.putdata([level for row in levels for level in row])
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
+    return png_of(image)
 
 
-def values(mask: Tensor | None) -> list[object] | None:
-    return None if mask is None else mask.tolist()
-
-
-def test_grey_counts_as_white_from_the_middle_on() -> None:
-    mask = decode_mask(png_of([[0, 127, 128, 255]]), "mask", 4, 1)
-
-    assert values(mask) == [[[[0.0, 0.0, 1.0, 1.0]]]]
+def palette() -> bytes:
+    """Return a white pixel and one of a colour that is transparent."""
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 255, 255, 0, 0, 0])
+    image.putdata([0, 1])
+    return png_of(image, transparency=1)
 
 
 def rgba(*pixels: tuple[int, int, int, int]) -> bytes:
     image = Image.new("RGBA", (len(pixels), 1))
     image.putdata(pixels)
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
+    return png_of(image)
 
 
-def test_where_a_pixel_is_transparent_transparency_says_what_is_painted() -> None:
-    """As masks for OpenAI's API: a picture with holes, whatever its colours."""
-    data = rgba((255, 255, 255, 255), (0, 0, 0, 0), (9, 9, 9, 127), (9, 9, 9, 128))
+@pytest.mark.parametrize(
+    ("data", "mask"),
+    [
+        (grey([[0, 127, 128, 255]]), [0.0, 0.0, 1.0, 1.0]),
+        # As masks for OpenAI's API: an image with holes, whatever its colours.
+        (rgba((255, 255, 255, 255), (0, 0, 0, 0), (9, 9, 9, 127), (9, 9, 9, 128)), [0.0, 1.0, 1.0, 0.0]),
+        (rgba((255, 255, 255, 255), (0, 0, 0, 255)), [1.0, 0.0]),
+        (palette(), [0.0, 1.0]),
+        (grey([[255, 128]]), None),
+        (rgba((255, 255, 255, 255), (255, 255, 255, 255)), None),
+        (rgba((0, 0, 0, 0), (9, 9, 9, 100)), None),
+    ],
+    ids=["grey", "transparent", "opaque", "palette", "all white", "white and opaque", "all transparent"],
+)
+def test_decode_mask_is_one_where_white_or_transparent(data: bytes, mask: list[float] | None) -> None:
+    found = decode_mask(data, "mask", 2 if mask is None else len(mask), 1)
 
-    assert values(decode_mask(data, "mask", 4, 1)) == [[[[0.0, 1.0, 1.0, 0.0]]]]
+    assert (None if found is None else found.tolist()) == (None if mask is None else [[[mask]]])
 
 
-def test_where_no_pixel_is_transparent_white_is_painted_whatever_the_form() -> None:
-    assert values(decode_mask(rgba((255, 255, 255, 255), (0, 0, 0, 255)), "mask", 2, 1)) == [[[[1.0, 0.0]]]]
+def test_decode_mask_resizes_and_keeps_spots() -> None:
+    larger = decode_mask(grey([[0, 255], [0, 255]]), "mask", 8, 8)
+    levels = [[0] * 64 for _ in range(64)]
+    levels[40][3] = 255
+    smaller = decode_mask(grey(levels), "mask", 8, 8)
 
-
-def test_a_palette_may_have_the_transparent_colour() -> None:
-    image = Image.new("P", (2, 1))
-    image.putpalette([255, 255, 255, 0, 0, 0])
-    image.putdata([0, 1])
-    buffer = io.BytesIO()
-    image.save(buffer, "png", transparency=1)
-
-    assert values(decode_mask(buffer.getvalue(), "mask", 2, 1)) == [[[[0.0, 1.0]]]]
-
-
-def test_a_mask_of_another_size_is_resized_with_its_image() -> None:
-    mask = decode_mask(png_of([[0, 255], [0, 255]]), "mask", 8, 8)
-
-    assert mask is not None
-    assert mask.shape == (1, 1, 8, 8)
-    assert mask[..., 0].max() == 0.0
-    assert mask[..., -1].min() == 1.0
+    assert larger is not None and larger.shape == (1, 1, 8, 8)
+    assert larger[..., 0].max() == 0.0 and larger[..., -1].min() == 1.0
+    assert smaller is not None and smaller.nonzero().tolist() == [[0, 0, 5, 0]]
 
 
 @pytest.mark.parametrize(
     ("mask", "limit"),
     [
-        (png_of([[0, 127]]), "mask: must be white somewhere, where the image may change; it is all black"),
+        (grey([[0, 127]]), "mask: must be white somewhere, where the image may change; it is all black"),
         (rgba((0, 0, 0, 255), (9, 9, 9, 255)), "mask: must be white somewhere"),
         (rgba((255, 255, 255, 255), (255, 255, 255, 200)), "mask: must be transparent somewhere"),
     ],
@@ -153,15 +148,6 @@ def test_mask_by_which_nothing_changes_is_refused(mask: bytes, limit: str) -> No
         decode_mask(mask, "mask", 2, 1)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [png_of([[255, 128]]), rgba((255, 255, 255, 255), (255, 255, 255, 255)), rgba((0, 0, 0, 0), (9, 9, 9, 100))],
-    ids=["white", "white and opaque", "transparent"],
-)
-def test_mask_by_which_everything_changes_is_none(mask: bytes) -> None:
-    assert decode_mask(mask, "mask", 2, 1) is None
-
-
 def spot(colour: float) -> Tensor:
     """A mask with one pixel of that colour, which no cell of the latent has in its upper left corner."""
     mask = torch.full((1, 1, 32, 32), 1.0 - colour)
@@ -169,28 +155,14 @@ def spot(colour: float) -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize("colour", [1.0, 0.0], ids=["may change", "stays"])
-def test_spot_smaller_than_a_latent_cell_survives(colour: float) -> None:
-    cells = cells_of(spot(colour), (1, 4, 4, 4))
+def test_cells_of_mask_keep_spots_and_equal_diffusers() -> None:
+    for colour in (1.0, 0.0):
+        assert (cells_of(spot(colour), (1, 4, 4, 4)) == colour).nonzero().tolist() == [[0, 0, 0, 1]]
 
-    assert (cells == colour).nonzero().tolist() == [[0, 0, 0, 1]]
-
-
-def test_cells_of_larger_masks_are_those_of_diffusers() -> None:
-    """`torch.nn.functional.interpolate`, with a spot beside what survives anyway."""
+    # `torch.nn.functional.interpolate`, with a spot beside what survives anyway.
     mask = spot(1.0)
     mask[..., 16:, :] = 1.0
-
     assert torch.equal(cells_of(mask, (1, 4, 4, 4)), interpolate(mask, size=(4, 4)))
-
-
-def test_spot_that_resizing_would_lose_survives() -> None:
-    levels = [[0] * 64 for _ in range(64)]
-    levels[40][3] = 255
-
-    mask = decode_mask(png_of(levels), "mask", 8, 8)
-
-    assert mask is not None and mask.nonzero().tolist() == [[0, 0, 5, 0]]
 
 
 @pytest.mark.parametrize(

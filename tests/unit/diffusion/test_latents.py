@@ -15,6 +15,7 @@ from pentimento.diffusion.latent_frames import MAGIC, UnknownLatentFormat, frame
 from pentimento.diffusion.latents import LatentFormat, latent_from_bytes, latent_to_bytes
 
 SHAPE = (1, 4, 8, 8)
+UNKNOWN = (("version", 2), ("compression", 2), ("compression", 0), ("reserved", 1))
 
 
 def noise(seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -30,40 +31,36 @@ def compressed(file: bytes) -> bytes:
     return frame(zlib.compress(file, 1), len(file))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_an_exact_latent_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "largest", "stored_as", "read"),
+    [
+        (torch.float32, 1.0, LatentFormat.EXACT, torch.float32),
+        (torch.float16, 1.0, LatentFormat.EXACT, torch.float16),
+        (torch.bfloat16, 1.0, LatentFormat.EXACT, torch.bfloat16),
+        (torch.float32, 1.0, LatentFormat.FLOAT16, torch.float16),
+        (torch.float32, 70_000.0, LatentFormat.FLOAT16, torch.float32),
+        (torch.bfloat16, 1.0, LatentFormat.FLOAT16, torch.bfloat16),
+    ],
+)
+def test_latent_comes_back_in_half_precision_where_it_fits(
+    dtype: torch.dtype, largest: float, stored_as: LatentFormat, read: torch.dtype
+) -> None:
     latent = noise(dtype=dtype)
+    latent[0, 0, 0, 0] = largest
 
-    found = latent_from_bytes(latent_to_bytes(latent), SHAPE)
+    found = latent_from_bytes(latent_to_bytes(latent, stored_as), SHAPE)
 
-    assert found.dtype is dtype
-    assert torch.equal(found, latent)
+    assert found.dtype is read
+    assert torch.equal(found, latent.to(read))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_compressed_latent_of_an_earlier_version_is_read(dtype: torch.dtype) -> None:
+def test_latents_of_earlier_versions_are_read(dtype: torch.dtype) -> None:
     latent = noise(dtype=dtype)
+    file = save({"latent": latent})
 
-    assert torch.equal(latent_from_bytes(compressed(save({"latent": latent})), SHAPE), latent)
-
-
-def test_float32_comes_back_rounded_to_half_precision() -> None:
-    latent = noise()
-
-    assert torch.equal(latent_from_bytes(latent_to_bytes(latent, LatentFormat.FLOAT16), SHAPE), latent.half())
-
-
-def test_bfloat16_is_never_turned_into_float16() -> None:
-    latent = noise(dtype=torch.bfloat16)
-
-    assert torch.equal(latent_from_bytes(latent_to_bytes(latent, LatentFormat.FLOAT16), SHAPE), latent)
-
-
-def test_what_half_precision_cannot_hold_is_kept_as_it_is() -> None:
-    latent = noise()
-    latent[0, 0, 0, 0] = 70_000.0
-
-    assert torch.equal(latent_from_bytes(latent_to_bytes(latent, LatentFormat.FLOAT16), SHAPE), latent)
+    assert torch.equal(latent_from_bytes(file, SHAPE), latent)
+    assert torch.equal(latent_from_bytes(compressed(file), SHAPE), latent)
 
 
 def test_half_precision_takes_half_of_the_bytes() -> None:
@@ -72,24 +69,41 @@ def test_half_precision_takes_half_of_the_bytes() -> None:
     assert exact - half == noise().nelement() * 2
 
 
-def test_a_file_of_before_there_were_formats_is_read() -> None:
-    latent = noise()
-
-    assert torch.equal(latent_from_bytes(save({"latent": latent}), SHAPE), latent)
-
-
-@pytest.mark.parametrize("changes", [{"version": 2}, {"compression": 2}, {"compression": 0}, {"reserved": 1}])
-def test_another_version_or_compression_is_unknown_and_not_damaged(changes: dict[str, int]) -> None:
-    file = save({"latent": noise()})
-
-    with pytest.raises(UnknownLatentFormat):
-        latent_from_bytes(frame(zlib.compress(file), len(file), **changes), SHAPE)
+FILE = save({"latent": noise()})
+SOUND = compressed(FILE)
+NOT_FINITE = noise()
+NOT_FINITE[0, 1, 2, 3] = float("nan")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.float8_e4m3fn])
-def test_another_element_type_is_unknown(dtype: torch.dtype) -> None:
-    with pytest.raises(UnknownLatentFormat):
-        latent_from_bytes(save({"latent": torch.zeros(1, 4, 4, 4).to(dtype)}), (1, 4, 4, 4))
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        *(
+            (frame(zlib.compress(FILE), len(FILE), **{name: value}), UnknownLatentFormat, None)
+            for name, value in UNKNOWN
+        ),
+        *(
+            (save({"latent": torch.zeros(SHAPE).to(dtype)}), UnknownLatentFormat, None)
+            for dtype in (torch.float64, torch.int32, torch.float8_e4m3fn)
+        ),
+        (save({"latent": torch.zeros(1, 4, 64, 64)}), ValueError, "at most"),
+        (SOUND[:6], ValueError, None),
+        (SOUND[:-1], ValueError, None),
+        (SOUND[:-5] + b"\0\0\0\0\0", ValueError, None),
+        (SOUND + b"more", ValueError, None),
+        (b"PLAT" + bytes(8), ValueError, None),
+        *((latent_to_bytes(NOT_FINITE, stored_as), ValueError, "finite") for stored_as in LatentFormat),
+    ],
+)
+def test_latent_from_bytes_refuses(data: bytes, error: type[Exception], said: str | None) -> None:
+    with pytest.raises(error, match=said):
+        latent_from_bytes(data, SHAPE)
+
+
+@pytest.mark.parametrize("size", [len(FILE) - 1, len(FILE) + 1])
+def test_framed_file_refuses_wrong_size(size: int) -> None:
+    with pytest.raises(ValueError):
+        framed_file(frame(zlib.compress(FILE), size), 10_000)
 
 
 @pytest.mark.slow
@@ -110,45 +124,6 @@ def test_a_stream_that_would_grow_beyond_the_latent_is_not_inflated() -> None:
 def compressed_zeros(size: int) -> bytes:
     compressor, chunk = zlib.compressobj(9), bytes(2**20)
     return b"".join(compressor.compress(chunk) for _ in range(size // len(chunk))) + compressor.flush()
-
-
-def test_a_file_that_no_latent_of_that_shape_needs_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        latent_from_bytes(save({"latent": torch.zeros(1, 4, 64, 64)}), SHAPE)
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        lambda sound: sound[:6],
-        lambda sound: sound[:-1],
-        lambda sound: sound[:-5] + b"\0\0\0\0\0",
-        lambda sound: sound + b"more",
-        lambda sound: b"PLAT" + bytes(8),
-    ],
-)
-def test_a_damaged_frame_is_a_value_error(spoilt: object) -> None:
-    sound = compressed(save({"latent": noise()}))
-
-    with pytest.raises(ValueError):
-        latent_from_bytes(spoilt(sound), SHAPE)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("said", [-1, 1])
-def test_a_frame_whose_size_is_wrong_is_refused(said: int) -> None:
-    file = save({"latent": noise()})
-
-    with pytest.raises(ValueError):
-        framed_file(frame(zlib.compress(file), len(file) + said), 10_000)
-
-
-@pytest.mark.parametrize("stored_as", list(LatentFormat))
-def test_values_that_are_not_finite_are_refused_in_every_format(stored_as: LatentFormat) -> None:
-    latent = noise()
-    latent[0, 1, 2, 3] = float("nan")
-
-    with pytest.raises(ValueError, match="finite"):
-        latent_from_bytes(latent_to_bytes(latent, stored_as), SHAPE)
 
 
 @settings(max_examples=200, deadline=None)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.painting import (
     ImageStart,
@@ -31,35 +31,22 @@ def stored_latent(model: DiffusionModel, spec: GenerationSpec, step: int) -> Ten
 
 
 @pytest.mark.parametrize("step", [1, 3, 7])
-def test_a_resumed_ddim_latent_gives_the_bits_of_the_uninterrupted_run(model: DiffusionModel, step: int) -> None:
-    whole = paint(model, PaintingRequest(SPEC, NoiseStart()))
+@pytest.mark.parametrize(
+    ("loaded", "scheduler", "tolerance"),
+    [("model", Scheduler.DDIM, 0.0), ("flow_model", Scheduler.FLOW_MATCH_EULER, 0.0), ("model", Scheduler.EULER, 1e-4)],
+)
+def test_resumed_latent_gives_uninterrupted_run(
+    loaded: str, scheduler: Scheduler, tolerance: float, step: int, request: pytest.FixtureRequest
+) -> None:
+    found, spec = request.getfixturevalue(loaded), spec_with(scheduler=scheduler)
+    whole = paint(found, PaintingRequest(spec, NoiseStart()))
 
-    resumed = paint(model, PaintingRequest(SPEC, LatentStart(stored_latent(model, SPEC, step), step)))
+    resumed = paint(found, PaintingRequest(spec, LatentStart(stored_latent(found, spec, step), step)))
 
-    assert torch.equal(resumed, whole)
-
-
-@pytest.mark.parametrize("step", [1, 3, 7])
-def test_a_resumed_flow_gives_the_bits_of_the_uninterrupted_run(flow_model: DiffusionModel, step: int) -> None:
-    spec = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
-    whole = paint(flow_model, PaintingRequest(spec, NoiseStart()))
-
-    resumed = paint(flow_model, PaintingRequest(spec, LatentStart(stored_latent(flow_model, spec, step), step)))
-
-    assert torch.equal(resumed, whole)
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("step", [1, 3, 7])
-def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: DiffusionModel, step: int) -> None:
-    spec = spec_with(scheduler=Scheduler.EULER)
-    whole = paint(model, PaintingRequest(spec, NoiseStart()))
-
-    resumed = paint(model, PaintingRequest(spec, LatentStart(stored_latent(model, spec, step), step)))
-
-    assert (resumed - whole).abs().max() <= 1e-4
-
-
-def test_a_resumed_multistep_sampler_differs_by_its_first_order_step_alone(xl_model: DiffusionModel) -> None:
+def test_resumed_multistep_sampler_differs_by_one_first_order_step(xl_model: DiffusionModel) -> None:
     spec = spec_with(scheduler=Scheduler.DPM_SOLVER_PP_2M, num_inference_steps=20)
     whole = paint(xl_model, PaintingRequest(spec, NoiseStart()))
 
@@ -83,6 +70,7 @@ def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, ste
         expected = re_noised(any_model.info.noise_form, clean, noise, painting.schedule.sigmas[step])
 
         stored = painting.schedule.to_variance_preserving(painting.state)
+        assert painting.state.step_index == step
         torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
 
 
@@ -128,36 +116,21 @@ def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel
     assert not torch.equal(other, paint(model, PaintingRequest(SPEC, LatentStart(latent, 2))))
 
 
-def test_a_latent_of_another_step_count_resumes_at_its_own_noise_level(model: DiffusionModel) -> None:
+def test_nearest_step_is_of_same_noise_level_or_none(model: DiffusionModel) -> None:
     donor = schedule_for(model, spec_with(num_inference_steps=50))
     target = schedule_for(model, spec_with(num_inference_steps=25))
+    between = (target.sigmas[3] * target.sigmas[4]) ** 0.5
 
     assert nearest_step(target, donor.sigmas[9]) == 4
+    assert nearest_step(target, between) is None
 
 
-def test_a_noise_level_between_two_steps_is_no_place_to_resume(model: DiffusionModel) -> None:
-    schedule = schedule_for(model, SPEC)
-    between = (schedule.sigmas[3] * schedule.sigmas[4]) ** 0.5
-
-    assert nearest_step(schedule, between) is None
-
-
-def test_an_image_start_spends_only_the_remaining_steps(model: DiffusionModel) -> None:
-    pixels = torch.zeros(1, 3, 32, 32)
-
-    painting = prepare(model, PromptMemo(model, 8), PaintingRequest(SPEC, ImageStart(pixels, 5)))
-
-    assert painting.state.step_index == 5
-
-
-@pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 5), (0.125, 7)])
-def test_strength_leaves_the_steps_that_diffusers_leaves(strength: float, first: int) -> None:
+@pytest.mark.parametrize(
+    ("strength", "first", "first_of_flow"), [(1.0, 0, 0), (0.5, 4, 4), (0.49, 5, 4), (0.125, 7, 7)]
+)
+def test_first_img2img_step_is_that_of_diffusers(strength: float, first: int, first_of_flow: int) -> None:
     assert first_img2img_step(8, strength, NoiseForm.VARIANCE_PRESERVING) == first
-
-
-@pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 4), (0.125, 7)])
-def test_a_flow_rounds_the_steps_that_are_left_up(strength: float, first: int) -> None:
-    assert first_img2img_step(8, strength, NoiseForm.FLOW_MATCHING) == first
+    assert first_img2img_step(8, strength, NoiseForm.FLOW_MATCHING) == first_of_flow
 
 
 def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
@@ -169,27 +142,3 @@ def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) 
 def test_more_steps_than_the_training_schedule_has_are_refused(model: DiffusionModel) -> None:
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
         schedule_for(model, spec_with(num_inference_steps=1000))
-
-
-def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: DiffusionModel) -> None:
-    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
-    shapes = [(2, 16, 8, 8), (2, 16, 8, 8), (2, 16, 4, 4), (2, 32, 4, 4)]
-    zero = ControlResiduals(tuple(torch.zeros(shape) for shape in shapes), torch.zeros(2, 32, 4, 4))
-    one = ControlResiduals(tuple(torch.ones(shape) for shape in shapes), torch.ones(2, 32, 4, 4))
-    timestep = torch.tensor(500)
-    with torch.inference_mode():
-        plain, with_zero, with_one = (
-            model.predict(DenoiserInput(latents, timestep, texts, residuals)) for residuals in (None, zero, one)
-        )
-
-    assert torch.equal(plain, with_zero)
-    assert not torch.equal(plain, with_one)
-
-
-def test_rows_may_be_at_different_timesteps(model: DiffusionModel) -> None:
-    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
-    with torch.inference_mode():
-        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), texts))
-        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), Conditioning(texts.states[1:])))
-
-    torch.testing.assert_close(together[1:], alone, rtol=0, atol=1e-4)

@@ -27,11 +27,17 @@ def test_every_step_of_the_schedule_is_measured_as_often_as_asked(model: Diffusi
     assert profile.peak_memory_bytes is None or profile.peak_memory_bytes > 0
 
 
-def test_what_a_picture_takes_once_is_measured(model: DiffusionModel) -> None:
+def test_profile_size_measures_once_and_failures_are_raised(model: DiffusionModel) -> None:
     profile = profile_size(model, EagerDenoiser(model), SHORT, repeats=2)
 
     assert [cost.sample_count for cost in (profile.prepare, profile.decode, profile.encode)] == [2, 2, 2]
     assert min(profile.prepare.mean_s, profile.decode.mean_s, profile.encode.mean_s) > 0
+
+    def fail(number: int, inputs: Any, prediction: Tensor) -> Tensor:
+        raise RuntimeError("broken")
+
+    with pytest.raises(Internal):
+        profile_batch(model, Scripted(model, fail), ProfiledBatch(SHORT, 1, 1))
 
 
 def refuse(number: int, inputs: Any, prediction: Tensor) -> Tensor:
@@ -47,11 +53,3 @@ def test_batches_that_do_not_fit_are_left_out_and_larger_ones_not_tried(model: D
     sizes = [profile.batch_size for profile in profile_batches(model, scripted, loads)]
 
     assert sizes == [1, 2]
-
-
-def test_a_model_that_fails_is_not_profiled(model: DiffusionModel) -> None:
-    def fail(number: int, inputs: Any, prediction: Tensor) -> Tensor:
-        raise RuntimeError("broken")
-
-    with pytest.raises(Internal):
-        profile_batch(model, Scripted(model, fail), ProfiledBatch(SHORT, 1, 1))

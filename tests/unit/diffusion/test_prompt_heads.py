@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
@@ -19,8 +20,9 @@ from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRe
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.foresight import Verdict
+from tests.support.text_files import edit_json
+from tests.unit.diffusion.test_discriminators import SHIPPED, with_tensors
 
-SHIPPED = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"
 FEATURES = 960  # of the shipped network
 RECORD = HeadRecord(
     FEATURES, 6, 8, "sha256:encoder", 1.5, -0.25, 0.5, 0.1, 0.3, 0.6, 0.4, ((0.0, 0.0), (0.5, 0.7), (1.0, 1.0))
@@ -96,23 +98,22 @@ def test_what_a_prompt_tells_by_itself_follows_the_bounds(bounds: tuple[float, f
     assert [each.verdict for each in found] == [verdict, verdict]
 
 
-def test_an_embedding_of_another_encoder_width_or_without_numbers_is_refused() -> None:
-    head = PromptHead(RECORD, network())
+def test_prompt_refuses_other_encoder_width_and_numbers() -> None:
+    head, good = PromptHead(RECORD, network()), PROMPTS[0].tobytes()
 
-    def read(values: bytes, digest: str = "sha256:encoder") -> list[float]:
-        found: list[float] = head.prompt("f", Embedding(values, len(values) // 4, digest)).tolist()
-        return found
+    def embedded(values: bytes, digest: str = "sha256:encoder") -> Embedding:
+        return Embedding(values, len(values) // 4, digest)
 
-    good = PROMPTS[0].tobytes()
-    assert read(good) == PROMPTS[0].tolist()
-    with pytest.raises(InvalidArgument, match="must be there"):
-        head.prompt("f", None)
-    with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
-        read(good, "sha256:other")
-    with pytest.raises(InvalidArgument, match="must have 6 numbers of four bytes, has 20 bytes"):
-        read(good[:20])
-    with pytest.raises(InvalidArgument, match="finite"):
-        read(np.full(6, np.nan, np.float32).tobytes())
+    assert head.prompt("f", embedded(good)).tolist() == PROMPTS[0].tolist()
+    refused: list[tuple[Embedding | None, type[Exception], str]] = [
+        (None, InvalidArgument, "must be there"),
+        (embedded(good, "sha256:other"), FailedPrecondition, "is of encoder sha256:other"),
+        (embedded(good[:20]), InvalidArgument, "must have 6 numbers of four bytes, has 20 bytes"),
+        (embedded(np.full(6, np.nan, np.float32).tobytes()), InvalidArgument, "finite"),
+    ]
+    for wrong, error, said in refused:
+        with pytest.raises(error, match=said):
+            head.prompt("f", wrong)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,7 @@ def test_an_embedding_of_another_encoder_width_or_without_numbers_is_refused() -
     ],
 )
 def test_what_a_head_may_not_say_is_named(directory: Path, values: dict[str, Any], message: str) -> None:
-    path = directory / HEAD_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    edit_json(directory / HEAD_FILE, **values)
 
     with pytest.raises(BadCheckpoint) as refused:
         open_discriminator(directory)
@@ -143,26 +143,26 @@ def test_what_a_head_may_not_say_is_named(directory: Path, values: dict[str, Any
     assert message in str(refused.value)
 
 
-def test_half_a_head_is_refused(directory: Path) -> None:
-    (directory / HEAD_WEIGHTS).unlink()
-
-    with pytest.raises(BadCheckpoint, match="or neither"):
-        open_discriminator(directory)
+ARCHITECTURES = r"architecture must be one of .*efficientnet_v2_s.*got 'efficientnet_b9'"
 
 
-def test_weights_that_are_no_numbers_are_refused(directory: Path) -> None:
-    tensors = load_file(directory / HEAD_WEIGHTS)
-    tensors["added.bias"] = torch.full_like(tensors["added.bias"], math.inf)
-    save_file(tensors, directory / HEAD_WEIGHTS)
+@pytest.mark.parametrize(
+    ("file", "damage", "named"),
+    [
+        (HEAD_WEIGHTS, Path.unlink, "or neither"),
+        (HEAD_WEIGHTS, with_tensors(**{"added.bias": math.inf}), "no usable probability"),
+        (
+            "config.json",
+            lambda path: edit_json(path, model_type="torchvision", architecture="efficientnet_b9"),
+            ARCHITECTURES,
+        ),
+    ],
+    ids=["half a head", "no numbers", "an unknown architecture"],
+)
+def test_open_discriminator_refuses_head(
+    directory: Path, file: str, damage: Callable[[Path], object], named: str
+) -> None:
+    damage(directory / file)
 
-    with pytest.raises(BadCheckpoint, match="no usable probability"):
-        open_discriminator(directory)
-
-
-def test_an_architecture_that_torchvision_has_not_is_refused_without_it(directory: Path) -> None:
-    path = directory / "config.json"
-    document = json.loads(path.read_text()) | {"model_type": "torchvision", "architecture": "efficientnet_b9"}
-    path.write_text(json.dumps(document))
-
-    with pytest.raises(BadCheckpoint, match=r"architecture must be one of .*efficientnet_v2_s.*got 'efficientnet_b9'"):
+    with pytest.raises(BadCheckpoint, match=named):
         open_discriminator(directory)

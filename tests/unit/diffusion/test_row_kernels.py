@@ -15,10 +15,10 @@ from pentimento.diffusion.families import (
     DiffusionModel,
     LowRankUpdate,
     PerSampleAdapters,
-    load_model,
     row_kernels,
 )
 from tests.support.torch_threads import torch_threads
+from tests.unit.diffusion.specs import load
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)
@@ -64,22 +64,22 @@ def assert_held(model: DiffusionModel, rows_each: int) -> None:
         assert all(torch.equal(together, wanted) for together in passes)
 
 
-def test_guided_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(any_model: DiffusionModel) -> None:
-    assert_held(any_model, rows_each=2)
-
-
-@pytest.mark.parametrize("family", ["model", "xl_model"])  # the flow's layers of 16 values are no multiple of 32
-def test_single_rows_of_a_batch_can_have_the_bits_that_they_have_alone(
-    family: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("loaded", "rows_each"),
+    # The flow's layers of 16 values are no multiple of 32, which single rows need.
+    [("model", 2), ("xl_model", 2), ("flow_model", 2), ("model", 1), ("xl_model", 1)],
+)
+def test_images_of_a_batch_have_the_bits_of_one_alone(
+    loaded: str, rows_each: int, request: pytest.FixtureRequest
 ) -> None:
-    assert_held(request.getfixturevalue(family), rows_each=1)
+    assert_held(request.getfixturevalue(loaded), rows_each)
 
 
 def test_a_processor_with_other_bounds_keeps_the_bits(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_kernels, "_FEW_MATRIX_ROWS", 0)
     monkeypatch.setattr(row_kernels, "_convolution", lambda layer, inputs: "the same for every shape")
 
-    assert_held(load_model(checkpoint, torch.device("cpu"), torch.float32), rows_each=2)
+    assert_held(load(checkpoint), rows_each=2)
 
 
 @pytest.mark.parametrize("rows_each", [1, 2])
@@ -99,7 +99,7 @@ def test_some_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(model: 
 
 def test_the_first_pass_of_a_shape_has_the_bits_of_every_later_one(checkpoint: Path) -> None:
     """Of those too that are not to be as they are alone."""
-    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    model = load(checkpoint)
     inputs = replace(batch_of(model, 6), as_alone=AsAlone(1, (1, 4)))
     with torch.inference_mode():
         first, second = model.predict(inputs), model.predict(inputs)
@@ -149,7 +149,7 @@ def test_a_pass_that_failed_does_not_settle_which_layers_matter(model: Diffusion
 
 @torch.inference_mode()
 def test_layers_that_an_earlier_pass_did_not_need_keep_the_bits(checkpoint: Path) -> None:
-    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    model = load(checkpoint)
     inputs = batch_of(model, 6)
     wanted = alone(model, inputs, 2)
     held = replace(inputs, as_alone=AsAlone(2, (0, 1, 2)))

@@ -1,7 +1,8 @@
-"""What of a scheduler_config.json is read by which sampler, and what is refused by its name."""
+"""Scheduler configurations by sampler, and steps and guidance of requests that name none."""
 
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -15,6 +16,7 @@ from pentimento.diffusion.schedulers import (
     scheduler_configs,
 )
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
+from pentimento.diffusion.usual_settings import UsualSettings, usual_settings
 from pentimento.domain.generation import Scheduler
 
 EULER, ANCESTRAL, DPM = Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M
@@ -86,11 +88,6 @@ def test_keys_of_other_samplers_change_nothing(scheduler: Scheduler, key: str, v
     assert scheduler_config(scheduler, {key: value}) == scheduler_config(scheduler, {})
 
 
-def test_levels_of_karras_spacing_are_refused() -> None:
-    with pytest.raises(UnsupportedConfig, match=r"sigma_max=80\.0"):
-        scheduler_config(EULER, {"sigma_max": 80.0, "use_karras_sigmas": True})
-
-
 @pytest.mark.parametrize("scheduler", CLASSES)
 def test_every_key_of_diffusers_class_is_considered(scheduler: Scheduler) -> None:
     taken = set(inspect.signature(CLASSES[scheduler].__init__).parameters) - {"self"}
@@ -108,36 +105,102 @@ def test_leftover_keys_are_read_as_diffusers_reads_them(scheduler: Scheduler, wr
     assert scheduler_config(scheduler, stored) == scheduler_config(scheduler, taken)
 
 
-def test_leftover_keys_of_edm_change_nothing() -> None:
+DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteScheduler"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "family", "offered"),
+    [
+        # The checkpoint's own comes first.
+        (DPM_CLASS, {"solver_type": "heun"}, DIFFUSION_SCHEDULERS, [DPM, Scheduler.DDIM, EULER, ANCESTRAL]),
+        ("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS, [Scheduler.DDIM, EULER, DPM]),
+        (FLOW_CLASS, {"shift": 3.0}, FLOW_SCHEDULERS, [FLOW]),
+    ],
+)
+def test_scheduler_configs_offer_samplers_that_suit(
+    name: str, config: dict[str, Any], family: Any, offered: list[Scheduler]
+) -> None:
+    assert list(scheduler_configs(name, config, family)) == offered
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "named"),
+    [
+        (DPM_CLASS, {"algorithm_type": "dpmsolver"}, "algorithm_type"),
+        (FLOW_CLASS, {}, repr(FLOW_CLASS)),
+        ("LCMScheduler", {}, "'LCMScheduler'"),
+        ("", {}, "''"),
+        ("EulerDiscreteScheduler", {"sigma_max": 80.0, "use_karras_sigmas": True}, r"sigma_max=80\.0"),
+    ],
+)
+def test_scheduler_configs_refuse_own_scheduler(name: str, config: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedConfig, match=named):
+        scheduler_configs(name, config, DIFFUSION_SCHEDULERS)
+
+
+def test_scheduler_configs_of_edm_ignore_leftover_keys() -> None:
     configs = scheduler_configs("EulerDiscreteScheduler", {"beta_end": 0.01, **EDM}, DIFFUSION_SCHEDULERS)
 
     assert configs == scheduler_configs("EulerDiscreteScheduler", {"beta_end": 0.01}, DIFFUSION_SCHEDULERS)
 
 
-def test_the_checkpoints_own_scheduler_comes_first() -> None:
-    configs = scheduler_configs("DPMSolverMultistepScheduler", {"solver_type": "heun"}, DIFFUSION_SCHEDULERS)
-
-    assert list(configs) == [DPM, Scheduler.DDIM, EULER, ANCESTRAL]
-
-
-def test_samplers_that_a_configuration_does_not_suit_are_not_offered() -> None:
-    configs = scheduler_configs("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS)
-
-    assert list(configs) == [Scheduler.DDIM, EULER, DPM]
-
-
-def test_a_checkpoint_whose_own_scheduler_is_not_implemented_is_refused() -> None:
-    with pytest.raises(UnsupportedConfig, match="algorithm_type"):
-        scheduler_configs("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver"}, DIFFUSION_SCHEDULERS)
+PIPELINES = (
+    "StableDiffusionPipeline",
+    "StableDiffusionInpaintPipeline",
+    "StableDiffusionXLPipeline",
+    "StableDiffusionXLImg2ImgPipeline",
+    "StableDiffusionXLInpaintPipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusion3Img2ImgPipeline",
+)
+XL, SD3 = "StableDiffusionXLPipeline", "StableDiffusion3Pipeline"
+EULER_CLASS, ANCESTRAL_CLASS = "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler"
+FLOW_EULER = "FlowMatchEulerDiscreteScheduler"
 
 
-@pytest.mark.parametrize("name", ["FlowMatchEulerDiscreteScheduler", "LCMScheduler", ""])
-def test_schedulers_of_other_families_are_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedConfig, match=repr(name)):
-        scheduler_configs(name, {}, DIFFUSION_SCHEDULERS)
+def written(directory: Path, pipeline: str, unet: dict[str, Any] | None = None, **scheduler: Any) -> Path:
+    for part, content in (("scheduler/scheduler_config", scheduler), ("unet/config", unet or {})):
+        (directory / part).parent.mkdir(parents=True)
+        (directory / f"{part}.json").write_text(json.dumps(content))
+    (directory / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
+    return directory
 
 
-def test_a_flow_has_one_sampler() -> None:
-    configs = scheduler_configs("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, FLOW_SCHEDULERS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_family_defaults_are_those_of_diffusers_pipelines(pipeline: str, tmp_path: Path) -> None:
+    theirs = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
 
-    assert list(configs) == [FLOW]
+    found = usual_settings(written(tmp_path / "model", pipeline, timestep_spacing="trailing"))
+
+    assert found == UsualSettings(theirs["num_inference_steps"].default, theirs["guidance_scale"].default)
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "scheduler", "spacing", "expected"),
+    [
+        ("sd-turbo", "StableDiffusionPipeline", EULER_CLASS, "trailing", (1, 0.0)),
+        ("sdxl-turbo", XL, ANCESTRAL_CLASS, "trailing", (1, 0.0)),
+        ("stable-diffusion-3.5-large-turbo", SD3, FLOW_EULER, None, (4, 0.0)),
+        ("SDXL-Lightning", XL, EULER_CLASS, "trailing", (4, 0.0)),
+        ("sdxl_lightning_8step", XL, EULER_CLASS, "trailing", (8, 0.0)),
+        ("DreamShaperXL_v21TurboDPMSDE", XL, "DPMSolverMultistepScheduler", "leading", (8, 1.0)),
+        ("dreamshaper-8-lcm", "StableDiffusionPipeline", EULER_CLASS, "leading", (4, 1.0)),
+        ("anything", "StableDiffusionPipeline", "LCMScheduler", "leading", (4, 1.0)),
+        ("elcmore", "StableDiffusionPipeline", EULER_CLASS, "leading", (50, 7.5)),
+        ("sdxl-30-steps", XL, EULER_CLASS, "leading", (50, 5.0)),
+    ],
+)
+def test_distilled_model_takes_few_steps_and_little_guidance(
+    name: str, pipeline: str, scheduler: str, spacing: str | None, expected: tuple[int, float], tmp_path: Path
+) -> None:
+    directory = written(tmp_path / name, pipeline, _class_name=scheduler, timestep_spacing=spacing)
+
+    assert usual_settings(directory) == UsualSettings(*expected)
+
+
+def test_distilled_model_is_known_by_origin_and_hub_folder(tmp_path: Path) -> None:
+    trailing: dict[str, Any] = {"_class_name": EULER_CLASS, "timestep_spacing": "trailing"}
+    origin = written(tmp_path / "mine", XL, {"_name_or_path": "stabilityai/sdxl-turbo"}, **trailing)
+    cached = written(tmp_path / "models--stabilityai--sdxl-turbo" / "snapshots" / "f4b0486b498f", XL, **trailing)
+
+    assert [usual_settings(directory) for directory in (origin, cached)] == [UsualSettings(1, 0.0)] * 2

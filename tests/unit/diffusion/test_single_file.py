@@ -2,21 +2,18 @@
 
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from tests.support.single_files import split_copy
-from tests.unit.diffusion.specs import paint, spec_with
-
-
-def load(directory: Path) -> DiffusionModel:
-    return load_model(directory, torch.device("cpu"), torch.float32)
+from tests.unit.diffusion.specs import load, paint, spec_with
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,6 @@ def single(kl_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def plain_flow_checkpoint(tmp_path: Path) -> Path:
     """Its first text encoder projects by the identity, all that the original layout can say."""
-    from safetensors.torch import load_file, save_file
 
     directory = write_flow_checkpoint(tmp_path / "flow", max_sequence_length=0)
     weights = directory / "text_encoder" / "model.safetensors"
@@ -56,7 +52,6 @@ def test_a_single_file_paints_the_same_picture(family: str, tmp_path: Path, requ
 
 
 def test_its_digest_covers_the_file_and_counts_it_to_the_autoencoder(single: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
 
     other = shutil.copytree(single, tmp_path / "other")
     tensors = load_file(other / "all.safetensors")
@@ -70,39 +65,35 @@ def test_its_digest_covers_the_file_and_counts_it_to_the_autoencoder(single: Pat
     assert before.scheduler_digest == after.scheduler_digest
 
 
-def test_two_files_are_refused(single: Path, tmp_path: Path) -> None:
+def lack_the_text_encoder(file: Path) -> None:
+    save_file({key: value for key, value in load_file(file).items() if "cond_stage" not in key}, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        pytest.param(
+            lambda file: shutil.copy(file, file.with_name("another.safetensors")), "2 safetensors files", id="two files"
+        ),
+        *(
+            pytest.param(
+                lambda file, name=name: (file.parent / "vae" / name).write_bytes(pickle.dumps({})), name, id=name
+            )
+            for name in ("pytorch_model.bin", "diffusion_pytorch_model.bin", "model.ckpt")
+        ),
+        pytest.param(
+            lambda file: file.write_bytes(pickle.dumps({})), r"all\.safetensors: not a safetensors file", id="a pickle"
+        ),
+        pytest.param(lack_the_text_encoder, r"all\.safetensors", id="a missing component"),
+    ],
+)
+def test_load_model_refuses_single_file_in_one_line(
+    single: Path, tmp_path: Path, damage: Callable[[Path], object], named: str
+) -> None:
     other = shutil.copytree(single, tmp_path / "other")
-    shutil.copy(other / "all.safetensors", other / "another.safetensors")
+    damage(other / "all.safetensors")
 
-    with pytest.raises(BadCheckpoint, match="2 safetensors files"):
-        load(other)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "diffusion_pytorch_model.bin", "model.ckpt"])
-def test_pickles_where_a_library_would_look_for_weights_are_refused(single: Path, tmp_path: Path, name: str) -> None:
-    other = shutil.copytree(single, tmp_path / "other")
-    (other / "vae" / name).write_bytes(pickle.dumps({}))
-
-    with pytest.raises(BadCheckpoint, match=name):
-        load(other)
-
-
-def test_a_pickle_in_the_files_place_is_refused(single: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(single, tmp_path / "other")
-    (other / "all.safetensors").write_bytes(pickle.dumps({}))
-
-    with pytest.raises(BadCheckpoint, match=r"all\.safetensors: not a safetensors file"):
-        load(other)
-
-
-def test_a_file_that_lacks_a_component_is_refused_in_one_line(single: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    other = shutil.copytree(single, tmp_path / "other")
-    tensors = load_file(other / "all.safetensors")
-    save_file({key: value for key, value in tensors.items() if "cond_stage" not in key}, other / "all.safetensors")
-
-    with pytest.raises(BadCheckpoint, match=r"all\.safetensors") as refused:
+    with pytest.raises(BadCheckpoint, match=named) as refused:
         load(other)
     assert "\n" not in refused.value.message
 

@@ -12,12 +12,6 @@ from pentimento.diffusion.families.model import Conditioning, ControlResiduals, 
 from pentimento.diffusion.families.unet_passes import UNetPasses, covers
 
 
-@pytest.fixture(params=["model", "xl_model"])
-def unet_model(request: pytest.FixtureRequest) -> DiffusionModel:
-    found: DiffusionModel = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, decode_mask, resized
+from pentimento.pictures.exif import orientation_of
 from pentimento.pictures.png_chunks import png_chunk
 from tests.unit.pictures.samples import (
     encoded,
@@ -54,11 +55,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())
-def test_pixels_are_those_of_the_whole_file(data: bytes) -> None:
+def test_decode_gives_pixels_of_whole_files_alone(data: bytes) -> None:
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(image.convert("RGB"))
 
     np.testing.assert_array_equal(pixels(data), expected)
+    with pytest.raises(InvalidArgument, match=r"images\[0\]: must be a whole"):
+        decode(data[: len(data) * 2 // 3], "images[0]", lambda picture: picture)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +83,12 @@ def test_transparency_is_laid_on_white(data: bytes) -> None:
     np.testing.assert_array_equal(pixels(data), np.asarray(expected))
 
 
-def test_sixteen_bits_of_grey_are_as_bright_as_their_upper_eight() -> None:
-    picture = pixels(wide_grey_png([0, 255, 256, 32768, 65535]))
+def test_grey_of_16_bits_has_upper_eight_and_white_where_transparent() -> None:
+    opaque = pixels(wide_grey_png([0, 255, 256, 32768, 65535]))
+    holed = pixels(wide_grey_png([1000, 1001], transparent=1000))
 
-    assert picture[0].tolist() == [[0] * 3, [0] * 3, [1] * 3, [128] * 3, [255] * 3]
-
-
-def test_the_grey_of_sixteen_bits_that_is_transparent_is_white_and_none_beside_it() -> None:
-    picture = pixels(wide_grey_png([1000, 1001], transparent=1000))
-
-    assert picture[0].tolist() == [[255] * 3, [3] * 3]
+    assert opaque[0].tolist() == [[0] * 3, [0] * 3, [1] * 3, [128] * 3, [255] * 3]
+    assert holed[0].tolist() == [[255] * 3, [3] * 3]
 
 
 @pytest.mark.parametrize(
@@ -147,30 +146,17 @@ def test_compressed_metadata_never_reaches_the_decoder(kind: bytes, monkeypatch:
     assert seen == [grey_png()]
 
 
-@pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())
-def test_a_picture_cut_in_the_middle_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArgument, match=r"images\[0\]: must be a whole"):
-        decode(data[: len(data) * 2 // 3], "images[0]", lambda picture: picture)
-
-
-def test_a_chunk_whose_sum_is_wrong_is_refused() -> None:
-    data = bytearray(grey_png())
-    data[29] ^= 1  # the sum of IHDR
-
+def test_decode_refuses_wrong_sum_second_frame_and_many_scans() -> None:
+    wrong_sum = bytearray(grey_png())
+    wrong_sum[29] ^= 1  # the sum of IHDR
     with pytest.raises(InvalidArgument):
-        pixels(bytes(data))
+        pixels(bytes(wrong_sum))
 
-
-def test_a_second_frame_header_behind_the_first_scan_is_refused() -> None:
     start, frame, scan, end = jpeg_parts(noise("jpeg", progressive=True))
-
     with pytest.raises(InvalidArgument, match="does not decode"):
         pixels(start + frame + scan + frame + scan + end)
 
-
-def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     start, frame, scan, end = jpeg_parts(noise("jpeg"))
-
     with pytest.raises(InvalidArgument, match="does not decode"):
         pixels(start + frame + scan * 65 + end)
 
@@ -231,3 +217,67 @@ def test_the_step_between_two_sizes_is_never_larger_than_a_picture_may_be(monkey
 
     assert resized(image, (100, 100), Image.Resampling.LANCZOS).size == (100, 100)
     assert steps == [(20, 100), (100, 100)]
+
+
+ORIENTATION = 0x0112
+FORMATS = {"png": {}, "jpeg": {"quality": 95}, "webp": {"lossless": True}}
+
+
+def stored(orientation: int, picture_format: str, size: tuple[int, int] = (24, 10), exif: bytes | None = None) -> bytes:
+    """A picture whose EXIF says how it is to be turned."""
+    width, height = size
+    pixels = np.arange(width * height * 3, dtype=np.uint8).reshape(height, width, 3)
+    tags = Image.Exif()
+    tags[ORIENTATION] = orientation
+    file = io.BytesIO()
+    block = tags.tobytes() if exif is None else exif
+    Image.fromarray(pixels).save(file, picture_format, exif=block, **FORMATS[picture_format])
+    return file.getvalue()
+
+
+def upright(data: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(data)) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_decode_turns_image_and_mask_upright(orientation: int) -> None:
+    for picture_format in FORMATS:
+        data = stored(orientation, picture_format)
+        expected = upright(data)
+
+        header, pixels = read_header(data, "image"), decode(data, "image", np.asarray)
+
+        np.testing.assert_array_equal(pixels, np.asarray(expected))
+        assert (header.width_px, header.height_px) == ((24, 10) if orientation < 5 else (10, 24))
+        if picture_format == "png":
+            mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture))
+            np.testing.assert_array_equal(mask, np.asarray(expected.convert("L")))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"Exif\0\0", id="no block"),
+        pytest.param(b"XX*\0" + bytes(20), id="no byte order"),
+        pytest.param(b"II*\0\xff\xff\xff\xff" + bytes(20), id="beyond its end"),
+        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x09\0\0", id="nine"),
+        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x01\0\x06\0\0", id="a text"),
+        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01", id="cut short"),
+    ],
+)
+def test_what_says_nothing_leaves_a_picture_as_it_is(block: bytes) -> None:
+    assert orientation_of(block) == 1
+
+
+@pytest.mark.parametrize(("mark", "order"), [(b"II*\0", "<"), (b"MM\0*", ">")])
+def test_either_byte_order_is_read_with_the_prefix_and_without(mark: bytes, order: str) -> None:
+    block = mark + struct.pack(f"{order}IHHHIHH", 8, 1, ORIENTATION, 3, 1, 8, 0)
+
+    assert [orientation_of(block), orientation_of(b"Exif\0\0" + block)] == [8, 8]
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_say_some_orientation(rest: bytes) -> None:
+    assert 1 <= orientation_of(b"II*\0" + rest) <= 8

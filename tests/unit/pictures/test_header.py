@@ -13,17 +13,7 @@ from PIL import Image
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import PictureHeader, check_whole, read_header
 from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
-from tests.unit.pictures.samples import (
-    encoded,
-    grey_png,
-    idat,
-    ihdr,
-    jpeg_parts,
-    riff,
-    segment,
-    vp8x,
-    webp_frame,
-)
+from tests.unit.pictures.samples import encoded, grey_png, idat, ihdr, jpeg_parts, riff, segment, vp8x, webp_frame
 
 
 def animation(image_format: str) -> bytes:
@@ -33,18 +23,10 @@ def animation(image_format: str) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("image_format", "options"),
-    [
-        ("png", {}),
-        ("png", {"mode": "P"}),
-        ("png", {"mode": "1"}),
-        ("png", {"mode": "LA"}),
-        ("png", {"mode": "RGBA"}),
-        ("png", {"mode": "I;16"}),
-        ("jpeg", {}),
-        ("jpeg", {"mode": "L"}),
-        ("jpeg", {"mode": "CMYK"}),
+def test_read_header_tells_format_and_size() -> None:
+    kinds: list[tuple[str, dict[str, object]]] = [
+        *(("png", {"mode": mode}) for mode in ("RGB", "P", "1", "LA", "RGBA", "I;16")),
+        *(("jpeg", {"mode": mode}) for mode in ("RGB", "L", "CMYK")),
         ("jpeg", {"progressive": True}),
         ("jpeg", {"exif": b"Exif\x00\x00" + b"x" * 5000}),
         ("jpeg", {"icc_profile": b"x" * 200_000}),
@@ -52,27 +34,20 @@ def animation(image_format: str) -> bytes:
         ("webp", {"lossless": True}),
         ("webp", {"mode": "RGBA"}),
         ("webp", {"exif": b"Exif\x00\x00II*\x00"}),
-    ],
-)
-def test_the_header_tells_format_and_size(image_format: str, options: dict[str, object]) -> None:
-    data = encoded(image_format, (37, 21), **options)
-
-    assert read_header(data, "image") == PictureHeader(image_format, 37, 21)
+    ]
+    for image_format, options in kinds:
+        data = encoded(image_format, (37, 21), **options)
+        assert read_header(data, "image") == PictureHeader(image_format, 37, 21), options
 
 
-@pytest.mark.parametrize("image_format", ["gif", "bmp", "tiff", "ppm"])
-def test_other_formats_are_refused_by_their_magic_bytes(image_format: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"init_image\.image: must be a PNG, JPEG or WebP"):
-        read_header(encoded(image_format, (8, 8)), "init_image.image")
-
-
-@pytest.mark.parametrize("image_format", ["png", "webp"])
-def test_a_picture_that_was_cut_anywhere_is_refused(image_format: str) -> None:
-    data = encoded(image_format, (8, 8))
-
-    for length in range(len(data)):
-        with pytest.raises(InvalidArgument):
-            read_header(data[:length], "image")
+def test_read_header_refuses_other_formats_and_cut_files() -> None:
+    for other in ("gif", "bmp", "tiff", "ppm"):
+        with pytest.raises(InvalidArgument, match=r"init_image\.image: must be a PNG, JPEG or WebP"):
+            read_header(encoded(other, (8, 8)), "init_image.image")
+    for data in (encoded("png", (8, 8)), encoded("webp", (8, 8))):
+        for length in range(len(data)):
+            with pytest.raises(InvalidArgument):
+                read_header(data[:length], "image")
 
 
 @pytest.mark.parametrize(
@@ -95,11 +70,9 @@ def test_a_size_outside_the_limits_is_refused_by_them(size: tuple[int, int], lim
         read_header(data, "images[3]")
 
 
-@pytest.mark.parametrize("size", [(4096, 2048), (20, 1), (1, 20), (1, 1)])
-def test_a_size_at_the_limits_is_taken(size: tuple[int, int]) -> None:
-    data = png_file(ihdr(*size), idat(1, 1))
-
-    assert read_header(data, "image") == PictureHeader("png", *size)
+def test_read_header_takes_sizes_at_the_limits() -> None:
+    for size in ((4096, 2048), (20, 1), (1, 20), (1, 1)):
+        assert read_header(png_file(ihdr(*size), idat(1, 1)), "image") == PictureHeader("png", *size)
 
 
 JPEG_START, JPEG_FRAME, JPEG_SCAN, JPEG_END = jpeg_parts(encoded("jpeg", (8, 8)))
@@ -176,9 +149,9 @@ def test_png_without_all_its_pixels_is_refused_undecoded(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "I;16"])
-@pytest.mark.parametrize("size", [(1, 1), (37, 21), (300, 200)])
-def test_whole_images_pass_the_check_of_pixels(mode: str, size: tuple[int, int]) -> None:
-    check_whole(encoded("png", size, mode=mode), "image")
-    check_whole(encoded("jpeg", size), "image")
+def test_check_whole_takes_whole_images(mode: str) -> None:
+    for size in ((1, 1), (37, 21), (300, 200)):
+        check_whole(encoded("png", size, mode=mode), "image")
+        check_whole(encoded("jpeg", size), "image")
     # Seven passes of 8 x 8 pixels: of 1, 1, 2, 4, 8, 16 and 32, in 15 rows.
     check_whole(png_file(ihdr(8, 8, interlace=1), png_chunk(b"IDAT", zlib.compress(bytes(64 + 15)))), "image")

@@ -114,19 +114,11 @@ def test_another_device_or_none_gets_shared_memory(tmp_path: Path, handles: Host
         best, *_ = common_transports(transport_offer(theirs), transport_offer(ours))
         _, _, region = opened(ours, theirs)
 
-        assert best == pb.TENSOR_TRANSPORT_SHARED_MEMORY
+        assert best == transport_of(region) == pb.TENSOR_TRANSPORT_SHARED_MEMORY
         assert not region.HasField("cuda_ipc")
-    assert common_transports(transport_offer(ours), transport_offer(ours))[0] == pb.TENSOR_TRANSPORT_CUDA_IPC
-
-
-def test_what_was_agreed_is_told_as_what_it_is(tmp_path: Path, handles: HostHandles) -> None:
-    shared = directory(tmp_path, handles)
-    on_device, on_host = (
-        open_sender(transport_offer(theirs), shared, SIZES)[1] for theirs in (shared, RegionDirectory(shared.path))
-    )
-
-    assert transport_of(on_device) == pb.TENSOR_TRANSPORT_CUDA_IPC
-    assert transport_of(on_host) == pb.TENSOR_TRANSPORT_SHARED_MEMORY
+    _, _, own = opened(ours, ours)
+    best, *_ = common_transports(transport_offer(ours), transport_offer(ours))
+    assert best == transport_of(own) == pb.TENSOR_TRANSPORT_CUDA_IPC
     assert transport_of(None) == pb.TENSOR_TRANSPORT_CHUNKS
 
 

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import SLOT_COUNT, TensorSender, open_sender
@@ -67,7 +67,8 @@ def assert_sent_in_chunks(sender: TensorSender) -> None:
     for chunk in packed.chunks:
         found = receiver.add(chunk.message())
     assert packed.tensors[0].WhichOneof("payload") == "chunks"
-    assert found is not None and torch.equal(tensor_over(found.tensors[0]), TENSOR)
+    assert found is not None and found.ack is None
+    assert torch.equal(tensor_over(found.tensors[0]), TENSOR)
 
 
 def test_the_disk_of_a_test_that_fails_is_unmounted(tmp_path: Path) -> None:
@@ -95,22 +96,30 @@ def test_shared_memory_that_is_full(full_directory: RegionDirectory, fallbacks: 
     assert fallbacks.since() == {"no_space": 1}
 
 
-def test_ends_that_share_no_directory(tmp_path: Path, directory: RegionDirectory, fallbacks: Counted) -> None:
-    elsewhere = transport_offer(private_directory(tmp_path / "other"))
+def test_ends_without_common_directory_send_chunks(
+    tmp_path: Path, directory: RegionDirectory, fallbacks: Counted
+) -> None:
+    ours, theirs = transport_offer(directory), transport_offer(private_directory(tmp_path / "other"))
 
-    sender, _ = open_sender(elsewhere, directory, [SIZE_BYTES])
+    sender, region = open_sender(theirs, directory, [SIZE_BYTES])
 
+    for offers in ((theirs, ours), (pb.TensorTransportOffer(), ours), (transport_offer(None), transport_offer(None))):
+        assert common_transports(*offers) == (pb.TENSOR_TRANSPORT_CHUNKS,)
+    assert region is None
     assert_sent_in_chunks(sender)
     assert fallbacks.since() == {"not_shared": 1}
 
 
-def test_a_region_that_the_other_end_cannot_map(tmp_path: Path, directory: RegionDirectory, fallbacks: Counted) -> None:
+def test_region_that_the_other_end_cannot_map_is_replaced_by_chunks(
+    tmp_path: Path, directory: RegionDirectory, fallbacks: Counted
+) -> None:
     sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
     _, told = open_receiver(region, private_directory(tmp_path / "other"))
-    assert told is not None
+    assert told is not None and not told.opened
 
     sender.region_opened(told)
 
+    assert directory.region_count() == 0
     assert_sent_in_chunks(sender)
     assert fallbacks.since() == {"not_opened": 1}
 

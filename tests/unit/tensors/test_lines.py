@@ -42,21 +42,17 @@ def test_a_message_that_came_in_part_waits_for_its_rest(directory: RegionDirecto
     assert answering.read() == [b"hello"]
 
 
-def test_the_names_go_as_soon_as_both_ends_have_it(directory: RegionDirectory) -> None:
+def test_names_of_line_go_once_opened_or_with_its_maker(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     assert directory.region_count() == 2
 
     open_line(directory, told)
-
     assert directory.region_count() == 0
     with pytest.raises(FailedPrecondition):
         open_line(directory, told)
     answering.close()
 
-
-def test_a_line_that_nobody_opened_goes_with_its_maker(directory: RegionDirectory) -> None:
     make_line(directory)[0].close()
-
     assert directory.region_count() == 0
 
 
@@ -115,14 +111,14 @@ def test_what_is_no_message_is_refused(directory: RegionDirectory) -> None:
         answering.read()
 
 
-@pytest.mark.parametrize("name", ["../shared", "", "0" * 31, "0" * 32])
-def test_a_name_that_is_none_or_of_something_else_opens_nothing(directory: RegionDirectory, name: str) -> None:
-    _, told = make_line(directory)
+def test_open_line_refuses_other_names(directory: RegionDirectory) -> None:
     (directory.path / ("0" * 32)).write_bytes(b"a file")
+    for name in ("../shared", "", "0" * 31, "0" * 32):
+        _, told = make_line(directory)
 
-    with pytest.raises((FailedPrecondition, InvalidArgument)):
-        open_line(directory, pb.Line(asks_id=told.asks_id, answers_id=name))
-    assert (directory.path / told.asks_id).exists()
+        with pytest.raises((FailedPrecondition, InvalidArgument)):
+            open_line(directory, pb.Line(asks_id=told.asks_id, answers_id=name))
+        assert (directory.path / told.asks_id).exists()
 
 
 def test_a_directory_that_takes_no_line_says_so(tmp_path: Path) -> None:

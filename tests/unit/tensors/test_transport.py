@@ -1,8 +1,8 @@
 """Tensors from one end of a stream to the other, by every transport; what was not asked for is refused by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.device import all_finite, outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import common_transports, transport_offer
-from pentimento.tensors.outgoing import outgoing
+from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.outgoing import OutgoingTensor, outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import INLINE_BYTES, SLOT_COUNT, TensorSender, open_sender
@@ -36,9 +36,17 @@ def expected() -> list[ExpectedTensor]:
     return [ExpectedTensor(Dtype.FLOAT32, shape, binding) for shape, binding in pairs]
 
 
+def outgoing_of(sent: Sequence[torch.Tensor]) -> list[OutgoingTensor]:
+    return [outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)]
+
+
 def send(sender: TensorSender, sent: Sequence[torch.Tensor]) -> tuple[list[pb.Tensor], list[pb.TensorChunk]]:
-    packed = sender.pack([outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)])
+    packed = sender.pack(outgoing_of(sent))
     return list(packed.tensors), [chunk.message() for chunk in packed.chunks]
+
+
+def assert_equal(found: ReceivedTensors, sent: Sequence[torch.Tensor]) -> None:
+    assert all(torch.equal(tensor_over(wire), one) for wire, one in zip(found.tensors, sent, strict=True))
 
 
 def take(receiver: TensorReceiver, messages: Sequence[pb.Tensor], chunks: Sequence[pb.TensorChunk]) -> ReceivedTensors:
@@ -91,7 +99,7 @@ def test_chunks_carry_the_same_bytes(ends: Ends) -> None:
 
     assert messages[0].WhichOneof("payload") == "chunks"
     assert found.ack is None
-    assert all(torch.equal(tensor_over(one), was) for one, was in zip(found.tensors, sent, strict=True))
+    assert_equal(found, sent)
 
 
 def test_little_tensors_go_inside_the_message(ends: Ends) -> None:
@@ -140,24 +148,21 @@ def test_a_slot_is_acknowledged_once_and_by_its_generation(ends: Ends) -> None:
         ends.sender.acknowledged(ack)
 
 
-def test_a_replayed_slot_is_refused(ends: Ends) -> None:
+@pytest.mark.parametrize("written_over", [False, True])
+def test_slot_read_before_or_written_over_is_refused(ends: Ends, written_over: bool) -> None:
     messages, _ = send(ends.sender, tensors())
-    take(ends.receiver, messages, [])
+    slot = messages[0].shared_memory
+    if written_over:
+        ack = pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation)
+        ends.sender.acknowledged(ack)
+        send(ends.sender, tensors())
+        send(ends.sender, tensors())
+    else:
+        take(ends.receiver, messages, [])
 
     with pytest.raises(Aborted) as caught:
         take(ends.receiver, messages, [])
     assert caught.value.reason == "STALE_FRAME"
-
-
-def test_a_slot_written_over_is_refused(ends: Ends) -> None:
-    old, _ = send(ends.sender, tensors())
-    slot = old[0].shared_memory
-    ends.sender.acknowledged(pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation))
-    send(ends.sender, tensors())
-    send(ends.sender, tensors())
-
-    with pytest.raises(Aborted):
-        take(ends.receiver, old, [])
 
 
 @pytest.mark.parametrize(
@@ -171,71 +176,40 @@ def test_a_slot_written_over_is_refused(ends: Ends) -> None:
         {"stream_epoch": 1},
     ],
 )
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_frame_of_anything_else_is_refused(ends: Ends, shared: bool, change: dict[str, object]) -> None:
-    messages, _ = send(ends.sender if shared else TensorSender(), tensors())
-    for name, value in change.items():
-        setattr(messages[1].binding, name, value)
+def test_frame_of_another_binding_is_refused(ends: Ends, change: dict[str, object]) -> None:
+    for sender in (ends.sender, TensorSender()):
+        messages, _ = send(sender, tensors())
+        for name, value in change.items():
+            setattr(messages[1].binding, name, value)
 
-    with pytest.raises(Aborted) as caught:
-        ends.receiver.begin(messages, expected())
-    assert caught.value.reason == "STALE_FRAME"
-
-
-def dims(message: pb.Tensor) -> None:
-    message.dims[0] += 1
+        with pytest.raises(Aborted) as caught:
+            ends.receiver.begin(messages, expected())
+        assert caught.value.reason == "STALE_FRAME"
 
 
-def dtype(message: pb.Tensor) -> None:
-    message.dtype = pb.DTYPE_INT32
+LIES: dict[str, Callable[[pb.Tensor], object]] = {
+    "dims": lambda message: message.dims.__setitem__(0, message.dims[0] + 1),
+    "dtype": lambda message: setattr(message, "dtype", pb.DTYPE_INT32),
+    "slot size": lambda message: setattr(message.shared_memory, "size_bytes", message.shared_memory.size_bytes - 4),
+    "slot offset": lambda message: setattr(message.shared_memory, "offset_bytes", 1 << 40),
+    "slot number": lambda message: setattr(message.shared_memory, "slot", 9),
+    "slot behind the last": lambda message: setattr(message.shared_memory, "slot", SLOT_COUNT),
+    "region": lambda message: setattr(message.shared_memory, "region_id", "0" * 32),
+    "nothing": lambda message: message.ClearField("shared_memory"),
+    "object key": lambda message: setattr(message.object, "key", "../../secret"),
+}
 
 
-def slot_size(message: pb.Tensor) -> None:
-    message.shared_memory.size_bytes -= 4
-
-
-def slot_offset(message: pb.Tensor) -> None:
-    message.shared_memory.offset_bytes += 1 << 40
-
-
-def slot_number(message: pb.Tensor) -> None:
-    message.shared_memory.slot = 9
-
-
-def slot_behind_the_last(message: pb.Tensor) -> None:
-    message.shared_memory.slot = SLOT_COUNT
-
-
-def region(message: pb.Tensor) -> None:
-    message.shared_memory.region_id = "0" * 32
-
-
-def nothing(message: pb.Tensor) -> None:
-    message.ClearField("shared_memory")
-
-
-def object_key(message: pb.Tensor) -> None:
-    message.object.key = "../../secret"
-
-
-@pytest.mark.parametrize(
-    "lie", [dims, dtype, slot_size, slot_offset, slot_number, slot_behind_the_last, region, nothing, object_key]
-)
-def test_a_lie_about_a_slot_is_refused_before_it_is_read(ends: Ends, lie: object) -> None:
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_lie_about_a_slot_is_refused(ends: Ends, lie: Callable[[pb.Tensor], object]) -> None:
     messages, _ = send(ends.sender, tensors())
-    assert callable(lie)
+    with pytest.raises(InvalidArgument):
+        ends.receiver.begin(messages[:-1], expected())
     for message in messages:
         lie(message)
 
     with pytest.raises(InvalidArgument):
         ends.receiver.begin(messages, expected())
-
-
-def test_one_tensor_too_few_is_refused(ends: Ends) -> None:
-    messages, _ = send(ends.sender, tensors())
-
-    with pytest.raises(InvalidArgument):
-        ends.receiver.begin(messages[:-1], expected())
 
 
 def test_values_that_are_not_finite_are_refused(ends: Ends) -> None:
@@ -248,47 +222,13 @@ def test_values_that_are_not_finite_are_refused(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 31, -1])
-def test_one_value_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, value: float, place: int) -> None:
-    tensor = torch.full((67,), torch.finfo(dtype).max, dtype=dtype)
-
-    assert all_finite(tensor)
-    tensor[place] = value
-    assert not all_finite(tensor)
-
-
-def test_a_tensor_of_nothing_is_finite() -> None:
-    assert all_finite(torch.empty(0))
-
-
-def test_ends_without_a_common_directory_fall_back_to_chunks(tmp_path: Path, directory: RegionDirectory) -> None:
-    (tmp_path / "other").mkdir(mode=0o700)
-    elsewhere = transport_offer(RegionDirectory(tmp_path / "other"))
-
-    sender, made = open_sender(elsewhere, directory, [1 << 20])
-
-    assert made is None
-    for theirs, ours in (
-        (elsewhere, transport_offer(directory)),
-        (pb.TensorTransportOffer(), transport_offer(directory)),
-        (transport_offer(None), transport_offer(None)),
-    ):
-        assert common_transports(theirs, ours) == (pb.TENSOR_TRANSPORT_CHUNKS,)
-    assert send(sender, tensors())[0][0].WhichOneof("payload") == "chunks"
-
-
-def test_an_end_that_cannot_map_the_region_gets_chunks(tmp_path: Path, directory: RegionDirectory) -> None:
-    (tmp_path / "other").mkdir(mode=0o700)
-    sender, made = open_sender(transport_offer(directory), directory, [1 << 20])
-    receiver, told = open_receiver(made, RegionDirectory(tmp_path / "other"))
-    assert told is not None and not told.opened
-
-    sender.region_opened(told)
-
-    assert directory.region_count() == 0
-    found = take(receiver, *send(sender, tensors()))
-    assert found.ack is None
+def test_all_finite_finds_one_value_anywhere(dtype: torch.dtype) -> None:
+    for value, place in product((torch.nan, torch.inf, -torch.inf), (0, 31, -1)):
+        tensor = torch.full((67,), torch.finfo(dtype).max, dtype=dtype)
+        assert all_finite(tensor)
+        tensor[place] = value
+        assert not all_finite(tensor), (value, place)
+    assert all_finite(torch.empty(0, dtype=dtype))
 
 
 def test_tensors_outlive_the_stream_that_brought_them(ends: Ends) -> None:
@@ -302,38 +242,31 @@ def test_tensors_outlive_the_stream_that_brought_them(ends: Ends) -> None:
     assert all(torch.equal(view, one) for view, one in zip(views, sent, strict=True))
 
 
-def test_a_sender_fills_the_same_memory_again_once_all_chunks_were_sent() -> None:
-    sender, first, second = TensorSender(), tensors(), tensors()
+def test_sender_fills_same_memory_once_chunks_were_sent() -> None:
+    sender, memories = TensorSender(), []
 
-    memories = []
-    for sent in (first, second):
-        receiver, packed = (
-            TensorReceiver(),
-            sender.pack([outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)]),
-        )
+    for sent in (tensors(), tensors()):
+        receiver, packed = TensorReceiver(), sender.pack(outgoing_of(sent))
         found = receiver.begin(packed.tensors, expected())
         for chunk in packed.chunks:
             assert isinstance(chunk.data, memoryview)
             memories.append(chunk.data.obj)
             found = receiver.add(chunk)
         assert found is not None
-        for wire, one in zip(found.tensors, sent, strict=True):
-            assert torch.equal(tensor_over(wire), one)
+        assert_equal(found, sent)
 
     assert len({id(memory) for memory in memories}) == 1
 
 
-def test_a_bundle_that_is_still_on_its_way_keeps_its_memory() -> None:
+def test_bundle_on_its_way_keeps_its_memory() -> None:
     sender, first, second = TensorSender(), tensors(), tensors()
-    outgoing_first = [outgoing_tensor(one, binding) for one, binding in zip(first, bindings(), strict=True)]
-    packed = sender.pack(outgoing_first)
+    packed = sender.pack(outgoing_of(first))
     sent = [next(packed.chunks).message()]
 
     send(sender, second)
     sent += [chunk.message() for chunk in packed.chunks]
 
-    found = take(TensorReceiver(), packed.tensors, sent)
-    assert all(torch.equal(tensor_over(wire), one) for wire, one in zip(found.tensors, first, strict=True))
+    assert_equal(take(TensorReceiver(), packed.tensors, sent), first)
 
 
 def test_chunks_and_messages_come_in_turn() -> None:

@@ -1,7 +1,7 @@
 """The life of attempts apart from the model: streams that break, cancels that overtake, tokens that fence."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -81,25 +81,16 @@ async def test_a_stream_tells_start_progress_and_outcome() -> None:
     assert await read_all(events) == [outcome_of(ORDER)]
 
 
-async def test_a_slow_reader_gets_the_newest_progress_and_no_backlog() -> None:
-    runner = Runner()
-    events = await started(make_book(runner))
-    for step in range(1, 8):
-        runner.emit(StepProgress(step, 8, b"preview" if step == 3 else b""))
-
-    assert await anext(events) == StepProgress(7, 8, b"preview")
-
-
-async def test_progress_that_comes_late_takes_nobody_back() -> None:
+@pytest.mark.parametrize(("steps", "newest"), [(range(1, 8), 7), ((5, 3), 5)], ids=["a backlog", "late progress"])
+async def test_slow_reader_gets_newest_progress(steps: Sequence[int], newest: int) -> None:
     runner = Runner()
     book = make_book(runner)
     events = await started(book)
+    for step in steps:
+        runner.emit(StepProgress(step, 8, b"preview" if step == 3 else b""))
 
-    for step in (5, 3):
-        runner.emit(StepProgress(step, 8))
-
-    assert await anext(events) == StepProgress(5, 8)
-    assert book.running()[0].describe().step == 5
+    assert await anext(events) == StepProgress(newest, 8, b"preview")
+    assert book.running()[0].describe().step == newest
 
 
 async def test_a_defect_of_the_runner_is_internal_and_tells_nothing_of_its_message() -> None:
@@ -184,7 +175,7 @@ async def test_a_newer_stream_takes_the_attempt_over() -> None:
     assert await read_all(second) == [outcome_of(ORDER)]
 
 
-async def test_a_cancel_stops_the_runner_and_the_stream_says_so() -> None:
+async def test_cancel_stops_runner_and_is_no_failure() -> None:
     runner = Runner()
     book = make_book(runner)
     events = await started(book)
@@ -194,6 +185,11 @@ async def test_a_cancel_stops_the_runner_and_the_stream_says_so() -> None:
     with pytest.raises(Cancelled):
         await read_all(events)
     assert await runner.stopped.get() == "request/10"
+    runner.error = Internal("STEP_FAILED", "no")
+    runner.finish.set()
+    with pytest.raises(Internal):
+        await read_all(book.execute(order_with(attempt={"request_id": "other"})))
+    assert (book.completed_count, book.failed_count) == (0, 1)
 
 
 async def test_a_cancel_that_overtakes_its_execute_wins() -> None:
@@ -218,12 +214,24 @@ async def test_a_newer_attempt_at_the_same_request_stops_the_older() -> None:
     assert await runner.stopped.get() == "request/10"
 
 
-async def test_an_older_attempt_that_comes_late_is_fenced_off() -> None:
-    book = make_book(Runner())
-    await started(book, order_with(attempt={"fencing_token": 11}))
+@pytest.mark.parametrize(
+    ("held", "epoch", "order", "error"),
+    [
+        (order_with(attempt={"fencing_token": 11}), 3, ORDER, Aborted),
+        (ORDER, 3, order_with(attempt={"request_id": "other"}), ResourceExhausted),
+        (order_with(attempt={"request_id": "other"}), 4, ORDER, Aborted),
+    ],
+    ids=["a newer attempt", "no credit", "a newer epoch"],
+)
+async def test_execute_refuses_order_behind(
+    held: ExecuteOrder, epoch: int, order: ExecuteOrder, error: type[Exception]
+) -> None:
+    book = make_book(Runner(), capacity=2 if error is Aborted else 1)
+    await started(book, held)
+    book.meet_frontdoor("frontdoor", epoch)
 
-    with pytest.raises(Aborted):
-        await read_all(book.execute(ORDER))
+    with pytest.raises(error):
+        await read_all(book.execute(order))
 
 
 async def test_the_same_attempt_is_not_run_twice_and_goes_on() -> None:
@@ -236,22 +244,6 @@ async def test_the_same_attempt_is_not_run_twice_and_goes_on() -> None:
     runner.finish.set()
 
     assert await read_all(events) == [outcome_of(ORDER)]
-
-
-async def test_no_more_attempts_are_held_than_credits_were_given() -> None:
-    book = make_book(Runner(), capacity=1)
-    await started(book)
-
-    with pytest.raises(ResourceExhausted):
-        await read_all(book.execute(order_with(attempt={"request_id": "other"})))
-
-
-async def test_an_old_epoch_of_a_frontdoor_gets_nothing_more() -> None:
-    book = make_book(Runner())
-    book.meet_frontdoor("frontdoor", 4)
-
-    with pytest.raises(Aborted):
-        await read_all(book.execute(ORDER))
 
 
 async def test_draining_finishes_what_runs_and_takes_nothing_more() -> None:
@@ -281,21 +273,6 @@ async def test_thousands_of_cancels_leave_nothing_behind() -> None:
 
     assert book.running() == []
     assert len(book._held) <= KEPT_RESULTS + 1
-
-
-async def test_counts_tell_stopped_attempts_from_failed_ones() -> None:
-    runner = Runner()
-    book = make_book(runner)
-    events = await started(book)
-    book.cancel("request", 10)
-    with pytest.raises(Cancelled):
-        await read_all(events)
-    runner.error = Internal("STEP_FAILED", "no")
-    runner.finish.set()
-    with pytest.raises(Internal):
-        await read_all(book.execute(replace(ORDER, attempt=replace(ORDER.attempt, request_id="other"))))
-
-    assert (book.completed_count, book.failed_count) == (0, 1)
 
 
 async def test_draining_waits_for_a_stream_that_has_not_told_its_end() -> None:

@@ -1,6 +1,7 @@
-"""The credit feed and the busy share."""
+"""The credit feed, the busy share and the lag of the event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
-from services.unet_worker import capacity
+from services.unet_worker import capacity, loop_lag
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.device.busy import BusyMeter
+from services.unet_worker.loop_lag import LoopLagProbe
 from tests.unit.unet_worker.orders import HELD
 
 
@@ -99,3 +101,30 @@ def test_the_busy_share_is_that_since_the_last_question() -> None:
     now[0] = 8.0
     assert meter.share() == 0.0
     assert meter.share() == 0.0
+
+
+async def test_what_holds_the_loop_up_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
+    lags: asyncio.Queue[float] = asyncio.Queue()
+    probe = LoopLagProbe(lags.put_nowait)
+    probe.start()
+    await lags.get()
+    while not lags.empty():
+        lags.get_nowait()
+
+    time.sleep(0.05)  # noqa: ASYNC251 (holding the loop up is the point)
+
+    assert max([await lags.get() for _ in range(2)]) >= 0.04
+    probe.close()
+
+
+async def test_a_closed_probe_observes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
+    lags: list[float] = []
+    probe = LoopLagProbe(lags.append)
+    probe.start()
+    probe.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert lags == []

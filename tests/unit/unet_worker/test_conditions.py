@@ -1,25 +1,25 @@
-"""What ControlNets that see latents are told, by what their replicas say of them."""
+"""Conditions and rows of ControlNets: which replica says what they are told, and what each of two workers has."""
 
-import io
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from PIL import Image
 
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import ControlNetSelection
 from services.unet_worker.control.conditions import ConditionEncoder
+from services.unet_worker.control.paired_control import of_row
 from services.unet_worker.control.remote_control import RemoteControlNet
+from services.unet_worker.pairing.remote_peer import half_controlnet
+from tests.support.images import a_png
 from tests.unit.unet_worker.orders import SPEC
 
 WANTED = "sha256:wanted"
-IMAGE = io.BytesIO()
-Image.new("RGB", (SPEC.width_px, SPEC.height_px)).save(IMAGE, "PNG")
+IMAGE = a_png(SPEC.width_px, SPEC.height_px)
 
 
 class Model:
@@ -59,7 +59,7 @@ def encoder_of(**told: tuple[str, bool]) -> ConditionEncoder:
 
 
 def controlnet(*addresses: str, digest: str = WANTED) -> RemoteControlNet:
-    return RemoteControlNet(ControlNetSelection("edges", IMAGE.getvalue(), digest=digest), ControlSetting(), addresses)
+    return RemoteControlNet(ControlNetSelection("edges", IMAGE, digest=digest), ControlSetting(), addresses)
 
 
 async def test_a_replica_with_other_weights_under_the_name_says_nothing_of_them() -> None:
@@ -74,3 +74,20 @@ async def test_a_replica_with_other_weights_under_the_name_says_nothing_of_them(
 async def test_a_controlnet_whose_weights_nobody_serves_any_more_is_lost() -> None:
     with pytest.raises(Unavailable, match="edges"):
         await encoder_of(restarted=("sha256:other", True)).encoded([controlnet("restarted")], SPEC)
+
+
+EDGES = RemoteControlNet(ControlNetSelection("edges", b"png"), ControlSetting(), ("a", "b", "c"))
+
+
+def test_the_peer_tries_another_replica_first_than_its_worker_does() -> None:
+    assert list(half_controlnet(EDGES).addresses) == ["b", "c", "a"]
+
+
+def test_each_row_has_its_own_latent_of_the_condition_and_the_image_where_there_is_none() -> None:
+    rows = torch.tensor([1.0, 2.0]).view(2, 1, 1, 1)
+    encoded = RemoteControlNet(EDGES.selection, EDGES.setting, EDGES.addresses, rows)
+
+    for row, value in ((0, 1.0), (1, 2.0)):
+        found = of_row((EDGES, encoded), row)
+        assert found[0] is EDGES
+        assert found[1].encoded is not None and found[1].encoded.flatten().tolist() == [value]

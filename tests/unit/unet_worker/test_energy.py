@@ -20,14 +20,11 @@ def zone(powercap: Path, name: str, energy_uj: int, range_uj: int = 1_000_000_00
     return directory
 
 
-def test_a_machine_without_powercap_has_no_counter(tmp_path: Path) -> None:
-    assert open_counter(CPU, tmp_path / "none") is None
-
-
-def test_a_zone_that_may_not_be_read_gives_no_counter(tmp_path: Path) -> None:
+def test_counter_without_readable_zone_is_none(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0").mkdir()
 
     assert rapl_counter(tmp_path) is None
+    assert open_counter(CPU, tmp_path / "none") is None
 
 
 def test_packages_add_up_and_their_parts_do_not_count_twice(tmp_path: Path) -> None:
@@ -66,31 +63,29 @@ class Meter:
             self.meter.sample()
 
 
-def test_power_is_that_of_the_time_asked_about() -> None:
-    made = Meter((0.0, 0.0), (1.0, 10.0), (2.0, 30.0), (3.0, 60.0))
-
-    assert made.meter.watts(1.0, 2.0) == 20.0
-    assert made.meter.watts(0.5, 2.5) == 20.0
-    assert made.spent == [10.0, 20.0, 30.0]
+RISING = ((0.0, 0.0), (1.0, 10.0), (2.0, 30.0), (3.0, 60.0))
 
 
-def test_a_picture_shorter_than_the_time_between_samples_has_the_power_around_it() -> None:
-    made = Meter((0.0, 0.0), (1.0, 10.0), (2.0, 30.0))
+@pytest.mark.parametrize(
+    ("samples", "asked", "watts", "spent"),
+    [
+        (RISING, (1.0, 2.0), 20.0, [10.0, 20.0, 30.0]),
+        (RISING, (0.5, 2.5), 20.0, [10.0, 20.0, 30.0]),
+        (RISING[:3], (1.2, 1.3), 20.0, [10.0, 20.0]),
+        (RISING[:3], (5.0, 6.0), 20.0, [10.0, 20.0]),
+        ((), (0.0, 1.0), None, []),
+        (((0.0, 5.0),), (0.0, 1.0), None, []),
+        (((0.0, 100.0), (1.0, 110.0), (2.0, 4.0)), (1.0, 2.0), None, [10.0]),
+    ],
+    ids=["between", "around", "between samples", "afterwards", "none", "one", "counted from 0 again"],
+)
+def test_watts_are_of_samples_around_the_time(
+    samples: tuple[tuple[float, float], ...], asked: tuple[float, float], watts: float | None, spent: list[float]
+) -> None:
+    made = Meter(*samples)
 
-    assert made.meter.watts(1.2, 1.3) == 20.0
-    assert made.meter.watts(5.0, 6.0) == 20.0
-
-
-def test_without_two_samples_there_is_no_figure() -> None:
-    assert Meter().meter.watts(0.0, 1.0) is None
-    assert Meter((0.0, 5.0)).meter.watts(0.0, 1.0) is None
-
-
-def test_a_device_that_counts_anew_has_no_figure_across_it() -> None:
-    made = Meter((0.0, 100.0), (1.0, 110.0), (2.0, 4.0))
-    before = made.meter.watts(1.0, 2.0)
-
-    assert (before, made.spent) == (None, [10.0])
+    assert made.meter.watts(*asked) == watts
+    assert made.spent == spent
 
 
 @pytest.mark.slow

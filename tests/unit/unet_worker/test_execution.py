@@ -1,11 +1,13 @@
-"""One attempt on the real engine: what is not finite fails alone, and is neither stored nor answered."""
+"""An attempt on the real engine, and its decoding: what goes wrong fails alone."""
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +15,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import EngineSettings, StepEngine
-from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
+from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import ImageStart, schedule_for
-from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
+from pentimento.domain.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, ObjectReference
 from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker.attempts import finishing
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -54,11 +56,7 @@ class Parts:
     """A runner on a real engine and a real store."""
 
     def __init__(
-        self,
-        model: DiffusionModel,
-        objects: ObjectStore,
-        donor_timeout_s: float = 60.0,
-        upload_timeout_s: float = 60.0,
+        self, model: DiffusionModel, objects: ObjectStore, donor_timeout_s: float = 60.0, upload_timeout_s: float = 60.0
     ) -> None:
         self.model = NotANumberAt(model)
         served: Any = self.model
@@ -76,12 +74,6 @@ class Parts:
         self.threads.shutdown()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", prediction_type="v_prediction")
-    return load_model(checkpoint, torch.device("cpu"), torch.float32)
-
-
 @pytest.fixture
 def parts(model: DiffusionModel, tmp_path: Path) -> Iterator[Parts]:
     made = Parts(model, open_objects(f"file://{tmp_path}/objects"))
@@ -93,23 +85,15 @@ def ignore(event: ExecuteEvent) -> None:
     pass
 
 
-async def test_a_latent_that_is_not_finite_fails_its_request_alone(parts: Parts) -> None:
+async def test_latent_that_is_not_finite_fails_alone_and_is_not_stored(parts: Parts, tmp_path: Path) -> None:
     parts.model.calls_until_nan = 3
 
     with pytest.raises(Internal) as failed:
-        await parts.runner.run(ORDER, ignore)
+        await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
 
     assert failed.value.reason == "NON_FINITE_LATENT"
     assert (await parts.runner.run(ORDER, ignore)).result.image
-
-
-async def test_a_latent_that_is_not_finite_is_never_stored(parts: Parts, tmp_path: Path) -> None:
-    parts.model.calls_until_nan = 3
-
-    with pytest.raises(Internal):
-        await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
     parts.threads.shutdown()
-
     # The latent before the third step was sound, and may have been stored by then; the one before the seventh was not.
     assert set(open_objects(f"file://{tmp_path}/objects").keys("")) <= {"latents/k2"}
 
@@ -215,27 +199,17 @@ async def after_two_that_store_nothing(
     return parts, hung
 
 
-async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_answer(
+async def test_uploads_to_silent_store_delay_nobody_and_are_given_up(
     model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, hung = await after_two_that_store_nothing(model, monkeypatch)
 
     async with asyncio.timeout(60):
         result = (await parts.runner.run(order_with(init_image=InitImage(PICTURE, 0.5)), ignore)).result
+    hung.released.set()
+    parts.close()
 
     assert result.image
-    hung.released.set()
-    parts.close()
-
-
-async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(
-    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts, hung = await after_two_that_store_nothing(model, monkeypatch)
-
-    hung.released.set()
-    parts.close()
-
     assert sorted(hung.asked) == ["images/one", "latents/k2", "latents/k2", "latents/k6"]
 
 
@@ -267,3 +241,82 @@ async def test_start_has_the_mask_of_its_image(
 
     assert isinstance(start, ImageStart)
     assert (None if start.mask is None else float(start.mask.mean()), start.from_noise) == (changing, from_noise)
+
+
+LATENT = torch.zeros(1, 4, 8, 8)
+
+
+class Decoder:
+    """Raises the first of `errors` at each call, as long as there is one."""
+
+    def __init__(self, *errors: Exception, pixels: torch.Tensor | None = None) -> None:
+        self._errors = list(errors)
+        self._pixels = torch.zeros(1, 3, 16, 16, dtype=torch.float16) if pixels is None else pixels
+
+    def decode_latent(self, latent: torch.Tensor) -> torch.Tensor:
+        if self._errors:
+            raise self._errors.pop(0)
+        return self._pixels
+
+
+def finisher(*errors: Exception, pixels: torch.Tensor | None = None) -> Finisher:
+    model: Any = Decoder(*errors, pixels=pixels)
+    return Finisher(model, preview_side_px=8)
+
+
+async def test_a_picture_in_half_precision_becomes_a_png() -> None:
+    picture = await finisher().finish(LATENT, "png", keep_png=True)
+
+    assert picture.image.startswith(b"\x89PNG")
+    assert picture.started_at <= picture.decoded_at <= picture.encoded_at
+
+
+async def test_a_file_keeps_as_much_as_it_is_asked_to() -> None:
+    jpegs = [await finisher().finish(LATENT, "jpeg", True, quality) for quality in (None, 75, 100, 0)]
+
+    tables = [Image.open(io.BytesIO(one.image)).quantization for one in jpegs]  # type: ignore[attr-defined]
+    assert tables[0] == tables[1]
+    assert {factor for table in tables[2].values() for factor in table} == {1}
+    assert {factor for table in tables[3].values() for factor in table} == {255}
+    assert all(one.png.startswith(b"\x89PNG") for one in jpegs)
+
+
+@pytest.mark.parametrize(
+    ("made", "latent", "error", "said"),
+    [
+        (finisher(torch.OutOfMemoryError("no memory")), LATENT, ResourceExhausted, "memory"),
+        (finisher(RuntimeError("shapes differ")), LATENT, RuntimeError, "shapes"),
+        (finisher(), LATENT / 0.0, Internal, "finite"),
+    ],
+    ids=["no memory", "another error", "a latent that is not finite"],
+)
+async def test_finish_fails_one_image_alone(
+    made: Finisher, latent: torch.Tensor, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        await made.finish(latent, "png", keep_png=False)
+    assert (await made.finish(LATENT, "png", keep_png=False)).image
+
+
+async def test_finish_refuses_pixels_that_are_not_finite() -> None:
+    with pytest.raises(Internal, match="autoencoder"):
+        await finisher(pixels=torch.full((1, 3, 16, 16), torch.nan)).finish(LATENT, "png", keep_png=False)
+
+
+async def test_the_next_picture_is_decoded_while_one_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's file is made once the second one's latent is in the decoder."""
+    second_is_decoded = threading.Event()
+    decoder = Decoder()
+    model: Any = SimpleNamespace(decode_latent=lambda latent: _noted(decoder, latent, second_is_decoded))
+    monkeypatch.setattr(finishing, "png_of_rows", lambda rows: str(second_is_decoded.wait(60)).encode())
+    both = Finisher(model, preview_side_px=8)
+
+    pictures = await asyncio.gather(both.finish(LATENT, "png", False), both.finish(LATENT + 1, "png", False))
+
+    assert [picture.image for picture in pictures] == [b"True", b"True"]
+
+
+def _noted(decoder: Decoder, latent: torch.Tensor, second: threading.Event) -> torch.Tensor:
+    if latent.any():
+        second.set()
+    return decoder.decode_latent(latent)

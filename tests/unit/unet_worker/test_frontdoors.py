@@ -17,10 +17,29 @@ def known() -> KnownFrontdoors:
     return KnownFrontdoors(SetClock(NOW_S))
 
 
-def test_a_newer_epoch_is_news_and_the_same_one_is_not(known: KnownFrontdoors) -> None:
-    heard = [known.meet("f", epoch, "j") for epoch in (NOW_MS, NOW_MS, NOW_MS + 1)]
+HISTORIES: dict[str, tuple[list[tuple[str, int, str]], list[object]]] = {
+    "a newer epoch": ([("f", NOW_MS, "j"), ("f", NOW_MS, "j"), ("f", NOW_MS + 1, "j")], [True, False, True]),
+    "the last plausible epoch": ([("f", NOW_MS + A_YEAR_MS, "j")], [True]),
+    "a journal begun later": ([("f", NOW_MS, "lost"), ("f", NOW_MS + 1, "new")], [True, True]),
+    "a lost journal": ([("f", NOW_MS, "new"), ("f", NOW_MS - 1, "lost")], [True, "true"]),
+    "two journals of one epoch": ([("f", NOW_MS, "first"), ("f", NOW_MS, "second")], [True, "true"]),
+    "no journal": ([("f", NOW_MS, "j"), ("f", NOW_MS, ""), ("f", 7, "")], [True, False, "false"]),
+    "another frontdoor": ([("f", NOW_MS, "j"), ("g", 1, "k")], [True, True]),
+}
 
-    assert heard == [True, False, True]
+
+@pytest.mark.parametrize("what", HISTORIES)
+def test_meet_is_true_for_news_and_refuses_stale_epochs(known: KnownFrontdoors, what: str) -> None:
+    """A text is what the refusal says of the journal."""
+    met, outcomes = HISTORIES[what]
+    for frontdoor, outcome in zip(met, outcomes, strict=True):
+        if isinstance(outcome, bool):
+            assert known.meet(*frontdoor) is outcome
+            continue
+        with pytest.raises(Aborted) as caught:
+            known.meet(*frontdoor)
+        assert caught.value.reason == "STALE_EPOCH"
+        assert caught.value.metadata == {"newest_epoch": str(NOW_MS), "other_journal": outcome}
 
 
 @pytest.mark.parametrize("epoch", [NOW_MS + A_YEAR_MS + 1, 2**63, 2**64 - 1])
@@ -31,48 +50,6 @@ def test_an_epoch_that_nobody_can_have_is_refused_by_name_and_changes_nothing(
         known.meet("f", epoch, "j")
 
     assert known.meet("f", NOW_MS, "j")
-
-
-def test_the_last_believable_epoch_is_believed(known: KnownFrontdoors) -> None:
-    assert known.meet("f", NOW_MS + A_YEAR_MS, "j")
-
-
-def test_a_journal_that_was_begun_later_wins_over_the_one_that_was_lost(known: KnownFrontdoors) -> None:
-    known.meet("f", NOW_MS, "lost")
-
-    assert known.meet("f", NOW_MS + 1, "new")
-
-
-def test_who_still_runs_over_the_lost_journal_is_fenced_off_and_told_why(known: KnownFrontdoors) -> None:
-    known.meet("f", NOW_MS, "new")
-
-    with pytest.raises(Aborted) as caught:
-        known.meet("f", NOW_MS - 1, "lost")
-
-    assert caught.value.reason == "STALE_EPOCH"
-    assert caught.value.metadata == {"newest_epoch": str(NOW_MS), "other_journal": "true"}
-
-
-def test_of_two_journals_with_one_epoch_the_first_is_served(known: KnownFrontdoors) -> None:
-    known.meet("f", NOW_MS, "first")
-
-    with pytest.raises(Aborted):
-        known.meet("f", NOW_MS, "second")
-
-
-def test_a_frontdoor_that_knows_no_journal_goes_by_its_epoch(known: KnownFrontdoors) -> None:
-    known.meet("f", NOW_MS, "j")
-
-    assert not known.meet("f", NOW_MS, "")
-    with pytest.raises(Aborted) as caught:
-        known.meet("f", 7, "")
-    assert caught.value.metadata["other_journal"] == "false"
-
-
-def test_other_frontdoors_have_epochs_of_their_own(known: KnownFrontdoors) -> None:
-    known.meet("f", NOW_MS, "j")
-
-    assert known.meet("g", 1, "k")
 
 
 def test_a_refusal_is_logged_once_and_counted_each_time(

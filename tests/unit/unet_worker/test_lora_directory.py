@@ -9,8 +9,9 @@ import torch
 
 from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.loras import BaseLayers
-from pentimento.domain.adapters import AdapterKind, RejectedAdapter
+from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from services.unet_worker.adapters.lora_directory import LoraDirectory, open_lora_directory
+from services.unet_worker.device.device_backend import HeldAdapters
 
 BASE = BaseLayers("stable_diffusion", "unet", {"unet": {"proj": (6, 8)}})
 
@@ -93,3 +94,23 @@ def test_registry_names_a_file_or_a_folder_and_is_told_of_names(
     assert names(tmp_path) == ["ink", "second"]
     assert "of its folder b.safetensors are not served: give each an entry" in caplog.text
     assert "'Bad Name' is no registry name; call it 'bad-name' in registry.json" in caplog.text
+
+
+def lora(name: str) -> Adapter:
+    return Adapter(name, AdapterKind.LORA, f"sha256:{name}", "sd")
+
+
+def test_those_that_need_not_be_loaded_come_first() -> None:
+    held = HeldAdapters((lora("a"), lora("b"), lora("c"), lora("d")), ("d", "c"))
+
+    told = held.first(3)
+
+    assert [adapter.name for adapter in told.known] == ["d", "c", "a"]
+    assert told.resident == ("d", "c")
+    assert held.first(1) == HeldAdapters((lora("d"),), ("d",))
+
+
+def test_a_name_is_told_once() -> None:
+    held = HeldAdapters((lora("a"), lora("a"), lora("b")), ("b", "b", "gone"))
+
+    assert held.first(9) == HeldAdapters((lora("b"), lora("a")), ("b", "gone"))

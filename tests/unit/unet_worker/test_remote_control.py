@@ -218,10 +218,7 @@ async def test_steps_under_way_on_a_lost_line_are_asked_again_before_the_next_on
 
 @pytest.mark.parametrize(
     ("field", "named"),
-    [
-        ("controlnet.conditioning_image", "spec.controlnets[1].conditioning_image"),
-        ("open.width_px", "open.width_px"),
-    ],
+    [("controlnet.conditioning_image", "spec.controlnets[1].conditioning_image"), ("open.width_px", "open.width_px")],
 )
 def test_refusal_names_the_controlnet_by_its_place(field: str, named: str) -> None:
     with pytest.raises(InvalidArgument, match="must be whole") as refused, naming_controlnet(1):

@@ -1,12 +1,13 @@
-"""Where a worker opens streams of residuals, by what replicas of the ControlNet service tell it over real streams."""
+"""Where a worker opens streams of residuals, by what replicas tell it, and its channels to peers."""
 
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -19,6 +20,8 @@ from pentimento.policies.replica_choice import Hearing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from services.unet_worker.control import replica_watch
 from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace
+from services.unet_worker.pairing import remote_peer
+from services.unet_worker.pairing.remote_peer import PeerWorkers
 from tests.support.waiting import until
 
 EDGES, LAYOUT = "edges", "layout"
@@ -106,47 +109,37 @@ async def taken(chosen: StreamPlace, told: list[ToldReplica], replicas: ControlN
     return next(index for index, one in enumerate(told) if replicas.watch(one.address).client is client)
 
 
-async def test_a_replica_that_was_never_heard_of_is_heard_before_the_first_choice(
-    told: list[ToldReplica], replicas: ControlNetReplicas
+@pytest.mark.parametrize("heard_count", [1, 2])
+async def test_controlnets_of_one_image_go_to_several_replicas(
+    told: list[ToldReplica], replicas: ControlNetReplicas, heard_count: int
 ) -> None:
-    await heard(replicas, told[:1])
-    beside: Counter[str] = Counter()
-    first, second = place(told, replicas, beside), place(told, replicas, beside)
-
-    assert {await taken(first, told, replicas), await taken(second, told, replicas)} == {0, 1}
-
-
-async def test_streams_go_where_the_credits_say_that_least_is_open(
-    told: list[ToldReplica], replicas: ControlNetReplicas
-) -> None:
-    told[0].tell(open_stream_count=2, resident=[EDGES])
-    told[1].tell(open_stream_count=1, resident=[EDGES])
-    await heard(replicas, told)
-    assert await taken(place(told, replicas), told, replicas) == 1
-
-    told[1].tell(open_stream_count=4, resident=[EDGES])
-    await heard(replicas, told)
-    assert await taken(place(told, replicas), told, replicas) == 0
-
-
-async def test_a_draining_replica_gets_no_new_stream(told: list[ToldReplica], replicas: ControlNetReplicas) -> None:
-    told[0].tell(draining=True, credit_count=0, resident=[EDGES])
-    told[1].tell(open_stream_count=3)
-    await heard(replicas, told)
-
-    assert await taken(place(told, replicas), told, replicas) == 1
-
-
-async def test_the_controlnets_of_one_picture_go_to_several_replicas(
-    told: list[ToldReplica], replicas: ControlNetReplicas
-) -> None:
-    for replica in told:
+    """A replica without news is heard before the first choice."""
+    for replica in told if heard_count == 2 else ():
         replica.tell(resident=[EDGES])
-    await heard(replicas, told)
+    await heard(replicas, told[:heard_count])
     beside: Counter[str] = Counter()
     first, second = place(told, replicas, beside), place(told, replicas, beside)
 
     assert {await taken(first, told, replicas), await taken(second, told, replicas)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        ({"open_stream_count": 2, "resident": [EDGES]}, {"open_stream_count": 1, "resident": [EDGES]}, 1),
+        ({"open_stream_count": 2, "resident": [EDGES]}, {"open_stream_count": 4, "resident": [EDGES]}, 0),
+        ({"draining": True, "credit_count": 0, "resident": [EDGES]}, {"open_stream_count": 3}, 1),
+    ],
+    ids=["fewer in the second", "fewer in the first", "the first drains"],
+)
+async def test_stream_goes_where_credits_tell_fewest(
+    told: list[ToldReplica], replicas: ControlNetReplicas, first: dict[str, Any], second: dict[str, Any], chosen: int
+) -> None:
+    told[0].tell(**first)
+    told[1].tell(**second)
+    await heard(replicas, told)
+
+    assert await taken(place(told, replicas), told, replicas) == chosen
 
 
 async def test_what_is_being_opened_counts_until_the_replica_tells_of_it(
@@ -211,3 +204,57 @@ async def test_a_replica_that_no_picture_is_sent_to_is_left(
 
     await until(lambda: replicas.watch(told[1].address) is not left[1])
     assert replicas.watch(told[0].address) is left[0]
+
+
+@pytest.fixture(autouse=True)
+def idle_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(remote_peer, "IDLE_S", -1.0)
+    yield
+
+
+class Opened:
+    """Peers, and the channels that were opened to them, in that order."""
+
+    def __init__(self) -> None:
+        self.channels: list[grpc.aio.Channel] = []
+        self.workers = PeerWorkers(self._open, None)
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        self.channels.append(open_channel(address, RpcChannelSettings()))
+        return self.channels[-1]
+
+    def is_closed(self, number: int) -> bool:
+        return self.channels[number].get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+    async def close(self) -> None:
+        for channel in self.channels:
+            await channel.close()
+
+
+async def test_the_channel_of_a_peer_that_no_picture_uses_is_closed_when_another_is_taken() -> None:
+    opened = Opened()
+    opened.workers.take("unix:/gone")
+    opened.workers.leave("unix:/gone")
+
+    opened.workers.take("unix:/new")
+    while not opened.is_closed(0):  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+
+    assert not opened.is_closed(1)
+    opened.workers.take("unix:/gone")
+    assert len(opened.channels) == 3
+    await opened.close()
+
+
+async def test_a_peer_that_a_picture_is_painted_with_is_kept_however_long_that_takes() -> None:
+    opened = Opened()
+    first = opened.workers.take("unix:/used")
+    opened.workers.take("unix:/used")
+    opened.workers.leave("unix:/used")
+
+    opened.workers.take("unix:/new")
+    await asyncio.sleep(0)
+
+    assert opened.workers.take("unix:/used") is first
+    assert (len(opened.channels), opened.is_closed(0)) == (2, False)
+    await opened.close()

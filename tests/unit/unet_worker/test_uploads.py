@@ -1,5 +1,4 @@
-"""What an attempt stores: which latents owe nothing to its LoRAs, what is told of lost ones, and what a store that does
-not answer in time leaves."""
+"""What attempts store: latents without LoRAs, lost objects, a store that does not answer, and signed grants."""
 
 import asyncio
 import gc
@@ -7,15 +6,20 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pentimento.domain.clock import SystemClock
 from pentimento.domain.generation import CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects import open_objects
+from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
+from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.cache.uploads import Uploads
+from tests.unit.unet_worker.orders import HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
 STEPS = (5, 10, 15)
@@ -114,9 +118,7 @@ async def test_what_was_captured_before_the_first_step_with_loras_owes_nothing_t
     assert notes == ()
 
 
-async def test_what_the_store_did_not_take_is_counted(
-    thread: ThreadPoolExecutor,
-) -> None:
+async def test_what_the_store_did_not_take_is_counted(thread: ThreadPoolExecutor) -> None:
     uploads = Uploads(WIDE_GRANT, FullStore(), thread)  # type: ignore[arg-type]
     uploads.add_latent(5, 1.0, lambda: b"latent")
     uploads.add_image(b"png")
@@ -125,3 +127,42 @@ async def test_what_the_store_did_not_take_is_counted(
 
     assert (captured.latents, captured.image) == ((), None)
     assert notes == ("cache: 2 of 2 objects could not be stored",)
+
+
+@pytest.mark.parametrize("open_to_all", [False, True])
+def test_grant_without_key_is_taken_from_everybody_or_from_none(open_to_all: bool) -> None:
+    guard = GrantGuard(None, SystemClock(), open_to_all=open_to_all)
+
+    admitted = guard.admitted(replace(order_with(), cache_grant=GRANT))
+
+    assert admitted.cache_grant == (GRANT if open_to_all else None)
+    assert admitted.notes == (() if open_to_all else ("cache: nothing stored, its grant is not signed",))
+
+
+THINNED_ORDER = replace(ORDER, cache_grant=CacheGrant("g", (), "cache/image", 1000))
+
+
+class Painted:
+    """A picture that is there at once, with these steps left out."""
+
+    def __init__(self, thinned_steps: tuple[int, ...]) -> None:
+        self._thinned_steps = thinned_steps
+
+    async def paint(self, *_: Any) -> PaintedPicture:
+        return PaintedPicture(HELD, b"png", "sha256:p", b"png", (), 0.0, 12, 0, 0.1, thinned_steps=self._thinned_steps)
+
+
+@pytest.mark.parametrize(
+    ("thinned_steps", "told", "is_kept"), [((), False, True), ((4, 8), False, False), ((4, 8), True, True)]
+)
+async def test_a_thinned_picture_is_a_donor_where_the_order_says_so(
+    tmp_path: Path, thinned_steps: tuple[int, ...], told: bool, is_kept: bool
+) -> None:
+    objects = open_objects(f"file://{tmp_path}")
+    with ThreadPoolExecutor(1) as threads:
+        runner = AttemptRunner(Painted(thinned_steps), objects, threads, 10.0, lambda: None)
+        outcome = await runner.run(replace(THINNED_ORDER, cache_thinned_picture=told), lambda event: None)
+
+    assert outcome.result.thinned_steps == thinned_steps
+    assert (outcome.result.captured.image is not None) is is_kept
+    assert list(objects.keys("cache/")) == (["cache/image"] if is_kept else [])

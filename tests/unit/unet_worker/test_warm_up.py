@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import (
     BatchLimits,
     CompiledDenoiser,
@@ -17,7 +16,7 @@ from pentimento.diffusion.engine import (
     MemoryProbe,
     probe,
 )
-from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
+from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
 from services.unet_worker.device import torch_device
 from services.unet_worker.device.torch_device import memory_budget_bytes
@@ -27,11 +26,6 @@ from tests.support.logged import said_by
 KEY = BatchKey(32, 32, guided=True)
 CPU = torch.device("cpu")
 GIB = 2**30
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    return load_model(write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny"), CPU, torch.float32)
 
 
 @pytest.fixture
@@ -68,10 +62,14 @@ def measurement_of(
 
 
 @torch.inference_mode()
-def test_with_memory_to_spare_the_largest_batch_is_the_one_that_is_set(
-    model: DiffusionModel, limits: BatchLimits
+@pytest.mark.parametrize("measured", [True, False])
+def test_batch_limit_is_the_set_one_with_memory_or_without_measurement(
+    model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch, measured: bool
 ) -> None:
-    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 64 * GIB).before_serving()
+    if not measured:
+        monkeypatch.setattr(probe, "peak_bytes_of", lambda device, work: None)
+
+    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 64 * GIB if measured else 1).before_serving()
 
     assert limits.limit(KEY) == 4
 
@@ -85,25 +83,23 @@ def test_a_budget_that_holds_no_picture_stops_the_start_and_is_named(
 
 
 @torch.inference_mode()
-def test_a_slow_model_serves_after_a_batch_of_one_was_measured(model: DiffusionModel, limits: BatchLimits) -> None:
-    slow = Watched(model, seconds=7.0)
-
-    measurement_of(model, slow, limits, limit_s=10.0).before_serving()
-
-    assert set(slow.rows) == {2}
-    assert slow.now == 2 * 2 * 7.0
-
-
-@torch.inference_mode()
-def test_larger_batches_are_measured_before_serving_as_far_as_the_time_goes(
-    model: DiffusionModel, limits: BatchLimits
+@pytest.mark.parametrize(
+    ("seconds", "limit_s", "rows", "taken_s"),
+    [
+        (7.0, 10.0, [2], 2 * 2 * 7.0),
+        # One request: 2 passes of 2 rows, 4 s; two: 8 s; four would take 16 s more.
+        (1.0, 12.0, [2, 4], 4.0 + 8.0),
+    ],
+)
+def test_before_serving_measures_batches_as_far_as_time_goes(
+    model: DiffusionModel, limits: BatchLimits, seconds: float, limit_s: float, rows: list[int], taken_s: float
 ) -> None:
-    # One request: 2 passes of 2 rows, 4 s; two: 8 s; four would take 16 s more.
-    quick = Watched(model, seconds=1.0)
+    watched = Watched(model, seconds)
 
-    measurement_of(model, quick, limits, limit_s=12.0).before_serving()
+    measurement_of(model, watched, limits, limit_s).before_serving()
 
-    assert sorted(set(quick.rows)) == [2, 4]
+    assert sorted(set(watched.rows)) == rows
+    assert watched.now == taken_s
 
 
 @torch.inference_mode()
@@ -142,17 +138,18 @@ def test_until_a_second_batch_was_measured_no_more_are_promised_than_surely_fit(
 
 
 @torch.inference_mode()
-def test_a_request_interrupts_a_measurement_within_a_step(model: DiffusionModel, limits: BatchLimits) -> None:
+def test_request_interrupts_measurement_which_goes_on_later(model: DiffusionModel, limits: BatchLimits) -> None:
     watched = Watched(model)
     measurement = measurement_of(model, watched, limits, limit_s=-1.0)
     measurement.before_serving()
     looks = iter([False] * 50)
 
-    left = measurement.when_idle(lambda: next(looks, True))
-
     # 50 operations are less than a forward pass: none was finished.
-    assert left
+    assert measurement.when_idle(lambda: next(looks, True))
     assert set(watched.rows) == {2}
+
+    assert not measurement.when_idle(lambda: False)
+    assert sorted(set(watched.rows)) == [2, 4, 8]
 
 
 @torch.inference_mode()
@@ -166,19 +163,6 @@ def test_a_measurement_may_be_interrupted_anywhere_inside_a_library_too(
     for look_count in range(50):
         looks = iter([False] * look_count)
         assert measurement.when_idle(lambda looks=looks: next(looks, True))  # type: ignore[misc]
-
-
-@torch.inference_mode()
-def test_an_interrupted_measurement_goes_on_later(model: DiffusionModel, limits: BatchLimits) -> None:
-    watched = Watched(model)
-    measurement = measurement_of(model, watched, limits, limit_s=-1.0)
-    measurement.before_serving()
-    looks = iter([False] * 50)
-    measurement.when_idle(lambda: next(looks, True))
-
-    assert not measurement.when_idle(lambda: False)
-
-    assert sorted(set(watched.rows)) == [2, 4, 8]
 
 
 @torch.inference_mode()
@@ -215,17 +199,6 @@ def test_step_time_is_that_of_the_second_pass(model: DiffusionModel, limits: Bat
     assert measurement.step_s == 14.0
     measurement.when_idle(lambda: False)
     assert measurement.step_s == 14.0
-
-
-@torch.inference_mode()
-def test_where_memory_cannot_be_measured_the_set_batch_is_the_bound(
-    model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "peak_bytes_of", lambda device, work: None)
-
-    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 1).before_serving()
-
-    assert limits.limit(KEY) == 4
 
 
 @torch.inference_mode()

@@ -18,6 +18,10 @@ def controlnet(controlnet_directory: Path) -> ControlNet:
 
 
 @pytest.fixture(scope="session")
-def flow_controlnet(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
-    directory = write_flow_controlnet(tmp_path_factory.mktemp("controlnets") / "flow")
-    return load_controlnet(directory, torch.device("cpu"), torch.float32)
+def flow_controlnet_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flow_controlnet(tmp_path_factory.mktemp("controlnets") / "flow")
+
+
+@pytest.fixture(scope="session")
+def flow_controlnet(flow_controlnet_directory: Path) -> ControlNet:
+    return load_controlnet(flow_controlnet_directory, torch.device("cpu"), torch.float32)

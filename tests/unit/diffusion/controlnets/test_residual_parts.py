@@ -11,13 +11,7 @@ from diffusers import SD3ControlNetModel
 
 from lab.fixtures.checkpoints import write_flow_controlnet
 from lab.fixtures.local_control import Control, LocalControlNets
-from pentimento.diffusion.controlnets import (
-    ControlNet,
-    ControlSetting,
-    ControlStep,
-    load_controlnet,
-    summed,
-)
+from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep, load_controlnet, summed
 from pentimento.diffusion.controlnets.transformer_controlnet import part_sizes
 from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput
 

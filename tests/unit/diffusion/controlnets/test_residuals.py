@@ -1,21 +1,37 @@
-"""Residuals of ControlNets: against diffusers' own network, by picture, scaled, summed, within their share of steps."""
+"""ControlNets: conditions and residuals against diffusers, in batches, summed, in their steps, on a thread."""
 
 import math
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import ControlNetModel
+from diffusers.image_processor import VaeImageProcessor
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 from lab.fixtures.checkpoints import WIDTH, write_controlnet
-from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep, load_controlnet, summed
-from pentimento.diffusion.families import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
-from pentimento.domain.errors import InvalidArgument
+from lab.fixtures.local_control import Control, LocalControl, LocalControlNets
+from pentimento.diffusion.controlnets import (
+    ControlNet,
+    ControlSetting,
+    ControlStep,
+    ResidualsSoFar,
+    load_controlnet,
+    summed,
+    unheard,
+)
+from pentimento.diffusion.families import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput, DiffusionModel
+from pentimento.diffusion.images import decode_condition
+from pentimento.domain.errors import InvalidArgument, Unavailable
+from tests.support.images import png_of
 
 EVERYWHERE = ControlSetting()
 
@@ -156,11 +172,7 @@ def test_residuals_for_other_blocks_are_not_summed(other: ControlResiduals) -> N
         summed([made(1.0), other])
 
 
-@given(
-    count=st.integers(1, 60),
-    start=st.floats(0.0, 0.99),
-    length=st.floats(0.01, 1.0),
-)
+@given(count=st.integers(1, 60), start=st.floats(0.0, 0.99), length=st.floats(0.01, 1.0))
 def test_it_acts_in_the_steps_in_which_diffusers_keeps_it(count: int, start: float, length: float) -> None:
     end = min(start + length, 1.0)
     setting = ControlSetting(start_fraction=start, end_fraction=end)
@@ -171,10 +183,7 @@ def test_it_acts_in_the_steps_in_which_diffusers_keeps_it(count: int, start: flo
 
 
 @given(
-    count=st.integers(1, 60),
-    first_share=st.floats(0.0, 0.99),
-    start=st.floats(0.0, 0.99),
-    length=st.floats(0.01, 1.0),
+    count=st.integers(1, 60), first_share=st.floats(0.0, 0.99), start=st.floats(0.0, 0.99), length=st.floats(0.01, 1.0)
 )
 def test_window_of_image_start_counts_over_steps_left(
     count: int, first_share: float, start: float, length: float
@@ -214,3 +223,150 @@ def test_a_setting_out_of_bounds_is_named(setting: ControlSetting, named: str) -
 def test_settings_within_bounds_pass() -> None:
     ControlSetting(scale=-100.0, start_fraction=0.0, end_fraction=1.0).check("controlnets[0]")
     ControlSetting(scale=0.0, start_fraction=0.99, end_fraction=1.0).check("controlnets[0]")
+
+
+FIRST_HALF = ControlSetting(end_fraction=0.5)
+SECOND_HALF = ControlSetting(scale=0.5, start_fraction=0.5)
+
+
+@pytest.fixture
+def came() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def beside(came: threading.Event) -> Iterator[LocalControlNets]:
+    made = LocalControlNets(wake=came.set)
+    yield made
+    made.close()
+
+
+def taken(source: LocalControl, came: threading.Event, step_index: int) -> ControlResiduals:
+    assert came.wait(60.0)
+    came.clear()
+    residuals = source.take(step_index)
+    assert residuals is not None
+    return residuals
+
+
+class Gated:
+    """The ControlNet itself, once it is let."""
+
+    def __init__(self, network: ControlNet) -> None:
+        self._network = network
+        self.go = threading.Event()
+        self.info, self.config, self.device, self.dtype = network.info, network.config, network.device, network.dtype
+
+    def embed(self, told: torch.Tensor, row_count: int = 1) -> torch.Tensor:
+        return self._network.embed(told, row_count)
+
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
+        assert self.go.wait(60.0)
+        return self._network.residuals(steps, tell)
+
+
+def test_residuals_come_later_and_wake_the_engine(
+    controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
+) -> None:
+    gated = Gated(controlnet)
+    source = beside.source([Control(gated, condition(), row_count=2)], step_count=4)
+
+    source.ask(0, inputs(1, 500.0))
+    before = source.take(0)
+    gated.go.set()
+    residuals = taken(source, came, 0)
+
+    assert before is None
+    step = ControlStep(inputs(1, 500.0), controlnet.embed(condition(), 2), ControlSetting())
+    wanted = controlnet.residuals([step])[0]
+    assert all(torch.equal(one, other) for one, other in zip(residuals.tensors, wanted.tensors, strict=True))
+
+
+def test_those_that_act_in_a_step_are_summed_and_none_is_no_control(
+    controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
+) -> None:
+    told = [condition(seed) for seed in range(3)]
+    settings = (FIRST_HALF, SECOND_HALF, replace(SECOND_HALF, scale=2.0))
+    controls = [Control(controlnet, one, 2, setting) for one, setting in zip(told, settings, strict=True)]
+    source = beside.source(controls, step_count=5)
+
+    source.ask(2, inputs(1, 500.0))  # 0.4..0.6: neither wholly in the first half nor in the second
+    assert source.take(2) is NO_CONTROL
+    source.ask(4, inputs(1, 100.0))
+    residuals = taken(source, came, 4)
+
+    steps = [
+        ControlStep(inputs(1, 100.0), controlnet.embed(one, 2), setting)
+        for one, setting in list(zip(told, settings, strict=True))[1:]
+    ]
+    wanted = summed([controlnet.residuals([step])[0] for step in steps])
+    assert all(torch.equal(one, other) for one, other in zip(residuals.tensors, wanted.tensors, strict=True))
+
+
+def test_what_goes_wrong_is_raised_where_it_is_taken(
+    controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
+) -> None:
+    class Broken(Gated):
+        def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
+            raise Unavailable("CONTROLNET_LOST", "gone")
+
+    source = beside.source([Control(Broken(controlnet), condition(), 2)], step_count=4)
+    source.ask(0, inputs(1, 500.0))
+    assert came.wait(60.0)
+
+    with pytest.raises(Unavailable, match="gone"):
+        source.take(0)
+
+
+def picture(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (50, 20)])
+def test_decode_condition_has_size_and_range_of_diffusers(size: tuple[int, int]) -> None:
+    image = picture(*size)
+    theirs = VaeImageProcessor(vae_scale_factor=4, do_convert_rgb=True, do_normalize=False)
+
+    told = decode_condition(png_of(image), "conditioning_image", width_px=32, height_px=24)
+    grey = decode_condition(png_of(image.convert("L")), "conditioning_image", 32, 32)
+
+    assert torch.equal(told, theirs.preprocess(image, height=24, width=32))
+    assert grey.shape == (1, 3, 32, 32)
+    assert torch.equal(grey[:, 0], grey[:, 2])
+    with pytest.raises(InvalidArgument, match=r"controlnets\[0\]\.conditioning_image"):
+        decode_condition(png_of(image)[:200], "controlnets[0].conditioning_image", 32, 32)
+
+
+def test_condition_of_unets_is_the_pixels(unet_model: DiffusionModel) -> None:
+    pixels = torch.rand(1, 3, 32, 32)
+
+    assert torch.equal(unet_model.condition(pixels, 2, torch.Generator(), unshifted=False), pixels)
+
+
+@torch.inference_mode()
+def test_a_flows_are_told_a_latent_a_row_with_noise_of_its_own_and_the_shift_where_it_is_wanted(
+    flow_model: DiffusionModel,
+) -> None:
+    pixels = torch.rand(1, 3, 32, 32)
+    with_shift, without = (
+        flow_model.condition(pixels, 2, torch.Generator().manual_seed(1), unshifted=unshifted)
+        for unshifted in (False, True)
+    )
+
+    assert with_shift.shape == (2, 8, 8, 8)
+    assert not torch.equal(with_shift[0], with_shift[1])
+    torch.testing.assert_close(without - with_shift, torch.full_like(without, 1.5305 * 0.0609))
+
+
+@torch.inference_mode()
+def test_a_condition_is_embedded_for_as_many_rows_as_the_picture_has(
+    controlnet: ControlNet, flow_controlnet: ControlNet
+) -> None:
+    pixels, latents = torch.rand(1, 3, 32, 32), torch.rand(2, 8, 8, 8)
+
+    embedded = controlnet.embed(pixels, row_count=2)
+
+    assert torch.equal(embedded, controlnet.embed(torch.cat([pixels, pixels])))
+    assert controlnet.embed(pixels).shape[0] == 1
+    assert flow_controlnet.embed(latents, row_count=2).shape == (2, 16, 16)

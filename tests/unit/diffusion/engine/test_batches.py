@@ -43,13 +43,32 @@ def assert_same_picture(model: DiffusionModel, added: Added) -> None:
     torch.testing.assert_close(added.heard.latent, alone, rtol=0, atol=TOLERANCE)
 
 
-def test_requests_that_come_together_share_every_forward_pass(model: DiffusionModel) -> None:
+@pytest.mark.parametrize(
+    ("requests", "sizes"),
+    [
+        ([request(seed) for seed in range(3)], [3] * 6),
+        ([request(1), request(2, guidance_scale=1.0), request(3, width_px=64), request(4)], [1] * 12 + [2] * 6),
+        (
+            [
+                request(1),
+                request(2, scheduler=Scheduler.EULER, num_inference_steps=4),
+                request(3, eta=0.8, num_inference_steps=5),
+                request(4, guidance_scale=7.5),
+            ],
+            [2, 3, 4, 4, 4, 4],
+        ),
+    ],
+    ids=["alike", "other sizes and guidance", "samplers and step counts"],
+)
+def test_requests_of_one_size_and_guidance_share_passes(
+    model: DiffusionModel, requests: list[PaintingRequest], sizes: list[int]
+) -> None:
     loop = Loop(model)
-    added = [loop.add(request(seed)) for seed in range(3)]
+    added = [loop.add(one) for one in requests]
 
     loop.run()
 
-    assert loop.observer.sizes == [3] * 6
+    assert sorted(loop.observer.sizes) == sizes
     for one in added:
         assert_same_picture(model, one)
 
@@ -87,38 +106,6 @@ def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: Diffu
     assert_same_picture(model, short)
 
 
-def test_other_sizes_and_guidance_regimes_have_batches_of_their_own(model: DiffusionModel) -> None:
-    loop = Loop(model)
-    added = [
-        loop.add(request(1)),
-        loop.add(request(2, guidance_scale=1.0)),
-        loop.add(request(3, width_px=64)),
-        loop.add(request(4)),
-    ]
-
-    loop.run()
-
-    assert sorted(loop.observer.sizes) == [1] * 12 + [2] * 6
-    for one in added:
-        assert_same_picture(model, one)
-
-
-def test_samplers_and_step_counts_mix_in_one_batch(model: DiffusionModel) -> None:
-    loop = Loop(model)
-    added = [
-        loop.add(request(1)),
-        loop.add(request(2, scheduler=Scheduler.EULER, num_inference_steps=4)),
-        loop.add(request(3, eta=0.8, num_inference_steps=5)),
-        loop.add(request(4, guidance_scale=7.5)),
-    ]
-
-    loop.run()
-
-    assert loop.observer.sizes == [4, 4, 4, 4, 3, 2]
-    for one in added:
-        assert_same_picture(model, one)
-
-
 def test_a_batch_of_one_gives_the_bits_of_the_picture_alone(model: DiffusionModel) -> None:
     loop = Loop(model)
     added = loop.add(request(1))
@@ -151,7 +138,7 @@ def test_device_seconds_of_batchmates_add_up_to_the_time_of_the_steps(model: Dif
     loop.run()
 
     spent = sum(report.seconds for report in loop.observer.batches)
-    assert sum(each.heard.end.device_s for each in added) == pytest.approx(spent)  # type: ignore[union-attr]
+    assert sum(each.finished.device_s for each in added) == pytest.approx(spent)
 
 
 @dataclass
@@ -197,24 +184,16 @@ def play(model: DiffusionModel, history: Joins) -> list[Added]:
 @pytest.mark.slow
 @given(history=histories())
 @settings(max_examples=12, deadline=None)
-def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
-    model: DiffusionModel, history: Joins
-) -> None:
-    for one in play(model, history):
-        if not isinstance(one.heard.end, Cancelled):
-            assert_same_picture(model, one)
-
-
-@pytest.mark.slow
-@given(history=histories())
-@settings(max_examples=6, deadline=None)
-def test_whatever_joins_and_leaves_around_it_a_guided_picture_has_the_bits_that_it_has_alone(
-    model: DiffusionModel, history: Joins
-) -> None:
-    for one in play(model, history):
-        asked = one.ticket.request
-        if asked.spec.guidance_scale > 1.0 and not isinstance(one.heard.end, Cancelled):
-            assert torch.equal(one.heard.latent, paint(model, asked))
+def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, history: Joins) -> None:
+    """A guided one to the bit; and the same history twice gives the same bits."""
+    for one, other in zip(play(model, history), play(model, history), strict=True):
+        assert isinstance(one.heard.end, Cancelled) == isinstance(other.heard.end, Cancelled)
+        if isinstance(one.heard.end, Cancelled):
+            continue
+        assert torch.equal(one.heard.latent, other.heard.latent)
+        assert_same_picture(model, one)
+        if one.ticket.request.spec.guidance_scale > 1.0:
+            assert torch.equal(one.heard.latent, paint(model, one.ticket.request))
 
 
 def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
@@ -236,15 +215,3 @@ def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_al
         painting = prepare(noisy_model, PromptMemo(noisy_model, 8), asked)
         alone = noisy_model.predict(model_input(noisy_model, painting))
     assert torch.equal(predictions[0][1:], alone)
-
-
-@pytest.mark.slow
-@given(history=histories())
-@settings(max_examples=6, deadline=None)
-def test_the_same_history_twice_gives_the_same_bits(model: DiffusionModel, history: Joins) -> None:
-    first, second = play(model, history), play(model, history)
-
-    for one, other in zip(first, second, strict=True):
-        assert isinstance(one.heard.end, Cancelled) == isinstance(other.heard.end, Cancelled)
-        if not isinstance(one.heard.end, Cancelled):
-            assert torch.equal(one.heard.latent, other.heard.latent)

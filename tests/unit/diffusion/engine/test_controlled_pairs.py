@@ -9,17 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, DenoiserInput, DiffusionModel, batch_key
-from pentimento.diffusion.painting import PaintingRequest, model_input, prepare, take_step
-from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.policies.latent_pairing import PairPace
-from tests.unit.diffusion.engine.loops import Loop, Scripted
+from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 from tests.unit.diffusion.engine.test_loras import Late, finish
-from tests.unit.diffusion.engine.test_pairing import TOLERANCE, Peer, paired_steps, seen_rows
+from tests.unit.diffusion.engine.test_pairing import TOLERANCE, Peer, seen_rows
 from tests.unit.diffusion.engine.test_seams import residuals
+from tests.unit.diffusion.specs import paint_controlled
 
 # The steps in which nothing is controlled.
 FREE = {4}
@@ -83,78 +82,48 @@ def pace_of(loop: Loop) -> PairPace:
     return loop.steps.pairs._paces[(batch_key(request(1).spec), True)]
 
 
-@torch.inference_mode()
-def controlled_alone(model: DiffusionModel) -> Tensor:
-    painting = prepare(model, PromptMemo(model, 8), request(1))
-    while not painting.done:
-        inputs = replace(model_input(model, painting), residuals=of_step(painting.state.step_index))
-        take_step(model, painting, model.predict(inputs))
-    return painting.state.latent
+def assert_controlled_picture(model: DiffusionModel, added: Added) -> None:
+    wanted = paint_controlled(model, request(1), of_step)
+    torch.testing.assert_close(added.finished.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
-def assert_controlled_picture(model: DiffusionModel, added: Any) -> None:
-    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
-    torch.testing.assert_close(added.heard.latent, controlled_alone(model), rtol=0, atol=TOLERANCE)
-
-
-def test_each_worker_has_the_residuals_of_its_own_row(model: DiffusionModel) -> None:
+def test_each_worker_asks_for_residuals_of_its_own_row(model: DiffusionModel) -> None:
     pair = pair_of(model)
     added = pair.loop.add(pair.asked)
 
     pair.loop.run()
 
     assert pair.own.asked == pair.theirs.asked == [(step, 1) for step in range(6)]
-    assert paired_steps(added) == 6
-    assert_controlled_picture(model, added)
-
-
-def test_the_peers_residuals_are_asked_for_with_the_latents_that_were_sent(model: DiffusionModel) -> None:
-    pair = pair_of(model)
-    pair.loop.add(pair.asked)
-
-    pair.loop.run()
-
     # DDIM scales nothing: both rows see the same latents.
     assert all(torch.equal(pair.theirs.latents[step], pair.own.latents[step]) for step in range(6))
-
-
-def test_a_worker_that_goes_on_alone_asks_for_both_rows_and_has_no_peer_any_more(model: DiffusionModel) -> None:
-    pair = pair_of(model, late={2})
-    added = pair.loop.add(pair.asked)
-
-    pair.loop.run()
-    waited_until = pair.loop.steps.next_deadline()
-    assert waited_until is not None
-    pair.loop.now = waited_until
-    pair.loop.run()
-
-    assert pair.own.asked == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
-    assert (pair.peer.asked, pair.peer.left, paired_steps(added)) == ([0, 1, 2], 1, 2)
-    assert_controlled_picture(model, added)
-    # What was waited for the peer is no part of a whole step.
-    assert list(pace_of(pair.loop)._whole_s) == [0.0] * 4
-
-
-def test_a_peer_that_is_lost_costs_nothing_but_its_help(model: DiffusionModel) -> None:
-    pair = pair_of(model, lost_at=3)
-    added = pair.loop.add(pair.asked)
-
-    pair.loop.run()
-
-    assert pair.own.asked == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (5, 2)]
-    assert (pair.peer.left, paired_steps(added)) == (1, 3)
+    assert added.finished.paired_step_count == 6
     assert_controlled_picture(model, added)
 
 
-def test_a_peer_that_cannot_be_asked_is_left_before_anything_is_asked_for_one_row(model: DiffusionModel) -> None:
-    pair = pair_of(model, busy=True)
+@pytest.mark.parametrize(
+    ("fault", "own", "peer", "paired"),
+    [
+        ({"late": {2}}, [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)], [0, 1, 2], 2),
+        ({"lost_at": 3}, [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (5, 2)], [0, 1, 2, 3], 3),
+        ({"busy": True}, [(step, 2) for step in range(6)], [], 0),
+    ],
+    ids=["late", "lost", "busy"],
+)
+def test_worker_without_peer_asks_for_both_rows(
+    model: DiffusionModel, fault: dict[str, Any], own: list[tuple[int, int]], peer: list[int], paired: int
+) -> None:
+    pair = pair_of(model, **fault)
     added = pair.loop.add(pair.asked)
 
     pair.loop.run()
+    pair.loop.now = pair.loop.steps.next_deadline() or pair.loop.now
+    pair.loop.run()
 
-    assert pair.own.asked == [(step, 2) for step in range(6)]
-    assert (pair.peer.left, paired_steps(added)) == (1, 0)
+    assert (pair.own.asked, pair.peer.asked) == (own, peer)
+    assert (pair.peer.left, added.finished.paired_step_count) == (1, paired)
     assert_controlled_picture(model, added)
+    # The wait for the peer is no part of a whole step.
+    assert set(pace_of(pair.loop)._whole_s) == {0.0}
 
 
 def test_a_half_whose_residuals_are_lost_fails_and_its_worker_goes_on(model: DiffusionModel) -> None:
@@ -167,7 +136,7 @@ def test_a_half_whose_residuals_are_lost_fails_and_its_worker_goes_on(model: Dif
     pair.loop.run()
 
     assert isinstance(pair.peer.half.heard.end, Unavailable)  # type: ignore[union-attr]
-    assert paired_steps(added) == 2
+    assert added.finished.paired_step_count == 2
     assert_controlled_picture(model, added)
 
 
@@ -190,7 +159,7 @@ def test_the_first_half_of_a_peer_has_time_to_open_streams(model: DiffusionModel
     pair.peer.late.clear()
     pair.loop.run()
 
-    assert paired_steps(added) == 6
+    assert added.finished.paired_step_count == 6
 
 
 def test_whose_loras_come_late_is_painted_by_one_worker(model: DiffusionModel) -> None:
@@ -199,7 +168,7 @@ def test_whose_loras_come_late_is_painted_by_one_worker(model: DiffusionModel) -
 
     finish(pair.loop)
 
-    assert (pair.peer.asked, paired_steps(added)) == ([], 0)
+    assert (pair.peer.asked, added.finished.paired_step_count) == ([], 0)
     assert [rows for _, rows in pair.own.asked] == [2] * 6
     assert_controlled_picture(model, added)
 
@@ -226,7 +195,7 @@ def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionMod
     pair.loop.run()
 
     assert pace_of(pair.loop).gain == pytest.approx(2.0)
-    assert paired_steps(added) == 6
+    assert added.finished.paired_step_count == 6
 
 
 @pytest.mark.usefixtures("four_tried")
@@ -243,7 +212,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_pictures_al
     added = pair.loop.add(pair.asked)
     pair.loop.run()
 
-    assert (paired_steps(added), pair.peer.left) == (5, 1)
+    assert (added.finished.paired_step_count, pair.peer.left) == (5, 1)
     assert_controlled_picture(model, added)
     assert pair.loop.steps.pairs.pays(batch_key(request(1).spec))
 

@@ -20,15 +20,13 @@ from pentimento.diffusion.families import (
     DenoiserInput,
     DiffusionModel,
 )
-from pentimento.diffusion.painting import PaintingRequest, prepare, take_step
-from pentimento.diffusion.painting import model_input as input_alone
-from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import TOLERANCE, request
 from tests.unit.diffusion.engine.test_seams import Source, residuals
-from tests.unit.diffusion.specs import paint
+from tests.unit.diffusion.specs import paint, paint_controlled
 
 
 @dataclass
@@ -132,39 +130,20 @@ def controlled_request(source: Source, seed: int = 1, **changes: object) -> Pain
     return replace(request(seed, **changes), control=source)
 
 
-@torch.inference_mode()
-def alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
-    """With the residuals of `Source`, by the whole pass."""
-    painting = prepare(model, PromptMemo(model, 8), asked)
-    while not painting.done:
-        there = residuals(painting.state.step_index)
-        take_step(model, painting, model.predict(replace(input_alone(model, painting), residuals=there)))
-    return painting.state.latent
-
-
-def test_the_first_half_runs_before_residuals_are_there_and_the_second_after(model: DiffusionModel) -> None:
-    source = Source(held=set(range(6)))
+@pytest.mark.parametrize("late", [True, False])
+def test_late_residuals_split_the_pass_in_halves(model: DiffusionModel, late: bool) -> None:
+    source = Source(held=set(range(6) if late else ()))
     denoiser = Halves(model, after_encode=source.held.clear)
     loop = Loop(model, denoiser=denoiser)
     controlled = loop.add(controlled_request(source))
 
     loop.tick()
-
-    assert denoiser.calls == [("encode", 2), ("decode", 2)]
+    assert denoiser.calls == ([("encode", 2), ("decode", 2)] if late else [("whole", 2)])
     assert controlled.heard.steps == [1]
     loop.run()
-    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
 
-
-def test_residuals_that_are_there_at_once_take_one_whole_pass(model: DiffusionModel) -> None:
-    denoiser = Halves(model)
-    loop = Loop(model, denoiser=denoiser)
-    controlled = loop.add(controlled_request(Source()))
-
-    loop.run()
-
-    assert denoiser.calls == [("whole", 2)] * 6
-    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
+    assert late or denoiser.calls == [("whole", 2)] * 6
+    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.ticket.request, residuals))
 
 
 def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel) -> None:
@@ -180,7 +159,7 @@ def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel
 
     assert denoiser.calls == [("encode", 4), ("decode", 2), ("whole", 2), ("encode", 2), ("decode", 4)]
     loop.run()
-    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
+    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.ticket.request, residuals))
     assert torch.equal(plain.heard.latent, paint(model, plain.ticket.request))
 
 
@@ -241,7 +220,7 @@ def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(mode
     loop.run()
 
     # Two ticks with a first half in them, each shared by both.
-    assert [one.heard.end.device_s for one in (controlled, plain)] == [1.0, 1.0]  # type: ignore[union-attr]
+    assert [one.finished.device_s for one in (controlled, plain)] == [1.0, 1.0]
 
 
 def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(model: DiffusionModel) -> None:
@@ -260,8 +239,8 @@ def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(mod
     source.held.clear()
     loop.run()
 
-    assert controlled.heard.end.residual_waits_s == {1: 2.0, 3: 1.0}  # type: ignore[union-attr]
-    assert plain.heard.end.residual_waits_s == {}  # type: ignore[union-attr]
+    assert controlled.finished.residual_waits_s == {1: 2.0, 3: 1.0}
+    assert plain.finished.residual_waits_s == {}
 
 
 @st.composite
@@ -313,8 +292,9 @@ def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_al
         loop.now += 1.0
 
     for one in added:
-        wanted = alone if one.ticket.request.control is not None else paint
-        assert torch.equal(one.heard.latent, wanted(model, one.ticket.request))
+        asked_for = one.ticket.request
+        wanted = paint(model, asked_for) if asked_for.control is None else paint_controlled(model, asked_for, residuals)
+        assert torch.equal(one.heard.latent, wanted)
 
 
 @torch.inference_mode()
@@ -377,5 +357,5 @@ def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(
     loop.run()
 
     for one in added:
-        wanted = alone(model, one.ticket.request)
+        wanted = paint_controlled(model, one.ticket.request, residuals)
         torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=TOLERANCE)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, PerSampleAdapters
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
 from pentimento.diffusion.loras.patching import WeightPatch
@@ -70,13 +69,8 @@ def painted(model: DiffusionModel, asked: PaintingRequest, adapters: AdapterSet,
     return painting.state.latent
 
 
-def patch_step(added: Added) -> int | None:
-    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
-    return added.heard.end.lora_patch_step
-
-
 def assert_painted_with(model: DiffusionModel, added: Added, adapters: AdapterSet) -> None:
-    step = patch_step(added)
+    step = added.finished.lora_patch_step
     assert step is not None
     wanted = painted(model, added.ticket.request, adapters, step)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
@@ -222,7 +216,7 @@ def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionM
     source.late_asks = 0
     finish(loop)
 
-    assert patch_step(late) == 2
+    assert late.finished.lora_patch_step == 2
     assert_painted_with(model, late, sets[1])
     assert_same_picture(model, plain)
 
@@ -254,7 +248,7 @@ def test_loras_from_the_start_are_awaited_before_anything_is_computed(
     source.late_asks = 0
     finish(loop)
 
-    assert patch_step(late) == 0
+    assert late.finished.lora_patch_step == 0
     assert torch.equal(late.heard.latent, painted(model, late.ticket.request, sets[1]))
 
 

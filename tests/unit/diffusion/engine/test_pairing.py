@@ -17,12 +17,12 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
-from tests.unit.diffusion.engine.listeners import Listener
-from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
+from tests.unit.diffusion.engine.loops import Added, Listener, Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import request as asked_for
 from tests.unit.diffusion.engine.test_loras import Late, finish, painted
 from tests.unit.diffusion.loras.made_loras import made_lora
-from tests.unit.diffusion.specs import spec_with
+from tests.unit.diffusion.specs import paint, spec_with
 
 # What the composition of a batch may change of a picture (ADR 0009): a half is one row, where a whole step has two.
 TOLERANCE = 1e-4
@@ -77,11 +77,6 @@ class Peer:
         return self.lost_at is not None and step_index > self.lost_at
 
 
-def paired_steps(added: Added) -> int:
-    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
-    return added.heard.end.paired_step_count
-
-
 def seen_rows(model: DiffusionModel) -> tuple[Scripted, list[int]]:
     rows: list[int] = []
 
@@ -92,20 +87,32 @@ def seen_rows(model: DiffusionModel) -> tuple[Scripted, list[int]]:
     return Scripted(model, note), rows
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL])
-def test_two_workers_paint_the_picture_that_one_paints(any_model: DiffusionModel, scheduler: Scheduler) -> None:
-    schedulers = any_model.info.schedulers
-    asked = request(1, scheduler=scheduler if scheduler in schedulers else schedulers[0])
-    denoiser, rows = seen_rows(any_model)
-    loop, peer = Loop(any_model, denoiser=denoiser), Peer(Loop(any_model))
-    added = loop.add(replace(asked, peer=peer))
+@pytest.mark.parametrize(
+    ("loaded", "changes"),
+    [
+        ("model", {}),
+        ("model", {"scheduler": Scheduler.EULER}),
+        ("model", {"scheduler": Scheduler.EULER_ANCESTRAL}),
+        ("model", {"negative_prompt": "fog, rain", "guidance_scale": 9.0}),
+        ("xl_model", {}),
+        ("flow_model", {"scheduler": Scheduler.FLOW_MATCH_EULER}),
+    ],
+    ids=["DDIM", "Euler", "ancestral", "negative prompt", "SDXL", "flow"],
+)
+def test_paired_image_is_that_of_one_worker(
+    loaded: str, changes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    found: DiffusionModel = request.getfixturevalue(loaded)
+    denoiser, rows = seen_rows(found)
+    loop, peer = Loop(found, denoiser=denoiser), Peer(Loop(found))
+    added = loop.add(replace(asked_for(1, **changes), peer=peer))
 
     loop.run()
 
     assert rows == [1] * 6
-    assert peer.asked == list(range(6)) and isinstance(peer.half.heard.end, FinishedPainting)  # type: ignore[union-attr]
-    assert paired_steps(added) == 6
-    assert_same_picture(any_model, added)
+    assert peer.asked == list(range(6)) and peer.half is not None and peer.half.finished
+    assert added.finished.paired_step_count == 6
+    assert_same_picture(found, added)
 
 
 def test_the_next_half_is_asked_for_before_anybody_is_told_of_the_step(model: DiffusionModel) -> None:
@@ -119,44 +126,33 @@ def test_the_next_half_is_asked_for_before_anybody_is_told_of_the_step(model: Di
     assert told == [list(range(min(step, 5) + 1)) for step in range(1, 7)]
 
 
-def test_a_negative_prompt_is_the_peers_half(model: DiffusionModel) -> None:
-    loop, peer = Loop(model), Peer(Loop(model))
-    added = loop.add(replace(request(1, negative_prompt="fog, rain", guidance_scale=9.0), peer=peer))
-
-    loop.run()
-
-    assert paired_steps(added) == 6
-    assert_same_picture(model, added)
-
-
-def test_a_peer_that_is_lost_costs_nothing_but_its_help(model: DiffusionModel) -> None:
-    denoiser, rows = seen_rows(model)
-    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), lost_at=3)
+@pytest.mark.parametrize(
+    ("fault", "taken", "rows", "paired"),
+    [
+        ({"lost_at": 3}, 6, [1, 1, 1, 1, 2, 2, 2], 3),
+        ({"busy": True}, 6, [2] * 6, 0),
+        ({"late": {2}}, 2, [1, 1, 1, 2, 1, 1, 1], 5),
+    ],
+    ids=["lost", "busy", "late"],
+)
+def test_steps_without_peer_are_computed_here(
+    model: DiffusionModel, fault: dict[str, Any], taken: int, rows: list[int], paired: int
+) -> None:
+    """`taken` steps are taken before a half is waited for."""
+    denoiser, seen = seen_rows(model)
+    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), **fault)
     added = loop.add(replace(request(1), peer=peer))
 
     loop.run()
-
-    assert rows == [1, 1, 1, 1, 2, 2, 2]
-    assert added.heard.steps == [1, 2, 3, 4, 5, 6]
-    assert paired_steps(added) == 3
-    assert_same_picture(model, added)
-
-
-def test_a_late_half_is_waited_for_a_while_and_then_computed_here(model: DiffusionModel) -> None:
-    denoiser, rows = seen_rows(model)
-    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), late={2})
-    added = loop.add(replace(request(1), peer=peer))
-
-    loop.run()
-    waited_until = loop.steps.next_deadline()
     before = list(added.heard.steps)
-    assert waited_until is not None
-    loop.now = waited_until
+    loop.now = loop.steps.next_deadline() or loop.now
     loop.run()
 
-    assert (before, rows) == ([1, 2], [1, 1, 1, 2, 1, 1, 1])
-    assert paired_steps(added) == 5
+    assert (before, seen) == ([1, 2, 3, 4, 5, 6][:taken], rows)
+    assert added.heard.steps == [1, 2, 3, 4, 5, 6]
+    assert added.finished.paired_step_count == paired
     assert_same_picture(model, added)
+    assert paired or torch.equal(added.heard.latent, paint(model, request(1)))
 
 
 def test_a_late_half_that_comes_in_time_is_used(model: DiffusionModel) -> None:
@@ -169,7 +165,7 @@ def test_a_late_half_that_comes_in_time_is_used(model: DiffusionModel) -> None:
     loop.run()
 
     assert rows == [1] * 6
-    assert paired_steps(added) == 6
+    assert added.finished.paired_step_count == 6
     assert_same_picture(model, added)
 
 
@@ -183,24 +179,6 @@ def test_whoever_waits_for_a_peer_holds_up_nobody(model: DiffusionModel) -> None
     assert_same_picture(model, plain)
 
 
-def test_a_peer_that_is_busy_is_not_waited_for(model: DiffusionModel) -> None:
-    denoiser, rows = seen_rows(model)
-    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), busy=True)
-    added = loop.add(replace(request(1), peer=peer))
-
-    loop.run()
-
-    assert rows == [2] * 6
-    assert torch.equal(added.heard.latent, run_alone(model, request(1)))
-
-
-def run_alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
-    loop = Loop(model)
-    added = loop.add(asked)
-    loop.run()
-    return added.heard.latent
-
-
 @pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {}], ids=["unguided", "alone"])
 def test_who_has_no_two_halves_or_is_to_be_alone_has_no_peer(model: DiffusionModel, changes: dict[str, Any]) -> None:
     loop, peer = Loop(model), Peer(Loop(model))
@@ -209,7 +187,7 @@ def test_who_has_no_two_halves_or_is_to_be_alone_has_no_peer(model: DiffusionMod
     loop.run()
 
     assert peer.asked == []
-    assert paired_steps(added) == 0
+    assert added.finished.paired_step_count == 0
 
 
 def test_halves_share_a_pass_with_each_other_and_with_unguided_pictures(model: DiffusionModel) -> None:
@@ -250,7 +228,7 @@ def test_loras_change_both_halves_and_the_peer_is_asked_once_they_are_in_effect(
     end = added.heard.end
     assert isinstance(end, FinishedPainting) and end.lora_patch_step is not None
     assert 0 < end.lora_patch_step == peer.asked[0]
-    assert paired_steps(added) == 6 - end.lora_patch_step
+    assert added.finished.paired_step_count == 6 - end.lora_patch_step
     wanted = painted(model, asked, adapters, end.lora_patch_step)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
 
@@ -272,7 +250,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
     loop.run()
 
     # A whole step takes a second, and so does a half of it: four are tried after the first, which opens the stream.
-    assert (peer.asked, paired_steps(added)) == ([0, 1, 2, 3, 4], 5)
+    assert (peer.asked, added.finished.paired_step_count) == ([0, 1, 2, 3, 4], 5)
     assert not loop.steps.pairs.pays(batch_key(request(1).spec))
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
 
@@ -291,10 +269,7 @@ def test_a_request_that_is_stopped_while_it_waits_leaves_nothing_behind(model: D
 
 @pytest.mark.slow
 @given(
-    late=st.sets(st.integers(0, 5)),
-    lost_at=st.none() | st.integers(0, 5),
-    busy=st.booleans(),
-    others=st.integers(0, 2),
+    late=st.sets(st.integers(0, 5)), lost_at=st.none() | st.integers(0, 5), busy=st.booleans(), others=st.integers(0, 2)
 )
 @settings(max_examples=15, deadline=None)
 def test_whatever_becomes_of_the_peer_the_picture_is_the_same(

@@ -123,25 +123,21 @@ def limits(budget_mib: int, max_batch: int = 8) -> BatchLimits:
     return made
 
 
-@pytest.mark.parametrize(("key", "most"), [(GUIDED, 2), (PLAIN, 5), (BatchKey(100, 50, guided=True), 5)])
-def test_a_batch_never_grows_past_what_fits_the_budget(key: BatchKey, most: int) -> None:
-    assert limits(15).limit(key) == most
-
-
-def test_the_decoder_may_run_beside_a_batch() -> None:
+@pytest.mark.parametrize(
+    ("key", "decoder_bytes", "most"),
+    [(GUIDED, 0.0, 2), (PLAIN, 0.0, 5), (BatchKey(100, 50, guided=True), 0.0, 5), (PLAIN, 2 * MIB / 10_000, 3)],
+)
+def test_batch_limit_fits_budget_beside_the_decoder(key: BatchKey, decoder_bytes: float, most: int) -> None:
     made = limits(15)
-    made.set_budget(MemoryBudget(15 * MIB, replace(MODEL, decoder_bytes_per_pixel=2 * MIB / 10_000)))
+    made.set_budget(MemoryBudget(15 * MIB, replace(MODEL, decoder_bytes_per_pixel=decoder_bytes)))
 
-    assert made.limit(PLAIN) == 3
+    assert made.limit(key) == most
 
 
-def test_what_does_not_fit_at_all_is_refused_with_the_budget_named() -> None:
+def test_check_refuses_what_never_fits_the_budget() -> None:
     with pytest.raises(InvalidArgument, match=r"200x200 pixels with guidance need about 18 MiB.*15 MiB") as refused:
         limits(15).check(BatchKey(200, 200, guided=True))
     assert refused.value.violations[0].field == "spec.width_px"
-
-
-def test_what_fits_is_not_refused() -> None:
     limits(15).check(GUIDED)
     BatchLimits(8, None, lambda: 0.0).check(BatchKey(10**6, 10**6, guided=True))
 
@@ -156,16 +152,11 @@ def test_a_batch_that_ran_out_of_memory_is_halved_for_a_while() -> None:
     assert (halved, made.limit(PLAIN), made.limit(GUIDED)) == (4, 8, 8)
 
 
-def test_the_memory_model_never_lies_below_what_was_measured() -> None:
+def test_fit_memory_never_lies_below_measured_points() -> None:
     points = [MemoryPoint(2, 100, 1000), MemoryPoint(4, 100, 1900), MemoryPoint(8, 100, 2400)]
 
     fitted = fit_memory(points)
 
     assert all(fitted.peak_bytes(point.rows, point.pixels) >= point.peak_bytes for point in points)
     assert fitted.bytes_per_pixel == pytest.approx(900 / 200)
-
-
-def test_one_measured_point_promises_no_room_for_more() -> None:
-    fitted = fit_memory([MemoryPoint(2, 100, 1000)])
-
-    assert fitted.peak_bytes(4, 100) == 2000
+    assert fit_memory(points[:1]).peak_bytes(4, 100) == 2000

@@ -19,12 +19,12 @@ from pentimento.diffusion.families import (
     PerSampleAdapters,
 )
 from pentimento.diffusion.loras.bypass import stack_adapters
-from pentimento.diffusion.painting import model_input, prepare, take_step
+from pentimento.diffusion.painting import prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
-from tests.unit.diffusion.engine.listeners import Listener
-from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.loops import Added, Listener, Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.specs import paint_controlled
 
 DOWN_SHAPES = ((16, 8, 8), (16, 8, 8), (16, 4, 4), (32, 4, 4))
 
@@ -54,13 +54,9 @@ class Source:
         return None if step_index in self.held else residuals(step_index)
 
 
-@torch.inference_mode()
-def controlled_alone(model: DiffusionModel) -> Tensor:
-    painting = prepare(model, PromptMemo(model, 8), request(1))
-    while not painting.done:
-        inputs = replace(model_input(model, painting), residuals=residuals(painting.state.step_index))
-        take_step(model, painting, model.predict(inputs))
-    return painting.state.latent
+def assert_controlled(model: DiffusionModel, added: Added) -> None:
+    wanted = paint_controlled(model, request(1), residuals)
+    torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=1e-4)
 
 
 def test_residuals_reach_their_own_request_and_no_other(model: DiffusionModel) -> None:
@@ -71,7 +67,7 @@ def test_residuals_reach_their_own_request_and_no_other(model: DiffusionModel) -
 
     loop.run()
 
-    torch.testing.assert_close(controlled.heard.latent, controlled_alone(model), rtol=0, atol=1e-4)
+    assert_controlled(model, controlled)
     assert_same_picture(model, plain)
     assert [step for step, _ in source.asked] == [0, 1, 2, 3, 4, 5]
     assert source.asked[0][1].latents.shape == (2, 4, 8, 8)
@@ -89,7 +85,7 @@ def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(mod
     loop.run()
 
     assert loop.observer.preemptions == []
-    torch.testing.assert_close(controlled.heard.latent, controlled_alone(model), rtol=0, atol=1e-4)
+    assert_controlled(model, controlled)
     assert_same_picture(model, plain)
 
 
@@ -112,25 +108,18 @@ def test_nobody_on_time_makes_no_step(model: DiffusionModel) -> None:
     assert loop.observer.sizes == []
 
 
-def test_a_source_that_breaks_ends_its_own_request(model: DiffusionModel) -> None:
-    class Broken(Source):
-        def take(self, step_index: int) -> ControlResiduals | None:
-            raise Unavailable("CONTROLNET_LOST", "no replica answers")
-
-    loop = Loop(model)
-    broken = loop.add(replace(request(1), control=Broken()))
-    plain = loop.add(request(2))
-
-    loop.run()
-
-    assert isinstance(broken.heard.end, Unavailable)
-    assert_same_picture(model, plain)
-
-
-@pytest.mark.parametrize("bad", [residuals(0, rows=3), residuals(0, value=float("nan"))], ids=["shape", "nan"])
-def test_residuals_that_are_wrong_end_their_own_request(model: DiffusionModel, bad: ControlResiduals) -> None:
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [(None, Unavailable), (residuals(0, rows=3), Internal), (residuals(0, value=float("nan")), Internal)],
+    ids=["lost", "shape", "nan"],
+)
+def test_wrong_residuals_end_their_own_request(
+    model: DiffusionModel, bad: ControlResiduals | None, error: type[Exception]
+) -> None:
     class Wrong(Source):
         def take(self, step_index: int) -> ControlResiduals | None:
+            if bad is None:
+                raise Unavailable("CONTROLNET_LOST", "no replica answers")
             return bad
 
     loop = Loop(model)
@@ -139,34 +128,21 @@ def test_residuals_that_are_wrong_end_their_own_request(model: DiffusionModel, b
 
     loop.run()
 
-    assert isinstance(wrong.heard.end, Internal)
+    assert isinstance(wrong.heard.end, error)
     assert_same_picture(model, plain)
 
 
-def test_rows_without_control_and_padding_are_zero() -> None:
-    stacked = stack_residuals([None, residuals(1)], rows_each=2, row_count=6)
-
-    assert stacked is not None
-    assert stacked.mid_block_residual is not None
-    for rows in (*stacked.down_block_residuals, stacked.mid_block_residual):
-        assert len(rows) == 6
-        assert not rows[:2].any()
-        assert not rows[4:].any()
-    assert torch.equal(stacked.down_block_residuals[3][2:4], residuals(1).down_block_residuals[3])
-
-
 @pytest.mark.parametrize("first", [None, ControlResiduals()])
-def test_residuals_beside_a_request_that_controls_nothing_at_its_step_are_kept(first: ControlResiduals | None) -> None:
+def test_stacked_residuals_are_zero_without_control_and_in_padding(first: ControlResiduals | None) -> None:
     own = residuals(1)
 
-    stacked = stack_residuals([first, own], rows_each=2, row_count=4)
+    stacked = stack_residuals([first, own], rows_each=2, row_count=6)
 
-    assert stacked is not None
-    assert stacked.mid_block_residual is not None and own.mid_block_residual is not None
-    assert len(stacked.down_block_residuals) == len(DOWN_SHAPES)
-    assert torch.equal(stacked.mid_block_residual[2:], own.mid_block_residual)
-    assert torch.equal(stacked.down_block_residuals[3][2:], own.down_block_residuals[3])
-    assert not stacked.down_block_residuals[3][:2].any()
+    assert stacked is not None and len(stacked.down_block_residuals) == len(DOWN_SHAPES)
+    for rows, wanted in zip(stacked.tensors, own.tensors, strict=True):
+        assert len(rows) == 6
+        assert not rows[:2].any() and not rows[4:].any()
+        assert torch.equal(rows[2:4], wanted)
 
 
 def test_residuals_for_a_transformers_blocks_are_kept_beside_an_empty_one() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.diffusion.engine.probe import example_input
@@ -20,14 +19,12 @@ from pentimento.diffusion.families import (
     DiffusionModel,
     load_model,
 )
-from pentimento.diffusion.painting import PaintingRequest, prepare, take_step
-from pentimento.diffusion.painting import model_input as input_alone
-from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import request
 from tests.unit.diffusion.engine.test_halves import Halves
-from tests.unit.diffusion.specs import paint
+from tests.unit.diffusion.specs import paint, paint_controlled
 
 BLOCKS, RESIDUALS = 8, 4
 
@@ -63,16 +60,6 @@ class Parts:
 def controlled(source: object, seed: int = 1, **changes: object) -> PaintingRequest:
     asked = request(seed, scheduler=Scheduler.FLOW_MATCH_EULER, **changes)
     return replace(asked, control=source)  # type: ignore[arg-type]
-
-
-@torch.inference_mode()
-def alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
-    """By diffusers' own pass, with all residuals."""
-    painting = prepare(model, PromptMemo(model, 8), asked)
-    while not painting.done:
-        there = residuals(painting.state.step_index)
-        take_step(model, painting, model.predict(replace(input_alone(model, painting), residuals=there)))
-    return painting.state.latent
 
 
 @torch.inference_mode()
@@ -124,7 +111,7 @@ def test_blocks_run_as_their_residuals_come_and_none_runs_again(deep: DiffusionM
     assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 7", 2), ("decode", 2)]
     assert picture.heard.steps == [1]
     loop.run()
-    assert torch.equal(picture.heard.latent, alone(deep, picture.ticket.request))
+    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.ticket.request, residuals))
 
 
 def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: DiffusionModel) -> None:
@@ -185,7 +172,7 @@ def test_a_source_that_loses_what_it_had_goes_back_no_block(deep: DiffusionModel
 
     assert denoiser.calls == [("encode", 2), ("to 5", 2), ("decode", 2)]
     loop.run()
-    assert torch.equal(picture.heard.latent, alone(deep, picture.ticket.request))
+    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.ticket.request, residuals))
 
 
 def test_seconds_between_parts_are_counted_to_their_step(deep: DiffusionModel) -> None:
@@ -198,7 +185,7 @@ def test_seconds_between_parts_are_counted_to_their_step(deep: DiffusionModel) -
         loop.now += 1.0
     loop.run()
 
-    assert picture.heard.end.residual_waits_s == {1: 3.0}  # type: ignore[union-attr]
+    assert picture.finished.residual_waits_s == {1: 3.0}
 
 
 @dataclass
@@ -241,5 +228,6 @@ def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(
         loop.now += 1.0
 
     for one in added:
-        wanted = alone if one.ticket.request.control is not None else paint
-        assert torch.equal(one.heard.latent, wanted(deep, one.ticket.request))
+        asked_for = one.ticket.request
+        wanted = paint(deep, asked_for) if asked_for.control is None else paint_controlled(deep, asked_for, residuals)
+        assert torch.equal(one.heard.latent, wanted)

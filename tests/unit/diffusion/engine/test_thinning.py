@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.model import NO_CONTROL, ControlResiduals, DenoiserInput
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, prepare, thin
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
-from tests.unit.diffusion.engine.loops import Added, Loop
+from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_pairing import Peer
 from tests.unit.diffusion.specs import paint, spec_with
 
@@ -26,11 +25,6 @@ def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> Pa
     return PaintingRequest(spec, NoiseStart(), thinned_steps=thinned)
 
 
-def finished(added: Added) -> FinishedPainting:
-    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
-    return added.heard.end
-
-
 def test_a_thinned_picture_takes_the_steps_that_it_was_asked_for(model: DiffusionModel) -> None:
     loop = Loop(model)
     added = loop.add(asked(thinned=THINNED))
@@ -38,7 +32,7 @@ def test_a_thinned_picture_takes_the_steps_that_it_was_asked_for(model: Diffusio
     loop.run()
 
     assert added.heard.steps == [1, 2, 3, 4, 7, 10, 12]
-    assert (finished(added).taken_count, finished(added).thinned_steps) == (7, THINNED)
+    assert (added.finished.taken_count, added.finished.thinned_steps) == (7, THINNED)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -76,8 +70,8 @@ def test_thinning_on_the_way_is_thinning_from_the_start(model: DiffusionModel, s
     loop.run()
 
     assert torch.equal(late.heard.latent, paint(model, asked(2, THINNED, scheduler=scheduler)))
-    assert finished(late).thinned_steps == THINNED
-    assert (finished(other).taken_count, finished(other).thinned_steps) == (STEPS, ())
+    assert late.finished.thinned_steps == THINNED
+    assert (other.finished.taken_count, other.finished.thinned_steps) == (STEPS, ())
 
 
 def test_asking_at_the_very_step_is_in_time_and_after_it_too_late(model: DiffusionModel) -> None:
@@ -91,7 +85,7 @@ def test_asking_at_the_very_step_is_in_time_and_after_it_too_late(model: Diffusi
     twice.ticket.thin((8, 11))
     loop.run()
 
-    assert [finished(one).thinned_steps for one in (just, late, twice)] == [THINNED, (), (6, 8)]
+    assert [one.finished.thinned_steps for one in (just, late, twice)] == [THINNED, (), (6, 8)]
     assert torch.equal(late.heard.latent, paint(model, asked(2)))
 
 
@@ -103,7 +97,7 @@ def test_steps_that_are_none_of_the_schedule_end_their_picture_alone(model: Diff
     loop.run()
 
     assert isinstance(bad.heard.end, InvalidArgument)
-    assert finished(good).taken_count == STEPS
+    assert good.finished.taken_count == STEPS
 
 
 def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: DiffusionModel) -> None:
@@ -116,7 +110,7 @@ def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: Diff
     loop.run()
 
     assert behind.heard.steps == [4, 7, 10, 12]
-    assert finished(behind).taken_count == 4
+    assert behind.finished.taken_count == 4
     assert isinstance(before.heard.end, InvalidArgument)
 
 
@@ -142,7 +136,7 @@ def test_a_peer_computes_the_halves_of_the_steps_that_are_taken(model: Diffusion
     loop.run()
 
     assert peer.asked == [0, 1, 2, 4]
-    assert finished(added).paired_step_count == 4
+    assert added.finished.paired_step_count == 4
     torch.testing.assert_close(added.heard.latent, paint(model, request), rtol=0, atol=1e-4)
 
 
@@ -168,7 +162,7 @@ def test_a_controlnet_is_asked_for_the_steps_that_are_taken(model: DiffusionMode
 
     schedule = prepare(model, PromptMemo(model, 8), asked(thinned=THINNED)).schedule
     assert control.asked == [(step, float(schedule.timesteps[step])) for step in (0, 1, 2, 3, *THINNED)]
-    assert finished(added).taken_count == 7
+    assert added.finished.taken_count == 7
 
 
 @torch.inference_mode()

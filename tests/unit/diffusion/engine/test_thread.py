@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEngine
-from pentimento.diffusion.families import DenoiserInput, DiffusionModel
+from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
 from pentimento.policies.step_batching import GroupTurns
-from tests.unit.diffusion.engine.listeners import Listener
-from tests.unit.diffusion.specs import SPEC, paint, spec_with
+from tests.unit.diffusion.engine.loops import Listener
+from tests.unit.diffusion.specs import SPEC, paint
 
 ALONE = EngineSettings(max_batch=1)
 
@@ -64,14 +63,6 @@ def test_paintings_are_taken_in_the_order_they_came(engine: StepEngine) -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_previews_come_at_their_interval_but_not_with_the_last_step(engine: StepEngine) -> None:
-    heard = submit(engine, replace(NOISE, preview_interval_steps=4))
-
-    heard.result()
-
-    assert heard.previews == [4]
-
-
 def test_captured_latents_resume_to_the_same_picture(engine: StepEngine) -> None:
     heard = submit(engine, replace(NOISE, capture_steps=frozenset({2, 5, 8, 99})))
     whole = heard.result()
@@ -111,66 +102,8 @@ def test_a_waiting_painting_is_stopped_without_a_step(engine: StepEngine) -> Non
     assert isinstance(first.result(), FinishedPainting)
 
 
-def test_the_deadline_stops_a_painting_between_steps(model: DiffusionModel) -> None:
-    now = [0.0]
-    engine = StepEngine(model, ALONE, monotonic=lambda: now[0])
-    engine.start()
-    heard = submit(engine, replace(NOISE, deadline=10.0), at_step={3: lambda: now.__setitem__(0, 11.0)})
-
-    assert isinstance(heard.result(), DeadlineExceeded)
-    assert heard.steps == [1, 2, 3]
-    engine.close()
-
-
-class BrokenAt:
-    """The real model, but one call of `predict` goes wrong."""
-
-    def __init__(self, model: DiffusionModel, failure: Any) -> None:
-        self._model = model
-        self._failure = failure
-        self.armed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def predict(self, inputs: DenoiserInput) -> Tensor:
-        prediction = self._model.predict(inputs)
-        if not self.armed:
-            return prediction
-        self.armed = False
-        return self._failure(prediction)
-
-
-def raise_error(prediction: Tensor) -> Tensor:
+def raise_error() -> None:
     raise RuntimeError("a prompt might be quoted here")
-
-
-def test_an_exception_in_a_step_ends_that_painting_only(model: DiffusionModel) -> None:
-    broken: Any = BrokenAt(model, raise_error)
-    engine = StepEngine(broken, ALONE)
-    engine.start()
-    heard = submit(engine, at_step={2: lambda: setattr(broken, "armed", True)})
-
-    result = heard.result()
-
-    assert isinstance(result, Internal)
-    assert "prompt" not in result.message
-    assert canary_succeeds(engine, model)
-    engine.close()
-
-
-def test_a_listener_that_raises_ends_its_own_painting_only(engine: StepEngine, model: DiffusionModel) -> None:
-    heard = submit(engine, at_step={2: lambda: raise_error(torch.zeros(1))})
-
-    assert isinstance(heard.result(), Internal)
-    assert canary_succeeds(engine, model)
-
-
-def test_a_request_that_cannot_be_prepared_ends_alone(engine: StepEngine, model: DiffusionModel) -> None:
-    heard = submit(engine, replace(NOISE, spec=spec_with(num_inference_steps=1000)))
-
-    assert isinstance(heard.result(), PentimentoError)
-    assert canary_succeeds(engine, model)
 
 
 def test_closing_fails_what_is_left_and_takes_nothing_more(model: DiffusionModel) -> None:
@@ -203,15 +136,10 @@ def test_a_listener_that_is_gone_does_not_take_the_engine_along(engine: StepEngi
     assert canary_succeeds(engine, model)
 
 
-def test_a_call_runs_on_the_engines_thread_while_nothing_else_does(engine: StepEngine) -> None:
-    name = engine.call(lambda: threading.current_thread().name).result(60)
-
-    assert name == "step-engine"
-
-
-def test_a_call_that_fails_says_so_to_its_caller_alone(engine: StepEngine, model: DiffusionModel) -> None:
+def test_call_runs_on_engine_thread_and_raises_to_its_caller(engine: StepEngine, model: DiffusionModel) -> None:
+    assert engine.call(lambda: threading.current_thread().name).result(60) == "step-engine"
     with pytest.raises(RuntimeError, match="quoted"):
-        engine.call(lambda: raise_error(torch.zeros(1))).result(60)
+        engine.call(raise_error).result(60)
     assert canary_succeeds(engine, model)
 
 
@@ -255,18 +183,6 @@ def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
     assert isinstance(heard.result(), Internal)
     assert canary_succeeds(engine, model)
     engine.close()
-
-
-def test_work_for_idle_times_is_done_while_nobody_is_here(engine: StepEngine) -> None:
-    done = threading.Event()
-
-    def work(wanted: Callable[[], bool]) -> bool:
-        done.set()
-        return False
-
-    engine.work_when_idle(work)
-
-    assert done.wait(60)
 
 
 def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(

@@ -3,6 +3,9 @@ a process of its own. Tolerances: the rounding of the result, and single precisi
 bfloat16 off instead of rounding it and multiplies no bfloat16; such products are compared on a GPU alone
 (`python -m benchmarks.gpu_rows`)."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,32 +118,22 @@ def test_a_sum_and_its_layer_normalisation(dtype: torch.dtype, shape: tuple[int,
 
 
 @torch.inference_mode()
-def test_a_network_predicts_the_same_with_them(model: DiffusionModel) -> None:
+def test_network_and_decoder_compute_the_same_with_kernels(model: DiffusionModel, xl_model: DiffusionModel) -> None:
     inputs = example_input(model, BatchKey(16, 16, guided=False), 1)
-    before, kernels = model.predict(inputs), kernels_for(KernelMode.FUSED, CPU)
-    assert kernels is not None
-
-    fused = fuse(model.denoiser, kernels)
-    try:
-        prediction = model.predict(inputs)
-    finally:
-        fused.restore()
-
-    assert not torch.equal(prediction, before), "the kernels were not run"
-    torch.testing.assert_close(prediction, before, rtol=1e-4, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_a_decoder_makes_the_same_pixels_with_them(xl_model: DiffusionModel) -> None:
     latent = random(*xl_model.latent_shape(32, 32), dtype=torch.float32)
-    before, kernels = xl_model.decode_latent(latent), kernels_for(KernelMode.FUSED, CPU)
+    kernels = kernels_for(KernelMode.FUSED, CPU)
     assert kernels is not None
+    computed: list[tuple[Any, Callable[[], Tensor]]] = [
+        (model.denoiser, lambda: model.predict(inputs)),
+        (xl_model.picture_decoder, lambda: xl_model.decode_latent(latent)),
+    ]
 
-    fused = fuse(xl_model.picture_decoder, kernels)
-    try:
-        pixels = xl_model.decode_latent(latent)
-    finally:
-        fused.restore()
-
-    assert not torch.equal(pixels, before), "the kernels were not run"
-    torch.testing.assert_close(pixels, before, rtol=1e-4, atol=1e-5)
+    for network, compute in computed:
+        before = compute()
+        fused = fuse(network, kernels)
+        try:
+            after = compute()
+        finally:
+            fused.restore()
+        assert not torch.equal(after, before), "the kernels were not run"
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)

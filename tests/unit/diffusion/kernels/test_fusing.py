@@ -12,16 +12,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import (
-    REFERENCE,
-    KernelMode,
-    Kernels,
-    fuse,
-    fusing,
-    kernels_for,
-    layers,
-    runs_kernels,
-)
+from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, fusing, kernels_for, layers, runs_kernels
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
@@ -31,12 +22,6 @@ from tests.support.logged import said_by
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 KEY = BatchKey(32, 32, guided=True)
-
-
-@pytest.fixture(params=["model", "xl_model"])
-def unet_model(request: pytest.FixtureRequest) -> DiffusionModel:
-    found: DiffusionModel = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -171,19 +156,14 @@ def test_pictures_that_do_not_lie_channels_last_go_the_reference_way() -> None:
     torch.testing.assert_close(layer(inputs), nn.functional.silu(norm(inputs)))
 
 
-def test_off_needs_nothing_and_a_cpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
+def test_kernels_for_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-
-    assert kernels_for(KernelMode.OFF, cpu) is None
+    assert kernels_for(KernelMode.OFF, torch.device("cpu")) is None
     with pytest.raises(FailedPrecondition) as refusal:
-        kernels_for(KernelMode.FUSED, cpu)
+        kernels_for(KernelMode.FUSED, torch.device("cpu"))
     assert refusal.value.reason in ("NO_TRITON", "NO_CUDA")
 
-
-def test_a_missing_package_is_told_from_a_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
     with pytest.raises(FailedPrecondition) as refusal:
         kernels_for(KernelMode.FUSED, torch.device("cuda"))
     assert refusal.value.reason == "NO_TRITON"
@@ -228,29 +208,18 @@ def test_a_fused_decoder_makes_the_same_pixels(loaded: str, request: pytest.Fixt
 
 
 @torch.inference_mode()
-def test_pictures_of_more_elements_than_the_kernels_count_go_torchs_way(
-    xl_model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("loaded", "most_elements"), [("xl_model", 8), ("model", layers.MOST_ELEMENTS)])
+def test_fused_decoder_too_large_or_of_another_kind_runs_no_kernel(
+    loaded: str, most_elements: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    counted = Counted()
-    monkeypatch.setattr(layers, "MOST_ELEMENTS", 8)
+    found: DiffusionModel = request.getfixturevalue(loaded)
+    latent, counted = torch.ones(found.latent_shape(32, 32)), Counted()
+    plain = found.decode_latent(latent)
+    monkeypatch.setattr(layers, "MOST_ELEMENTS", most_elements)
 
-    fused = fuse(xl_model.picture_decoder, counted.kernels)
+    fused = fuse(found.picture_decoder, counted.kernels)
     try:
-        xl_model.decode_latent(torch.zeros(xl_model.latent_shape(32, 32)))
-    finally:
-        fused.restore()
-
-    assert counted.calls == {}
-
-
-@torch.inference_mode()
-def test_a_decoder_of_another_kind_keeps_its_own_forward(model: DiffusionModel) -> None:
-    latent, counted = torch.ones(model.latent_shape(32, 32)), Counted()
-    plain = model.decode_latent(latent)
-
-    fused = fuse(model.picture_decoder, counted.kernels)
-    try:
-        assert_same(model.decode_latent(latent), plain)
+        assert_same(found.decode_latent(latent), plain)
     finally:
         fused.restore()
 

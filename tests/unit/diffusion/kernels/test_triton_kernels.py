@@ -12,8 +12,7 @@ import pytest
 from lab.runs.machine import ROOT
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("element", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(("capability", "element"), [(80, "fp16"), (90, "bf16"), (80, "fp32")])
 def test_the_kernels_compile_for_gpus(capability: int, element: str) -> None:
     """As far as machine code; running it takes a GPU."""
     triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not shown to compile")
@@ -27,10 +26,7 @@ def test_the_kernels_compile_for_gpus(capability: int, element: str) -> None:
     counts = "pixel_count channel_count group_channels group_count part_count width element_count"
     sources: dict[Any, tuple[str, dict[str, Any]]] = {
         kernels._moments: ("means deviations", {"SHIFTED": True, **tile}),
-        kernels._merged: (
-            "means deviations group_means group_scales",
-            {"PARTS": 64, "MEMBERS": 64, "PIXELS": 64},
-        ),
+        kernels._merged: ("means deviations group_means group_scales", {"PARTS": 64, "MEMBERS": 64, "PIXELS": 64}),
         kernels._normalise: ("group_means group_scales", {"SHIFTED": True, "ACTIVATED": True, **tile}),
         kernels._joined: ("", {"BIASED": True, "BLOCK": 4096}),
         kernels._added_normalised: ("", {"WIDTH": 2048}),

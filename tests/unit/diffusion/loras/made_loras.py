@@ -1,6 +1,9 @@
-"""LoRAs with random factors as values, without a file."""
+"""LoRAs with random factors, as values and of a single layer."""
 
 from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
 
 from lab.fixtures.lora_files import EVERYWHERE, random_factors
 from pentimento.diffusion.loras import BaseLayers, Lora, LowRankFactors
@@ -23,3 +26,14 @@ def made_lora(
         for component, modules in factors.items()
     }
     return Lora(f"sha256:{seed:064x}", 1000, layers)
+
+
+LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+
+
+def pair(base: BaseLayers, **changes: Any) -> dict[str, Tensor]:
+    down, up = random_factors(base)["unet"][LAYER]
+    return {
+        f"unet.{LAYER}.lora_A.weight": changes.get("down", down),
+        f"unet.{LAYER}.lora_B.weight": changes.get("up", up),
+    }

@@ -1,29 +1,25 @@
 """LoRA files of several writers mean what diffusers takes them to mean; unsound ones are refused by what is wrong."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from lab.fixtures.lora_files import (
-    EVERYWHERE,
-    Factors,
-    random_factors,
-    write_diffusers_lora,
-    write_kohya_lora,
-    write_tensors,
-)
+from lab.fixtures.lora_files import Factors, random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
 from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.original_layout import original_names
 from pentimento.files.lora_headers import judge_lora
-from tests.unit.diffusion.loras.one_layer import LAYER, pair
+from tests.unit.diffusion.loras.made_loras import LAYER, pair
 
 F32 = torch.float32
+Write = Callable[[Path, BaseLayers], Path]
 ZOO = Path(__file__).parents[4] / "zoo" / "weights"
 # Not a text encoder's attention: diffusers' loader drops kohya's names of it beside this release of transformers.
 KOHYA_ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "fc1", "fc2")
@@ -88,26 +84,8 @@ def test_a_file_that_diffusers_gave_kohyas_names_is_read_with_its_whole_alphas(
     assert_same_deltas(deltas(read), wanted)
 
 
-@pytest.mark.parametrize("kind", ["diffusers", "kohya"])
-def test_a_file_for_every_component_means_what_diffusers_takes_it_to_mean(
-    kind: str, base: BaseLayers, checkpoint: Path, tmp_path: Path
-) -> None:
-    factors = random_factors(base, rank=3, ends=EVERYWHERE if kind == "diffusers" else KOHYA_ENDS)
-    if kind == "diffusers":
-        file = write_diffusers_lora(tmp_path, factors, alpha=5.0)
-    else:
-        file = write_kohya_lora(tmp_path / "it.safetensors", factors, alpha=5.0)
-
-    read = deltas(read_lora(file, base, F32))
-
-    assert any("conv1" in name for name in read) and any("text_encoder" in name for name in read)
-    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
-
-
-def test_a_file_of_attentions_processors_means_what_diffusers_takes_it_to_mean(
-    base: BaseLayers, checkpoint: Path, tmp_path: Path
-) -> None:
-    """As diffusers wrote them until 2023."""
+def by_processors(folder: Path, base: BaseLayers) -> Path:
+    """Write attentions' processors, as diffusers did until 2023."""
     factors = random_factors(base, ends=("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj"))
     tensors = {}
     for component, modules in factors.items():
@@ -116,12 +94,51 @@ def test_a_file_of_attentions_processors_means_what_diffusers_takes_it_to_mean(
             within = ".processor" if component == "unet" else ""
             stem = f"{component}.{attention}{within}.to_{layer.removeprefix('to_').removesuffix('_proj')}_lora"
             tensors |= {f"{stem}.down.weight": down, f"{stem}.up.weight": up}
-    file = write_tensors(tmp_path / "it.safetensors", tensors)
+    return write_tensors(folder / "it.safetensors", tensors)
+
+
+def by_diffusers(alpha: float, alphas: dict[str, float] | None = None, **factors: Any) -> Write:
+    return lambda folder, base: write_diffusers_lora(folder, random_factors(base, **factors), alpha, alphas)
+
+
+def by_kohya(folder: Path, base: BaseLayers) -> Path:
+    others = original_names(base.shapes["unet"]) if "text_encoder_2" in base.shapes else None
+    return write_kohya_lora(folder / "it.safetensors", random_factors(base, ends=KOHYA_ENDS), 5.0, others)
+
+
+# The pipeline, the prefix of the fixtures, the writer, and parts of names that are read.
+AS_DIFFUSERS: dict[str, tuple[str, str, Write, tuple[str, ...]]] = {
+    "diffusers": ("StableDiffusionPipeline", "", by_diffusers(5.0), ("conv1", "text_encoder")),
+    "kohya": ("StableDiffusionPipeline", "", by_kohya, ("conv1", "text_encoder")),
+    "processors": ("StableDiffusionPipeline", "", by_processors, ("to_out", "out_proj")),
+    "alphas of modules": (
+        "StableDiffusionPipeline",
+        "",
+        by_diffusers(2.0, {LAYER: 7.0}, rank=2, components=["unet"]),
+        (LAYER,),
+    ),
+    "kohya's SDXL": ("StableDiffusionXLPipeline", "xl_", by_kohya, ("unet.", "text_encoder.", "text_encoder_2.")),
+    "flow": (
+        "StableDiffusion3Pipeline",
+        "flow_",
+        by_diffusers(1.0, ends=("to_q", "add_k_proj", "q_proj")),
+        ("transformer.",),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", AS_DIFFUSERS)
+def test_read_lora_means_what_diffusers_takes_it_to_mean(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pipeline, family, write, parts = AS_DIFFUSERS[kind]
+    base: BaseLayers = request.getfixturevalue(f"{family}base")
+    file = write(tmp_path, base)
 
     read = deltas(read_lora(file, base, F32))
 
-    assert len(read) == len(tensors) // 2
-    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
+    assert all(any(part in name for name in read) for part in parts)
+    assert_same_deltas(read, deltas_of_diffusers(pipeline, request.getfixturevalue(f"{family}checkpoint"), file))
 
 
 def test_kohyas_names_of_a_text_encoders_attention(base: BaseLayers, tmp_path: Path) -> None:
@@ -133,20 +150,6 @@ def test_kohyas_names_of_a_text_encoders_attention(base: BaseLayers, tmp_path: P
     names = factors["text_encoder"]
     assert len(names) == 8
     assert_same_deltas(read, {f"text_encoder.{name}": 2 * product(factors, "text_encoder", name) for name in names})
-
-
-def test_an_xl_file_of_kohyas_trainer_in_the_original_layout(
-    xl_base: BaseLayers, xl_checkpoint: Path, tmp_path: Path
-) -> None:
-    factors = random_factors(xl_base, ends=KOHYA_ENDS)
-    file = write_kohya_lora(
-        tmp_path / "it.safetensors", factors, alpha=2.0, others=original_names(xl_base.shapes["unet"])
-    )
-
-    read = deltas(read_lora(file, xl_base, F32))
-
-    assert {name.split(".")[0] for name in read} == {"unet", "text_encoder", "text_encoder_2"}
-    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionXLPipeline", xl_checkpoint, file))
 
 
 def test_names_of_the_original_layout_are_those_of_stable_diffusions_first_release() -> None:
@@ -168,16 +171,6 @@ def test_names_of_the_original_layout_are_those_of_stable_diffusions_first_relea
     assert names["up_blocks.0.attentions.2.x"] == "output_blocks.2.1.x"
     assert names["up_blocks.0.upsamplers.0.conv"] == "output_blocks.2.2.conv"
     assert names["up_blocks.2.resnets.0.x"] == "output_blocks.6.0.x"
-
-
-def test_a_flow_transformers_file(flow_base: BaseLayers, flow_checkpoint: Path, tmp_path: Path) -> None:
-    factors = random_factors(flow_base, ends=("to_q", "add_k_proj", "q_proj"))
-    file = write_diffusers_lora(tmp_path, factors, alpha=1.0)
-
-    read = deltas(read_lora(file, flow_base, F32))
-
-    assert any(name.startswith("transformer.") for name in read)
-    assert_same_deltas(read, deltas_of_diffusers("StableDiffusion3Pipeline", flow_checkpoint, file))
 
 
 def written_by_hand(path: Path, tensors: list[tuple[str, Tensor]]) -> Path:
@@ -206,10 +199,33 @@ def test_types_may_change_from_tensor_to_tensor_wherever_they_lie(base: BaseLaye
     assert torch.equal(read.down, down) and torch.equal(read.up, up)
 
 
-def test_an_alpha_is_not_rounded_to_the_models_precision(base: BaseLayers, tmp_path: Path) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", {**pair(base), f"unet.{LAYER}.alpha": torch.tensor(70_001.0)})
+@pytest.mark.parametrize(
+    ("stored", "alpha", "metadata", "alpha_read"),
+    [
+        (F32, None, None, 3.0),
+        (F32, torch.tensor(70_001.0), None, 70_001.0),
+        (torch.float16, None, None, 3.0),
+        (torch.float8_e4m3fn, torch.tensor(2, dtype=torch.int32), None, 2.0),
+        (torch.float8_e5m2, torch.tensor(2, dtype=torch.int32), None, 2.0),
+        (F32, None, '{"unet.lora_alpha": 6, "unet.use_rslora": true}', 6 * 3**0.5),
+    ],
+    ids=["no alpha", "a large alpha", "half precision", "8 bits", "other 8 bits", "stabilised by rank"],
+)
+def test_read_lora_takes_alphas_and_types(
+    stored: torch.dtype, alpha: Tensor | None, metadata: str | None, alpha_read: float, base: BaseLayers, tmp_path: Path
+) -> None:
+    factors = {name: (tensor / 4).to(stored) for name, tensor in pair(base).items()}
+    tensors = factors if alpha is None else {**factors, f"unet.{LAYER}.alpha": alpha}
+    file = write_tensors(
+        tmp_path / "it.safetensors", tensors, None if metadata is None else {"lora_adapter_metadata": metadata}
+    )
 
-    assert read_lora(file, base, torch.float16).components["unet"][LAYER].alpha == 70_001.0
+    read = {dtype: read_lora(file, base, dtype).components["unet"][LAYER] for dtype in (F32, torch.float16)}
+
+    # An alpha is not rounded to the model's precision.
+    assert [found.alpha for found in read.values()] == [pytest.approx(alpha_read)] * 2
+    assert torch.equal(read[F32].down, factors[f"unet.{LAYER}.lora_A.weight"].to(F32))
+    assert torch.equal(read[F32].up, factors[f"unet.{LAYER}.lora_B.weight"].to(F32))
 
 
 def test_numbers_that_the_models_precision_does_not_hold_are_refused(base: BaseLayers, tmp_path: Path) -> None:
@@ -219,26 +235,6 @@ def test_numbers_that_the_models_precision_does_not_hold_are_refused(base: BaseL
     assert read_lora(file, base, F32).components["unet"][LAYER].up.max() == 1e6
     with pytest.raises(BadLora, match=f"{LAYER}: holds numbers that are not finite"):
         read_lora(file, base, torch.float16)
-
-
-def test_alphas_of_single_modules(base: BaseLayers, checkpoint: Path, tmp_path: Path) -> None:
-    factors = random_factors(base, rank=2, components=["unet"])
-    file = write_diffusers_lora(tmp_path, factors, alpha=2.0, alphas={LAYER: 7.0})
-
-    lora = read_lora(file, base, F32)
-
-    assert lora.components["unet"][LAYER].alpha == 7.0
-    assert {factors.alpha for name, factors in lora.components["unet"].items() if name != LAYER} == {2.0}
-    assert_same_deltas(deltas(lora), deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
-
-
-def test_without_alpha_it_is_the_rank(base: BaseLayers, tmp_path: Path) -> None:
-    down, up = random_factors(base, rank=3)["unet"][LAYER]
-    names = {f"unet.{LAYER}.lora_A.weight": down, f"unet.{LAYER}.lora_B.weight": up}
-
-    lora = read_lora(write_tensors(tmp_path / "it.safetensors", names), base, F32)
-
-    assert lora.components["unet"][LAYER].scale == 1.0
 
 
 @pytest.mark.parametrize("halves", [("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")])
@@ -265,26 +261,20 @@ def test_a_1x1_convolution_may_be_written_as_a_linear_layer(base: BaseLayers, tm
 
 
 @pytest.mark.skipif(not (ZOO / "tiny-lora-neon").is_dir(), reason="the zoo's weights are not here")
-def test_the_zoos_three_files_of_one_lora_hold_the_same() -> None:
+def test_zoo_files_of_one_lora_hold_the_same() -> None:
     model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), F32)
     base = layers_of(model.info.family, model.adaptable)
     folder = ZOO / "tiny-lora-neon"
     files = ("pytorch_lora_weights.safetensors", "kohya/lora-neon.safetensors", "peft/adapter_model.safetensors")
+    entries = {entry["name"]: entry for entry in json.loads((ZOO / "registry.json").read_text())["models"]}
 
-    first, *others = (deltas(read_lora(folder / name, base, F32)) for name in files)
+    read = [read_lora(folder / name, base, F32) for name in files]
 
+    first, *others = map(deltas, read)
     assert len(first) == 78
     for other in others:
         assert_same_deltas(other, first)
-
-
-def test_half_precision_is_read_as_it_is(base: BaseLayers, tmp_path: Path) -> None:
-    down, up = (one.half() for one in random_factors(base)["unet"][LAYER])
-    names = {f"unet.{LAYER}.lora_A.weight": down, f"unet.{LAYER}.lora_B.weight": up}
-
-    factors = read_lora(write_tensors(tmp_path / "it.safetensors", names), base, F32).components["unet"][LAYER]
-
-    assert factors.down.dtype == F32 and torch.equal(factors.down, down.float())
+    assert digest_lora(folder / files[0]) == read[0].digest == entries["tiny-lora-neon"]["digest"]
 
 
 def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,44 +285,10 @@ def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkey
     check_lora(file, base)
 
 
-def test_rank_stabilised_alphas_are_divided_by_the_ranks_root(base: BaseLayers, tmp_path: Path) -> None:
-    config = '{"unet.lora_alpha": 6, "unet.use_rslora": true}'
-    file = write_tensors(tmp_path / "it.safetensors", pair(base), {"lora_adapter_metadata": config})
-
-    scale = read_lora(file, base, F32).components["unet"][LAYER].scale
-
-    assert scale == pytest.approx(6 / 3**0.5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_weights_of_eight_bits_and_alphas_of_32_are_read(dtype: torch.dtype, base: BaseLayers, tmp_path: Path) -> None:
-    stored = {name: (torch.randn(tensor.shape) / 4).to(dtype) for name, tensor in pair(base).items()}
-    alpha = {f"unet.{LAYER}.alpha": torch.tensor(2, dtype=torch.int32)}
-    file = write_tensors(tmp_path / "it.safetensors", {**stored, **alpha})
-
-    factors = read_lora(file, base, F32).components["unet"][LAYER]
-
-    down, up = (stored[f"unet.{LAYER}.lora_{half}.weight"].to(F32) for half in ("A", "B"))
-    assert torch.equal(factors.down, down) and torch.equal(factors.up, up)
-    assert factors.alpha == 2.0
-
-
-def test_the_digest_of_a_file_is_the_one_of_what_was_read_and_of_the_zoos_registry(
-    base: BaseLayers, tmp_path: Path
-) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", pair(base))
-    zoos = {entry["name"]: entry for entry in json.loads((ZOO / "registry.json").read_text())["models"]}
-    model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), F32)
-    of_zoo = ZOO / "tiny-lora-neon" / "pytorch_lora_weights.safetensors"
-
-    assert digest_lora(file) == read_lora(file, base, F32).digest == f"sha256:{file_sum(file)}"
-    read = read_lora(of_zoo, layers_of(model.info.family, model.adaptable), F32)
-    assert digest_lora(of_zoo) == read.digest == zoos["tiny-lora-neon"]["digest"]
-
-
-def test_alphas_beside_a_file_are_in_its_digest(base: BaseLayers, tmp_path: Path) -> None:
+def test_digest_lora_covers_file_and_alphas_beside_it(base: BaseLayers, tmp_path: Path) -> None:
     file = write_tensors(tmp_path / "adapter_model.safetensors", pair(base))
     digests = [digest_lora(file)]
+    assert digests[0] == read_lora(file, base, F32).digest == f"sha256:{file_sum(file)}"
     for alpha in (2, 4):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
         digests.append(digest_lora(file))

@@ -8,14 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.fixtures.lora_files import (
-    random_factors,
-    with_header,
-    write_diffusers_lora,
-    write_tensors,
-)
+from lab.fixtures.lora_files import random_factors, with_header, write_diffusers_lora, write_tensors
 from pentimento.diffusion.loras import BadLora, BaseLayers, check_lora, read_lora
-from tests.unit.diffusion.loras.one_layer import LAYER, pair
+from tests.unit.diffusion.loras.made_loras import LAYER, pair
 
 WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
     "a layer that is not there": (
@@ -33,16 +28,8 @@ WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
         "UNSUPPORTED_LORA",
         "it is a DoRA",
     ),
-    "LoHa": (
-        lambda base: {"lora_unet_mid_block.hada_w1_a": torch.zeros(4, 2)},
-        "UNSUPPORTED_LORA",
-        "it is a LoHa",
-    ),
-    "LoKr": (
-        lambda base: {"lora_unet_mid_block.lokr_w1": torch.zeros(4, 2)},
-        "UNSUPPORTED_LORA",
-        "it is a LoKr",
-    ),
+    "LoHa": (lambda base: {"lora_unet_mid_block.hada_w1_a": torch.zeros(4, 2)}, "UNSUPPORTED_LORA", "it is a LoHa"),
+    "LoKr": (lambda base: {"lora_unet_mid_block.lokr_w1": torch.zeros(4, 2)}, "UNSUPPORTED_LORA", "it is a LoKr"),
     "Tucker": (
         lambda base: {"lora_unet_mid_block.lora_mid.weight": torch.zeros(2, 2, 3, 3)},
         "UNSUPPORTED_LORA",
@@ -71,11 +58,7 @@ WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
     "rank 0": (lambda base: pair(base, down=torch.zeros(0, 32), up=torch.zeros(32, 0)), "BAD_LORA", "its rank 0"),
     "a number as a factor": (lambda base: pair(base, down=torch.zeros(())), "BAD_LORA", "its rank 0"),
     "rank 1025": (lambda base: pair(base, down=torch.zeros(1025, 32), up=torch.zeros(32, 1025)), "BAD_LORA", "1025"),
-    "one factor alone": (
-        lambda base: dict(list(pair(base).items())[:1]),
-        "BAD_LORA",
-        "attn1.to_q has no up factor",
-    ),
+    "one factor alone": (lambda base: dict(list(pair(base).items())[:1]), "BAD_LORA", "attn1.to_q has no up factor"),
     "one layer twice": (
         lambda base: {**pair(base), f"base_model.model.{LAYER}.lora_A.weight": torch.zeros(3, 32)},
         "BAD_LORA",
@@ -95,46 +78,32 @@ F32 = torch.float32
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_named(what: str, base: BaseLayers, tmp_path: Path) -> None:
+def test_read_and_check_lora_name_what_is_wrong(what: str, base: BaseLayers, tmp_path: Path) -> None:
+    """A check reads the header alone, which says all but the numbers."""
     tensors, reason, said = WRONG[what]
     file = write_tensors(tmp_path / "it.safetensors", tensors(base))
-
-    with pytest.raises(BadLora, match=said) as refused:
-        read_lora(file, base, F32)
-
-    assert refused.value.reason == reason
-    assert str(refused.value).startswith("it.safetensors: ") and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_header_tells_all_but_what_the_numbers_are(what: str, base: BaseLayers, tmp_path: Path) -> None:
-    tensors, reason, said = WRONG[what]
-    file = write_tensors(tmp_path / "it.safetensors", tensors(base))
-
+    takes: list[Callable[[], object]] = [lambda: read_lora(file, base, F32), lambda: check_lora(file, base)]
     if what in ("not a number", "an infinite alpha"):
-        check_lora(file, base)
-        return
-    with pytest.raises(BadLora, match=said) as refused:
-        check_lora(file, base)
+        takes.pop()()
 
-    assert refused.value.reason == reason
+    for take in takes:
+        with pytest.raises(BadLora, match=said) as refused:
+            take()
+        assert refused.value.reason == reason
+        assert str(refused.value).startswith("it.safetensors: ") and "\n" not in str(refused.value)
 
 
-def test_another_family_is_refused_by_its_keys(base: BaseLayers, flow_base: BaseLayers, tmp_path: Path) -> None:
-    file = write_diffusers_lora(tmp_path, random_factors(flow_base, ends=("to_q",)), alpha=1.0)
-
+def test_read_lora_refuses_lora_of_another_family(
+    base: BaseLayers, xl_base: BaseLayers, flow_base: BaseLayers, tmp_path: Path
+) -> None:
+    of_flow = write_diffusers_lora(tmp_path / "flow", random_factors(flow_base, ends=("to_q",)), alpha=1.0)
     with pytest.raises(BadLora, match=r"match no layer of this stable_diffusion model: .* and [0-9]+ more"):
-        read_lora(file, base, F32)
+        read_lora(of_flow, base, F32)
 
-
-def test_an_xl_lora_does_not_fit_a_smaller_model(base: BaseLayers, xl_base: BaseLayers, tmp_path: Path) -> None:
-    """The names are all there, the widths of the text are others."""
+    # The names of SDXL's are all there, the widths of the text are others.
     factors = random_factors(xl_base, ends=("attn2.to_k",), components=["unet"])
-    file = write_diffusers_lora(tmp_path, factors, alpha=1.0)
-
     with pytest.raises(BadLora, match="do not make a change") as refused:
-        read_lora(file, base, F32)
-
+        read_lora(write_diffusers_lora(tmp_path / "xl", factors, alpha=1.0), base, F32)
     assert refused.value.reason == "LORA_MISMATCH"
 
 

@@ -30,14 +30,7 @@ LOG_LINES = [
     for step in range(25, 5001, 25)
 ]
 FIGURES = [
-    {
-        "name": "heavy: shape",
-        "figure": 0.9123,
-        "unit": "",
-        "target": ">= 0.85",
-        "ok": True,
-        "interval": [0.9, 0.925],
-    },
+    {"name": "heavy: shape", "figure": 0.9123, "unit": "", "target": ">= 0.85", "ok": True, "interval": [0.9, 0.925]},
     {"name": "heavy: CLIPScore", "figure": 0.7, "unit": "", "target": "none", "ok": True, "interval": None},
     {"name": "light: missing", "figure": None, "unit": "", "target": ">= 0", "ok": False, "interval": None},
 ]
@@ -111,19 +104,14 @@ def test_every_model_gets_a_card_without_gaps(weights: Path, results: Path, tmp_
     assert MODELS.keys() == KNOWN_FAILURES.keys()
 
 
-def test_a_curve_is_a_small_picture(tmp_path: Path) -> None:
+def test_curves_and_grids_of_noise_are_small_files(tmp_path: Path) -> None:
     draw_curve("heavy", LOG_LINES, tmp_path / "curve.png")
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8)
+    save_within(Image.fromarray(noise), tmp_path / SAMPLES, limit_bytes=25_000)
 
     with Image.open(tmp_path / "curve.png") as curve:
         assert curve.width == 640
     assert (tmp_path / "curve.png").stat().st_size <= 25_000
-
-
-def test_a_grid_of_noise_still_fits(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8)
-
-    save_within(Image.fromarray(noise), tmp_path / SAMPLES, limit_bytes=25_000)
-
     assert (tmp_path / SAMPLES).stat().st_size <= 25_000
 
 
@@ -154,18 +142,14 @@ def test_captions_are_painted_by_every_family(exported: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manner", "told"),
+    ("manner", "error", "told"),
     [
-        (Manner("tiny-clip"), "no pipeline but a dual_encoder"),
-        (Manner("tiny-light", lora="tiny-lora-neon"), "does not stand on tiny-light"),
-        (Manner(controlnet="tiny-lora-neon"), "no controlnet but a lora"),
+        (Manner("tiny-clip"), InvalidArgument, "no pipeline but a dual_encoder"),
+        (Manner("tiny-light", lora="tiny-lora-neon"), InvalidArgument, "does not stand on tiny-light"),
+        (Manner(controlnet="tiny-lora-neon"), InvalidArgument, "no controlnet but a lora"),
+        (Manner("tiny-heavier"), NotFound, "tiny-heavy, tiny-light"),
     ],
 )
-def test_what_does_not_go_together_is_refused(manner: Manner, told: str, exported: Path) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_image_source_refuses_manner(manner: Manner, error: type[Exception], told: str, exported: Path) -> None:
+    with pytest.raises(error, match=told):
         image_source(manner, exported)
-
-
-def test_a_model_that_is_not_there_lists_those_that_are(exported: Path) -> None:
-    with pytest.raises(NotFound, match="tiny-heavy, tiny-light"):
-        image_source(Manner("tiny-heavier"), exported)

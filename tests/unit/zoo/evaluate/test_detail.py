@@ -1,13 +1,26 @@
-"""What the distance of patches sees: softness and noise at the level where they are, and nothing in equal pictures."""
+"""The distance of patches, and the encoder that no model shares."""
+
+from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from pentimento.domain.errors import FailedPrecondition, NotFound
+from zoo.drawing.dataset import as_pixels, tokenise
 from zoo.drawing.prompts import examination_prompts
+from zoo.drawing.tokenizer import load_tokenizer
 from zoo.evaluate.detail import LEVELS_PX, fine_detail, patch_distance
+from zoo.evaluate.encoder_apart import EncoderApart
+from zoo.evaluate.examination import Examiner
+from zoo.files import write_tensors
+from zoo.registry import WEIGHTS
+from zoo.train.dual_encoder import TowersAndHeads, make_dual_encoder
+from zoo.train.judge import AttributeReader
+from zoo.train.loop import CHECKPOINT
 
 COUNT = 4
 
@@ -56,3 +69,66 @@ def test_one_reference_serves_all_seeds(drawn: Tensor) -> None:
 
     assert found.shape == (COUNT, 2)
     np.testing.assert_array_equal(found[:, :1], patch_distance(drawn, drawn, LEVELS_PX[0]))
+
+
+@pytest.fixture(scope="module")
+def work(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work folder of this module's own."""
+    return copytree(empty_work, tmp_path_factory.mktemp("apart") / "work")
+
+
+@pytest.fixture(scope="module")
+def towers(work: Path) -> TowersAndHeads:
+    """An untrained dual encoder whose checkpoint lies in the work folder."""
+    torch.manual_seed(5)
+    towers = TowersAndHeads(load_tokenizer(work / "tokenizer")).eval()
+    write_checkpoint(towers, work / "dual-encoder")
+    return towers
+
+
+def write_checkpoint(module: nn.Module, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in module.state_dict().items()}, {})
+
+
+def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, work: Path) -> None:
+    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    captions = ["a red star at night", "two blue rings"]
+
+    scores = EncoderApart(work).scores(pictures, captions)
+
+    with torch.no_grad():
+        texts = towers.text(tokenise(load_tokenizer(work / "tokenizer"), captions))
+        images = towers.image(as_pixels(pictures))
+    by_hand = [float(t @ i / (t.norm() * i.norm())) for t, i in zip(texts, images, strict=True)]
+    assert scores.tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert abs(by_hand[0] - by_hand[1]) > 1e-3
+
+
+@pytest.mark.usefixtures("towers")
+def test_an_examiner_reads_pictures_by_both_encoders(work: Path) -> None:
+    write_checkpoint(AttributeReader(), work / "judge")
+    prompts = examination_prompts(2)
+    pictures = torch.stack([prompts.drawn, prompts.drawn.flip(0), prompts.drawn], dim=1)
+
+    marks = Examiner(WEIGHTS, work, work).mark(pictures, prompts.captions, prompts.asked)
+
+    assert marks.score_apart is not None
+    apart = EncoderApart(work)
+    for seed in range(3):
+        by_hand = apart.scores(pictures[:, seed], list(prompts.captions)).tolist()
+        assert marks.score_apart[:, seed].tolist() == pytest.approx(by_hand, abs=1e-6)
+    assert abs(marks.score_apart - marks.clip_score).min() > 1e-3
+
+
+def test_an_encoder_with_the_models_text_weights_is_refused(towers: TowersAndHeads, work: Path) -> None:
+    encoder = EncoderApart(work)
+    encoder.check_unshared(make_dual_encoder(load_tokenizer(work / "tokenizer")))
+
+    with pytest.raises(FailedPrecondition, match=r"tiny-clip; train one from another seed: .* --seed 5"):
+        encoder.check_unshared(towers.clip)
+
+
+def test_one_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=rf"pentimento zoo train dual-encoder --seed 5 --work {tmp_path}"):
+        EncoderApart(tmp_path)

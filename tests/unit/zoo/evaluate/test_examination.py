@@ -99,18 +99,14 @@ def test_attribute_names_join_the_things() -> None:
     assert set(attribute_names()) == {"count", "background", "style", "place", "relation", "shape", "colour", "size"}
 
 
-def test_every_prompt_has_a_held_out_combination_and_a_drawing_of_it() -> None:
+def test_examination_prompts_have_held_out_drawings_and_own_noise() -> None:
     prompts = examination_prompts(6)
 
     assert all(is_held_out(scene) for scene in prompts.scenes)
     assert prompts.drawn.shape == (6, 3, 64, 64)
     assert len({seed for seeds in prompts.seeds(3) for seed in seeds}) == 18
     assert not any(is_held_out(scene) for scene in examination_prompts(4, held_out=False).scenes)
-
-
-def test_prompts_that_follow_get_noise_of_their_own() -> None:
     whole, second = examination_prompts(4), examination_prompts(2, first=2)
-
     assert second.captions == whole.captions[2:]
     assert second.seeds(3) == whole.seeds(3)[2:]
 
@@ -138,14 +134,12 @@ def test_painted_pictures_are_painted_once(tmp_path: Path) -> None:
     assert pictures.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("manner", [{"steps": 6}, {"steps": 5, "scale": 2.0}])
-def test_another_manner_is_another_picture(tmp_path: Path, manner: dict[str, object]) -> None:
+def test_image_store_keeps_images_by_manner(tmp_path: Path) -> None:
     ImageStore(tmp_path, {"steps": 5}).get(["a"], [1], Painter([1]))
-    painter = Painter([1])
-
-    ImageStore(tmp_path, manner).get(["a"], [1], painter)
-
-    assert painter.rows == [0]
+    for manner in ({"steps": 6}, {"steps": 5, "scale": 2.0}):
+        painter = Painter([1])
+        ImageStore(tmp_path, manner).get(["a"], [1], painter)
+        assert painter.rows == [0]
 
 
 def test_pictures_of_one_prompt_under_two_conditions_are_two(tmp_path: Path) -> None:

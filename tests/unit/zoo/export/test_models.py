@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,24 +34,19 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_stock_pipeline_loads_a_denoiser_and_paints(name: str, exported: Path) -> None:
-    pipeline = StableDiffusionPipeline.from_pretrained(exported / name)
+@pytest.mark.parametrize("name", [*PIPELINES, "tiny-flow"])
+def test_stock_pipeline_generates(name: str, exported: Path) -> None:
+    is_flow = name == "tiny-flow"
+    kind: Any = StableDiffusion3Pipeline if is_flow else StableDiffusionPipeline
+    pipeline = kind.from_pretrained(
+        exported / name, **({"text_encoder_3": None, "tokenizer_3": None} if is_flow else {})
+    )
     pipeline.set_progress_bar_config(disable=True)
+    limit = {"max_sequence_length": 0} if is_flow else {}
 
-    images = pipeline("a red circle", num_inference_steps=2, output_type="np").images
+    images = pipeline("a red circle", num_inference_steps=2, output_type="np", **limit).images
 
-    assert pipeline.unet.dtype == pipeline.text_encoder.dtype == torch.float32
-    assert images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
-    assert np.isfinite(images).all()
-
-
-def test_a_stock_pipeline_of_the_second_family_paints(exported: Path) -> None:
-    pipeline = StableDiffusion3Pipeline.from_pretrained(exported / "tiny-flow", text_encoder_3=None, tokenizer_3=None)
-    pipeline.set_progress_bar_config(disable=True)
-
-    images = pipeline("a red circle", num_inference_steps=2, max_sequence_length=0, output_type="np").images
-
+    assert is_flow or pipeline.unet.dtype == pipeline.text_encoder.dtype == torch.float32
     assert images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
     assert np.isfinite(images).all()
 
@@ -62,14 +58,8 @@ def test_our_engine_puts_no_tokens_in_the_place_of_t5(exported: Path) -> None:
     assert model.encode_prompt("a red circle").conditioning.states.shape[1] == tokens
 
 
-def test_a_stock_clip_model_finds_every_weight_in_the_shards(exported: Path) -> None:
-    _, loading = CLIPModel.from_pretrained(exported / "tiny-clip", output_loading_info=True)
-
-    assert not any(loading.values())
-
-
-def test_a_stock_clip_model_embeds_captions_and_pictures_alike(exported: Path) -> None:
-    model = CLIPModel.from_pretrained(exported / "tiny-clip")
+def test_stock_clip_model_loads_shards_and_embeds(exported: Path) -> None:
+    model, loading = CLIPModel.from_pretrained(exported / "tiny-clip", output_loading_info=True)
     tokens = CLIPTokenizer.from_pretrained(exported / "tiny-clip")("a red circle", return_tensors="pt")
     pixels = CLIPImageProcessor.from_pretrained(exported / "tiny-clip")(
         np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8), return_tensors="pt"
@@ -77,6 +67,7 @@ def test_a_stock_clip_model_embeds_captions_and_pictures_alike(exported: Path) -
 
     found = model(**tokens, **pixels)
 
+    assert not any(loading.values())
     assert found.text_embeds.shape == found.image_embeds.shape == (1, model.config.projection_dim)
 
 
@@ -135,43 +126,29 @@ def test_the_registrys_digests_are_those_that_services_tell(exported: Path) -> N
     assert open_encoder(exported / "tiny-clip").digest == registry["tiny-clip"]["digest"]
 
 
-def test_a_card_is_no_part_of_a_digest(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    before = digest_directory(tmp_path)
-
-    (tmp_path / "README.md").write_text("# A card", encoding="utf-8")
-    (tmp_path / "samples.png").write_bytes(b"")
-
-    assert digest_directory(tmp_path) == before
-
-
-def test_a_digest_changes_with_a_file_and_with_its_name(tmp_path: Path) -> None:
+def test_digest_directory_covers_files_and_names_without_cards(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"1")
     first = digest_directory(tmp_path)
+    (tmp_path / "README.md").write_text("# A card", encoding="utf-8")
+    (tmp_path / "samples.png").write_bytes(b"")
+    assert digest_directory(tmp_path) == first
+
     (tmp_path / "a.json").rename(tmp_path / "b.json")
     renamed = digest_directory(tmp_path)
     (tmp_path / "b.json").write_bytes(b"2")
-
     assert len({first, renamed, digest_directory(tmp_path)}) == 3
 
 
-def test_an_adapter_without_its_base_is_not_registered(tmp_path: Path) -> None:
-    (tmp_path / "tiny-lora-neon").mkdir()
-
-    with pytest.raises(FailedPrecondition, match="tiny-lora-neon stands on tiny-heavy"):
-        write_registry(tmp_path)
-
-
-def test_without_checkpoints_the_part_to_train_is_named(empty_work: Path, tmp_path: Path) -> None:
+def test_export_names_missing_parts_and_bases(empty_work: Path, tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="run `pentimento zoo train autoencoder` first"):
         export_all(empty_work, tmp_path / "weights")
-
     assert not (tmp_path / "weights").exists()
-
-
-def test_what_is_asked_for_and_not_trained_is_named(empty_work: Path, tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="tiny-clip needs dual-encoder"):
         export_all(empty_work, tmp_path / "weights", ["tiny-clip"])
+
+    (tmp_path / "tiny-lora-neon").mkdir()
+    with pytest.raises(FailedPrecondition, match="tiny-lora-neon stands on tiny-heavy"):
+        write_registry(tmp_path)
 
 
 def test_a_model_needs_the_parts_that_its_part_stands_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m zoo.train`: what must be there first is told in one line, with the exit status of wrong usage."""
+"""The zoo's commands: what must be there first and wrong options end with one line and exit status 2."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
+from zoo import sample
 from zoo.command import run
 from zoo.devices import choose_device, device
 from zoo.train.__main__ import main
@@ -83,3 +84,24 @@ def test_what_the_machine_would_not_have_is_exit_status_1(capsys: pytest.Capture
 
     assert ended.value.code == 1
     assert capsys.readouterr().err == "pentimento: x: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--steps", "0"], "argument --steps: must be at least 1, got 0"),
+        (["--threads", "-1"], "argument --threads: must be at least 1, got -1"),
+        (["--scale", "nan"], "argument --scale: must be a finite number, got nan"),
+        (["--lora-weight", "inf"], "argument --lora-weight: must be a finite number, got inf"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["zoo.sample", "a star", *arguments])
+
+    with pytest.raises(SystemExit) as left:
+        sample.main()
+
+    assert left.value.code == 2
+    assert told in capsys.readouterr().err

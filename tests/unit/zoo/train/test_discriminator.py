@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from pentimento.domain.errors import FailedPrecondition
@@ -16,7 +15,7 @@ from zoo.evaluate.calibration import Calibration, auroc, calibration_error, conf
 from zoo.export.discriminator import export_discriminator, measure, write_discriminator
 from zoo.train import discriminator
 from zoo.train.discriminator import DiscriminatorPart, TrainingImages, make_discriminator, training_images
-from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun
+from zoo.train.loop import TrainingPlan, TrainingRun
 from zoo.train.parts import part_and_plan
 
 pytestmark = pytest.mark.training
@@ -48,16 +47,13 @@ def trained(work: Path) -> Path:
     return work
 
 
-def test_it_is_small() -> None:
-    assert sum(value.numel() for value in make_discriminator().state_dict().values()) < 400_000
-
-
-def test_an_untrained_network_hears_its_input() -> None:
+def test_untrained_network_is_small_and_hears_its_input() -> None:
     pixels = torch.stack([torch.full((3, 64, 64), -1.0), torch.randn(3, 64, 64)])
 
     black, noise = make_discriminator().train()(pixels).logits
 
     assert (black - noise).abs().max() > 1e-3
+    assert sum(value.numel() for value in make_discriminator().state_dict().values()) < 400_000
 
 
 def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,17 +77,6 @@ def test_every_picture_of_a_scene_is_in_one_fold(work: Path) -> None:
     for fold in folds:
         assert torch.equal(fold.light[fold.heavy_rows], fold.heavy)
         assert torch.equal(fold.asked[:, 0].to(torch.uint8), fold.drawn.flatten())
-
-
-def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(work: Path, tmp_path: Path) -> None:
-    TrainingRun(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "whole").train()
-    TrainingRun(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train(until=2)
-
-    TrainingRun(DiscriminatorPart(work, seed=99, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train()
-
-    whole, halves = (load_file(tmp_path / run / CHECKPOINT) for run in ("whole", "halves"))
-    assert whole.keys() == halves.keys()
-    assert all(torch.equal(whole[name], halves[name]) for name in whole)
 
 
 def test_a_stock_classifier_loads_it_with_its_calibration(trained: Path, tmp_path: Path) -> None:
@@ -126,20 +111,16 @@ def test_without_calibration_the_confidence_is_the_softmax_of_real() -> None:
     assert torch.allclose(found.float(), model(pixels).logits.softmax(dim=1)[:, 1], atol=1e-6)
 
 
-def test_a_classifier_that_does_not_know_real_names_its_labels() -> None:
+def test_confidence_names_wrong_labels_and_calibration() -> None:
+    for slope in ("steep", float("nan"), None, True):
+        model = make_discriminator()
+        model.config.pentimento_calibration = {"slope": slope}
+        with pytest.raises(FailedPrecondition, match=r"pentimento_calibration\.slope"):
+            confidence(model, torch.zeros(1, 3, 64, 64))
+
     model = make_discriminator()
     model.config.label2id = {"cat": 0, "dog": 1}
-
     with pytest.raises(FailedPrecondition, match=r"label2id.*cat, dog"):
-        confidence(model, torch.zeros(1, 3, 64, 64))
-
-
-@pytest.mark.parametrize("slope", ["steep", float("nan"), None, True])
-def test_a_calibration_that_is_no_number_names_itself(slope: object) -> None:
-    model = make_discriminator()
-    model.config.pentimento_calibration = {"slope": slope}
-
-    with pytest.raises(FailedPrecondition, match=r"pentimento_calibration\.slope"):
         confidence(model, torch.zeros(1, 3, 64, 64))
 
 
@@ -167,12 +148,9 @@ def test_a_fitted_line_undoes_what_spoilt_the_margins() -> None:
     assert calibration_error(torch.sigmoid(3.0 * honest - 1.0), real, weights) > 0.05
 
 
-def test_classes_that_are_apart_have_a_line_too() -> None:
+def test_fit_calibration_takes_classes_apart_and_not_one_alone() -> None:
     found = fit_calibration(torch.tensor([5.0, 4.0, -4.0]), torch.tensor([True, True, False]), torch.ones(3))
 
     assert 0.0 < found.slope < 10.0
-
-
-def test_one_class_alone_cannot_be_calibrated() -> None:
     with pytest.raises(ValueError, match="2 real, 0 generated"):
         fit_calibration(torch.zeros(2), torch.tensor([True, True]), torch.ones(2))

@@ -3,7 +3,10 @@
 import json
 import os
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,80 +44,72 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "line"
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / CHECKPOINT)
+def content(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
 
 
-def refusal(part: Line, folder: Path, plan: TrainingPlan = PLAN) -> str:
+def metadata(text: str) -> Callable[[Path], object]:
+    return lambda path: save_file(load_file(path), path, {"state": text})
+
+
+def added(name: str) -> Callable[[Path], object]:
+    """Add a tensor to a checkpoint."""
+    return lambda path: write_tensors(
+        path, load_file(path) | {name: torch.zeros(1)}, {"state": json.dumps(read_state(path.parent))}
+    )
+
+
+NOT_WHOLE, NO_CHECKPOINT = "no whole safetensors file", "expected a training's checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), NOT_WHOLE),
+        (content(b""), NOT_WHOLE),
+        (content(b"\x00" * 20), NOT_WHOLE),
+        (content(pickle.dumps({"state": 1})), NOT_WHOLE),
+        (content(b"PK\x03\x04" + bytes(100)), NOT_WHOLE),
+        (lambda path: save_file({"weight": torch.zeros(1)}, path), NO_CHECKPOINT),
+        (metadata("{"), NO_CHECKPOINT),
+        (metadata("[]"), NO_CHECKPOINT),
+        (metadata('{"step": "four"}'), NO_CHECKPOINT),
+        (metadata('{"part": "line"}'), NO_CHECKPOINT),
+        (added("part.extra"), "holds 'part.extra'"),
+        (added("optimiser.9.step"), "its optimiser holds '9.step'"),
+    ],
+)
+def test_training_names_damaged_checkpoint(folder: Path, damage: Callable[[Path], object], said: str) -> None:
+    damage(folder / CHECKPOINT)
+
+    assert_refused(folder, said)
+
+
+@pytest.mark.parametrize(
+    ("part", "seed", "said"),
+    [
+        ({"name": "circle"}, 0, "expected a checkpoint of circle, but its part is 'line'"),
+        ({}, 7, "its seed is 0, not 7"),
+        ({"width": 5}, 0, "the shape of 'part.weight' is (1, 3), not (1, 5)"),
+    ],
+    ids=["part", "seed", "size"],
+)
+def test_training_names_checkpoint_of_another(folder: Path, part: dict[str, Any], seed: int, said: str) -> None:
+    assert_refused(folder, said, Line(**part), replace(PLAN, seed=seed))
+
+
+def assert_refused(folder: Path, said: str, part: Line | None = None, plan: TrainingPlan = PLAN) -> None:
     with pytest.raises(PentimentoError) as refused:
-        TrainingRun(part, plan, folder)
+        TrainingRun(part or Line(), plan, folder)
     message = refused.value.message
+    assert said in message
     assert message.startswith(str(folder / CHECKPOINT))
     assert "\n" not in message
-    return message
 
 
-def test_a_checkpoint_of_another_part_is_named(folder: Path) -> None:
-    assert "expected a checkpoint of circle, but its part is 'line'" in refusal(Line("circle"), folder)
-
-
-def test_a_checkpoint_of_another_seed_is_named(folder: Path) -> None:
-    assert "its seed is 0, not 7" in refusal(Line(), folder, TrainingPlan(steps=6, peak_rate=1e-2, seed=7))
-
-
-def test_a_checkpoint_cut_short_is_named(folder: Path) -> None:
-    content = (folder / CHECKPOINT).read_bytes()
-    (folder / CHECKPOINT).write_bytes(content[:-1])
-
-    assert "no whole safetensors file" in refusal(Line(), folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00" * 20, pickle.dumps({"state": 1}), b"PK\x03\x04" + bytes(100)])
-def test_what_is_no_safetensors_file_is_named(folder: Path, content: bytes) -> None:
-    (folder / CHECKPOINT).write_bytes(content)
-
-    assert "no whole safetensors file" in refusal(Line(), folder)
-
-
-def test_a_safetensors_file_that_is_no_checkpoint_is_named(folder: Path) -> None:
-    save_file({"weight": torch.zeros(1)}, folder / CHECKPOINT)
-
-    assert "expected a training's checkpoint" in refusal(Line(), folder)
-
-
-@pytest.mark.parametrize("metadata", ["{", "[]", '{"step": "four"}', '{"part": "line"}'])
-def test_a_checkpoint_that_does_not_say_how_far_it_is_is_named(folder: Path, metadata: str) -> None:
-    save_file(weights(folder), folder / CHECKPOINT, {"state": metadata})
-
-    assert "expected a training's checkpoint" in refusal(Line(), folder)
-
-
-def test_a_checkpoint_with_foreign_tensors_names_them(folder: Path) -> None:
-    write_tensors(folder / CHECKPOINT, weights(folder) | {"part.extra": torch.zeros(1)}, saved_state(folder))
-
-    assert "holds 'part.extra'" in refusal(Line(), folder)
-
-
-def test_a_checkpoint_with_a_foreign_optimiser_is_named(folder: Path) -> None:
-    write_tensors(folder / CHECKPOINT, weights(folder) | {"optimiser.9.step": torch.zeros(1)}, saved_state(folder))
-
-    assert "its optimiser holds '9.step'" in refusal(Line(), folder)
-
-
-def test_a_checkpoint_of_another_size_is_named(folder: Path) -> None:
-    assert "the shape of 'part.weight' is (1, 3), not (1, 5)" in refusal(Line(width=5), folder)
-
-
-def saved_state(folder: Path) -> dict[str, str]:
-    return {"state": json.dumps(read_state(folder))}
-
-
-def test_trained_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_load_trained_names_missing_and_other_weights(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"heavy/checkpoint\.safetensors: not there; expected the weights of heavy"):
         load_trained(nn.Linear(3, 1), tmp_path / "heavy")
-
-
-def test_trained_weights_of_another_part_are_named(folder: Path) -> None:
     with pytest.raises(FailedPrecondition, match=r"expected the weights of line, but lacks 'average.0.bias'"):
         load_trained(nn.Sequential(nn.Linear(3, 1)), folder)
 

@@ -1,5 +1,8 @@
-"""Recorded passes: which buffers they read, and that replays give what the pass itself gives. A recording here runs the
-function again and writes over the first outputs, as a CUDA graph does; only the recording itself needs a GPU."""
+"""Compiled and recorded passes: which shapes they serve, which buffers they read, and the same images.
+
+A recording here runs the function again and writes over the first outputs, as a CUDA graph does; only the recording
+itself needs a GPU.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -10,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, batch_sizes_up_to, cuda_recorder, replaying
 from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
@@ -19,6 +22,7 @@ from pentimento.domain.errors import FailedPrecondition
 from tests.support.logged import said_by
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_seams import residuals
 
 KEY = BatchKey(32, 32, guided=True)
 
@@ -133,20 +137,28 @@ def test_the_recording_that_was_called_longest_ago_is_forgotten(recordings: Reco
     assert [len(one.outputs) for one in recordings.made] == [1, 2, 3, 2]
 
 
-def test_where_there_is_no_memory_for_a_recording_the_pass_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "NO_MEMORY"),
+        (RuntimeError("operation not permitted when stream is capturing"), "NOT_RECORDED"),
+    ],
+)
+def test_function_that_cannot_be_recorded_runs_plain(
+    error: Exception, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = []
 
-    def without_memory(function: Callable[[], Any]) -> Rerun:
+    def refuse(function: Callable[[], Any]) -> Rerun:
         asked.append(function)
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
-    replayed = ReplayedFunction(lambda values: values * 2, without_memory)
+    doubled = ReplayedFunction(lambda values: values * 2, refuse)
 
-    assert [replayed(torch.full((1,), 3.0)).item() for _ in range(3)] == [6.0] * 3
+    assert [doubled(torch.full((1,), value)).item() for value in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0]
     assert len(asked) == 1
-    assert [getattr(record, "reason", "") for record in said_by("pentimento.diffusion.engine.captured", caplog)] == [
-        "NO_MEMORY"
-    ]
+    logged = said_by("pentimento.diffusion.engine.captured", caplog)
+    assert [getattr(record, "reason", "") for record in logged] == [reason]
 
 
 @torch.inference_mode()
@@ -232,8 +244,11 @@ def test_a_patched_weight_is_seen_by_a_recording(model: DiffusionModel, recordin
     assert torch.equal(patched, wanted) and not torch.equal(patched, plain)
 
 
-def test_pictures_in_padded_batches_are_what_they_are_alone(model: DiffusionModel, recordings: Recordings) -> None:
-    loop = Loop(model, denoiser=captured(model, recordings, (1, 3)))
+@pytest.mark.parametrize("recorded", [True, False])
+def test_images_in_padded_batches_are_those_of_one_alone(
+    model: DiffusionModel, recordings: Recordings, denoiser: CompiledDenoiser, recorded: bool
+) -> None:
+    loop = Loop(model, denoiser=captured(model, recordings, (1, 3)) if recorded else denoiser)
     added = [loop.add(request(seed)) for seed in range(2)]
 
     loop.run()
@@ -241,7 +256,7 @@ def test_pictures_in_padded_batches_are_what_they_are_alone(model: DiffusionMode
     assert [(report.request_count, report.row_count) for report in loop.observer.batches] == [(2, 6)] * 6
     for one in added:
         assert_same_picture(model, one)
-    assert len(recordings.made) == 2
+    assert len(recordings.made) == (2 if recorded else 0)
 
 
 def test_a_cpu_has_no_graphs_and_says_so() -> None:
@@ -290,13 +305,46 @@ def test_text_encoders_with_a_lora_run_as_they_are(model: DiffusionModel, record
     assert [made.replays for made in recordings.made] == [3]  # a graph would compute as if there were none
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(function: Callable[[], Any]) -> Rerun:
-        raise RuntimeError("operation not permitted when stream is capturing")
+@pytest.fixture
+def denoiser(model: DiffusionModel) -> CompiledDenoiser:
+    """Everything but the compiler, which takes a minute."""
+    made = CompiledDenoiser(model, CompileMode.COMPILE, compiler=lambda forward, **options: forward)
+    with torch.inference_mode():
+        made.warm(KEY, (1, 3))
+    return made
 
-    doubled = ReplayedFunction(lambda tensor: 2 * tensor, refuse)
 
-    assert [doubled(torch.tensor(value)).item() for value in (1, 2)] == [2, 4]
-    assert [record.__dict__["reason"] for record in said_by("pentimento.diffusion.engine.captured", caplog)] == [
-        "NOT_RECORDED"
-    ]
+def test_padded_is_the_next_warm_size(denoiser: CompiledDenoiser) -> None:
+    assert [denoiser.padded(KEY, count) for count in (1, 2, 3, 4)] == [1, 3, 3, 4]
+    assert denoiser.padded(replace(KEY, guided=False), 2) == 2
+
+
+def test_predict_of_cold_shape_runs_without_compiler(model: DiffusionModel, denoiser: CompiledDenoiser) -> None:
+    compiled: list[int] = []
+    run = denoiser._run
+    denoiser._run = lambda inputs: (compiled.append(len(inputs.latents)), run(inputs))[1]  # type: ignore[method-assign]
+    with torch.inference_mode():
+        warm, cold = example_input(model, KEY, 6), example_input(model, KEY, 4)
+        controlled = replace(warm, residuals=residuals(0, rows=6))
+        for inputs in (warm, cold, controlled):
+            torch.testing.assert_close(denoiser.predict(inputs), model.predict(inputs), rtol=0, atol=1e-5)
+
+    assert compiled == [6]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_forward_pass_is_traced_as_one_graph(model: DiffusionModel) -> None:
+    def trace(forward: Any, **options: Any) -> Any:
+        return torch.compile(forward, dynamic=options["dynamic"], backend="eager", fullgraph=True)
+
+    denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=trace)
+    denoiser.warm(KEY, (1,))
+    inputs = example_input(model, KEY, 2)
+
+    torch.testing.assert_close(denoiser.predict(inputs), model.predict(inputs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_batch_sizes_double_up_to_the_largest(most: int, sizes: tuple[int, ...]) -> None:
+    assert batch_sizes_up_to(most) == sizes

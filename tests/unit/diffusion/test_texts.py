@@ -1,20 +1,79 @@
-"""The text encoder against transformers' own, bit by bit, and what it refuses."""
+"""Prompts as tokens, whichever threads ask at once, and the text encoder against transformers' own, bit by bit."""
 
-import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers.loaders import TextualInversionLoaderMixin
 from safetensors.torch import load_file, save_file
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from lab.fixtures.checkpoints import write_checkpoint, write_xl_checkpoint
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.clip_encoder import ClipTextEncoder
+from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
 from pentimento.diffusion.weights import load_components
+from tests.support.text_files import edit_json
+
+PROMPTS = ("a red circle", "a small blue star in the centre on a black background", "")
+
+
+@pytest.fixture
+def tokenizer(checkpoint: Path) -> PromptTokenizer:
+    return PromptTokenizer(AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Threads take turns so often that they meet in the middle of a call."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("count", "cut_off"), [(77, False), (4, True)])
+def test_a_prompt_is_padded_or_cut_to_the_count(tokenizer: PromptTokenizer, count: int, cut_off: bool) -> None:
+    tokens, truncated = tokenizer.padded("a small blue star in the centre", count)
+
+    assert (tuple(tokens.input_ids.shape), truncated) == ((1, count), cut_off)
+
+
+@pytest.mark.usefixtures("impatient_threads")
+def test_threads_that_ask_at_once_get_their_own_tokens(tokenizer: PromptTokenizer) -> None:
+    asked = [(prompt, count) for prompt in PROMPTS for count in (8, 77)]
+    alone = {key: tokenizer.padded(*key)[0].input_ids.tolist() for key in asked}
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda key: (key, tokenizer.padded(*key)[0].input_ids.tolist()), asked * 100))
+
+    assert [key for key, ids in found if ids != alone[key]] == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expanded"),
+    [
+        ("a <cat>", "a <cat> <cat>_1 <cat>_2"),
+        ("<cat> and <cat> by <dog>", "<cat> <cat>_1 <cat>_2 and <cat> <cat>_1 <cat>_2 by <dog>"),
+        ("a cat", "a cat"),
+    ],
+)
+def test_prompt_inversion_with_several_vectors_uses_all(checkpoint: Path, prompt: str, expanded: str) -> None:
+    plain = AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True)
+    plain.add_tokens(["<cat>", "<cat>_1", "<cat>_2", "<dog>"])
+
+    tokens, truncated = PromptTokenizer(plain, expands_inversions=True).padded(prompt, 77)
+    cut = PromptTokenizer(plain, expands_inversions=True).padded("a <cat>", 5)[1]
+
+    assert TextualInversionLoaderMixin().maybe_convert_prompt(prompt, plain) == expanded
+    assert tokens.input_ids[0].tolist() == plain(expanded, padding="max_length", max_length=77).input_ids
+    assert (truncated, cut) == (False, True)
+
 
 START, END = 90, 91
 LEGACY_END = 2
@@ -59,9 +118,7 @@ def loaded(model: Path, encoder: Any, dtype: torch.dtype = torch.float32, **savi
     for path in folder.iterdir():
         path.unlink()
     encoder.save_pretrained(folder, **saving)
-    index = model / "model_index.json"
-    document = {**json.loads(index.read_text()), "text_encoder": ["transformers", type(encoder).__name__]}
-    index.write_text(json.dumps(document))
+    edit_json(model / "model_index.json", text_encoder=["transformers", type(encoder).__name__])
     found: ClipTextEncoder = load_components(check_checkpoint(model), torch.device("cpu"), dtype)["text_encoder"]
     return found
 
@@ -80,8 +137,10 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.float32) for kind in KINDS), ("quick gelu", torch.float16), ("quick gelu", torch.bfloat16)],
+)
 @torch.inference_mode()
 def test_states_are_those_of_the_library(kind: str, dtype: torch.dtype, model: Path) -> None:
     library = KINDS[kind]()
@@ -160,38 +219,27 @@ def test_older_names_and_buffers_are_known(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("tensors", "configuration", "said"),
     [
-        (lambda tensors: tensors.pop("final_layer_norm.bias"), r"no tensor 'final_layer_norm\.bias'"),
+        ({"final_layer_norm.bias": None}, {}, r".*no tensor 'final_layer_norm\.bias'"),
         (
-            lambda tensors: tensors.update({"final_layer_norm.bias": torch.zeros(23)}),
-            r"tensor 'final_layer_norm\.bias' is \(23,\), the configuration says \(24,\)",
+            {"final_layer_norm.bias": torch.zeros(23)},
+            {},
+            r".*tensor 'final_layer_norm\.bias' is \(23,\), the configuration says \(24,\)",
         ),
+        ({}, {"num_attention_heads": 5}, "hidden_size must be a multiple of num_attention_heads"),
+        ({}, {"num_attention_heads": 0}, "num_attention_heads=0 is no int"),
+        ({}, {"hidden_size": "24"}, "hidden_size='24' is no int"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change: Callable[[Any], object], told: str, model: Path) -> None:
+def test_load_components_refuses_wrong_encoder(
+    tensors: dict[str, torch.Tensor | None], configuration: dict[str, Any], said: str, model: Path
+) -> None:
     loaded(model, library_encoder())
     path = model / "text_encoder" / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
+    changed = {**load_file(path), **tensors}
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path)
+    edit_json(model / "text_encoder" / "config.json", **configuration)
 
-    with pytest.raises(BadCheckpoint, match=rf"text_encoder: CLIPTextModel does not load: .*{told}"):
-        load_components(check_checkpoint(model), torch.device("cpu"), torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"num_attention_heads": 5}, "hidden_size must be a multiple of num_attention_heads"),
-        ({"num_attention_heads": 0}, "num_attention_heads=0 is no int"),
-        ({"hidden_size": "24"}, "hidden_size='24' is no int"),
-    ],
-)
-def test_configurations_of_no_encoder_are_refused(change: dict[str, Any], told: str, model: Path) -> None:
-    loaded(model, library_encoder())
-    path = model / "text_encoder" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-
-    with pytest.raises(BadCheckpoint, match=f"CLIPTextModel does not load: {told}"):
+    with pytest.raises(BadCheckpoint, match=f"text_encoder: CLIPTextModel does not load: {said}"):
         load_components(check_checkpoint(model), torch.device("cpu"), torch.float32)

@@ -1,0 +1,350 @@
+"""Checkpoints that are refused in one line that names the file, or load without what was planted in them.
+
+Rows damage a copy of a checkpoint; nothing that was not validated may be opened.
+"""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
+from tests.support.text_files import edit_json
+from tests.unit.diffusion.specs import load
+
+ROOT = Path(__file__).parents[3]
+INDEX, UNET_CONFIG = "model_index.json", "unet/config.json"
+SCHEDULER, TOKENS = "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json"
+UNET, TEXT, CLIP = (
+    "unet/diffusion_pytorch_model.safetensors",
+    "text_encoder/model.safetensors",
+    "text_encoder/config.json",
+)
+Damage = Callable[[Path], object]
+
+
+class Canary:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def canary_of(model: Path) -> Canary:
+    return Canary(model.parent / "canary")
+
+
+def edited(name: str, **changes: Any) -> Damage:
+    return lambda model: edit_json(model / name, **changes)
+
+
+def written(name: str, content: bytes) -> Damage:
+    return lambda model: (model / name).write_bytes(content)
+
+
+def linked(name: str, folder: str) -> Damage:
+    """Move a file or component to a folder beside the model, and link to it."""
+
+    def link(model: Path) -> None:
+        target = model.parent / folder / Path(name).name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (model / name).rename(target)
+        (model / name).symlink_to(target)
+
+    return link
+
+
+def index(directory: Path, weights: str, name: str) -> None:
+    """Write an index beside `weights` that says its tensors lie in `name`."""
+    path = directory / weights
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    tensors = [key for key in json.loads(path.read_bytes()[8 : 8 + length]) if key != "__metadata__"]
+    document = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    path.with_name(f"{path.name}.index.json").write_text(json.dumps(document))
+
+
+def shard_is_a_pickle(model: Path) -> None:
+    index(model, UNET, "evil.bin")
+    (model / "unet" / "evil.bin").write_bytes(pickle.dumps({}))
+
+
+def shard_lies_outside(model: Path) -> None:
+    shutil.copy(model / TEXT, model.parent / "outside.safetensors")
+    index(model, TEXT, "../../outside.safetensors")
+
+
+def variant_index_lies_outside(model: Path) -> None:
+    index(model, TEXT, "../../outside.safetensors")
+    folder = model / "text_encoder"
+    (folder / "model.safetensors.index.json").rename(folder / "model.safetensors.index.fp16.json")
+
+
+def lengthen_header(model: Path) -> None:
+    path = model / UNET
+    path.write_bytes((2**62).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+def lie_about_a_shape(model: Path) -> None:
+    data = (model / UNET).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["conv_in.weight"]["shape"][0] += 1
+    text = json.dumps(header).encode()
+    (model / UNET).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def lack_a_tensor(model: Path) -> None:
+    tensors = load_file(model / UNET)
+    del tensors["conv_in.weight"]
+    save_file(tensors, model / UNET)
+
+
+def put_part_of(model: Path, other: Path, part: str) -> None:
+    shutil.rmtree(model / part)
+    shutil.copytree(other / part, model / part)
+
+
+def unet_of_sdxl(model: Path) -> None:
+    put_part_of(model, write_xl_checkpoint(model.parent / "xl"), "unet")
+    edit_json(model / UNET_CONFIG, addition_embed_type=None, projection_class_embeddings_input_dim=None)
+
+
+def transformer_with(**changes: Any) -> Damage:
+    return lambda model: put_part_of(
+        model, write_flow_checkpoint(model.parent / "other", max_sequence_length=3, **changes), "transformer"
+    )
+
+
+def t5_of_another_width(model: Path) -> None:
+    write_flow_checkpoint(model, t5=True, max_sequence_length=3)
+    transformer_with(joint_attention_dim=48)(model)
+
+
+DEEP = b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+DEEP_HEADER = (200_000).to_bytes(8, "little") + b"[" * 200_000
+NO_SAFETENSORS = r"diffusion_pytorch_model\.safetensors: not a safetensors file"
+SHARDS = "unet/diffusion_pytorch_model.safetensors.index.json"
+OTHER_TENSORS = json.dumps({"weight_map": {"evil": "diffusion_pytorch_model.safetensors"}}).encode()
+REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
+    "checkpoint": {
+        "a shard that is a pickle": (shard_is_a_pickle, r"unet/.*index\.json: names 'evil\.bin'"),
+        "a shard outside": (shard_lies_outside, r"text_encoder/.*index\.json: names '\.\./\.\./outside"),
+        "a variant's shard outside": (variant_index_lies_outside, r"index\.fp16\.json: names '\.\./\.\./outside"),
+        "a shard that is absent": (
+            lambda model: index(model, TEXT, "other.safetensors"),
+            r"index\.json: names 'other\.safetensors'",
+        ),
+        "an index of other tensors": (written(SHARDS, OTHER_TENSORS), r"index\.json: names other tensors"),
+        "an index without a map": (written(SHARDS, b'{"weight_map": ["a"]}'), r"index\.json: must map"),
+        "weights in strange blobs": (linked(UNET, "blobs"), r"diffusion_pytorch_model\.safetensors: leads out"),
+        "a configuration elsewhere": (linked("vae/config.json", "elsewhere"), r"vae/config\.json: leads out"),
+        "an index elsewhere": (linked(INDEX, "elsewhere"), r"model_index\.json: leads out"),
+        "a component elsewhere": (linked("vae", "."), r"vae/.*: leads out"),
+        "a deep index": (written(INDEX, DEEP), r"model_index\.json: nested too deeply"),
+        "a deep configuration": (written(UNET_CONFIG, DEEP), r"unet/config\.json: nested too deeply"),
+        "a deep scheduler": (written(SCHEDULER, DEEP), r"scheduler_config\.json: nested too deeply"),
+        "a deep tokenizer": (written(TOKENS, DEEP), r"tokenizer_config\.json: nested too deeply"),
+        "a deep header": (written(UNET, DEEP_HEADER), NO_SAFETENSORS),
+        "10^12 timesteps": (edited(SCHEDULER, num_train_timesteps=10**12), r"num_train_timesteps=1000000000000 is not"),
+        "timesteps in words": (edited(SCHEDULER, num_train_timesteps="many"), r"num_train_timesteps='many'"),
+        "a beta in words": (edited(SCHEDULER, beta_start="small"), r"scheduler_config\.json: a value is of the wrong"),
+        "betas of letters": (edited(SCHEDULER, trained_betas=["a"]), "wrong type"),
+        "10^9 layers": (edited(CLIP, num_hidden_layers=10**9), r"text_encoder/config\.json: num_hidden_layers=10{9}"),
+        "10^9 wide": (edited(CLIP, hidden_size=10**9), r"text_encoder/config\.json: hidden_size=1000000000"),
+        "10^9 blocks": (edited(UNET_CONFIG, layers_per_block=10**9), r"unet/config\.json: layers_per_block="),
+        "10^9 tokens": (edited(TOKENS, model_max_length=10**9), r"tokenizer: model_max_length=1000000000"),
+        "more tokens than the encoder": (edited(TOKENS, model_max_length=40), r"tokenizer: model_max_length=40.* 16"),
+        "a renamed pickle": (
+            lambda model: (model / UNET).write_bytes(pickle.dumps(canary_of(model))),
+            f"unet/{NO_SAFETENSORS}",
+        ),
+        "a zipped pickle": (
+            lambda model: torch.save({"canary": canary_of(model)}, model / UNET),
+            "not a safetensors file",
+        ),
+        "pickled weights alone": (
+            lambda model: (model / UNET).rename(model / "unet/diffusion_pytorch_model.bin"),
+            "unet: no safetensors file in it",
+        ),
+        "truncated weights": (lambda model: (model / UNET).write_bytes((model / UNET).read_bytes()[:-1]), UNET),
+        "a long header": (lengthen_header, UNET),
+        "a shape that is a lie": (lie_about_a_shape, UNET),
+        "empty weights": (written(UNET, b""), UNET),
+        "a missing tensor": (lack_a_tensor, "unet"),
+        "a foreign pipeline": (edited(INDEX, _class_name="FluxPipeline"), "FluxPipeline"),
+        "a pipeline of two names": (edited(INDEX, _class_name=["my_pipeline", "Evil"]), "my_pipeline"),
+        "a foreign module": (edited(INDEX, unet=["evil_module", "UNet2DConditionModel"]), "evil_module"),
+        "a foreign autoencoder": (edited(INDEX, vae=["diffusers", "AutoencoderOobleck"]), "AutoencoderOobleck"),
+        "a foreign encoder": (edited(INDEX, text_encoder=["transformers", "AutoModel"]), "AutoModel"),
+        "a foreign scheduler": (edited(INDEX, scheduler=["diffusers", "LCMScheduler"]), "LCMScheduler"),
+        "a foreign component": (edited(INDEX, adapter=["diffusers", "T2IAdapter"]), "adapter"),
+        "a file as a class": (edited(INDEX, unet="unet.py"), "unet"),
+        "no class": (edited(INDEX, unet=[None, None]), "unet"),
+        "a projected condition": (edited(UNET_CONFIG, time_cond_proj_dim=256), "time_cond_proj_dim"),
+        "an added embedding": (edited(UNET_CONFIG, addition_embed_type="text_time"), "addition_embed_type"),
+        "attention to two texts": (edited(UNET_CONFIG, dual_cross_attention=True), "dual_cross"),
+        "no size": (edited(UNET_CONFIG, sample_size=0), "sample_size=0"),
+        "one side": (edited(UNET_CONFIG, sample_size=[8]), "sample_size"),
+        "a text for a size": (edited(UNET_CONFIG, sample_size="8"), "sample_size"),
+        "latents times nothing": (edited("vae/config.json", scaling_factor=0), "scaling_factor=0"),
+        "latents times a text": (edited("vae/config.json", scaling_factor="1"), "scaling_factor"),
+        "thresholding": (edited(SCHEDULER, thresholding=True), "thresholding"),
+        "a learned variance": (edited(SCHEDULER, variance_type="learned_range"), "variance_type='learned_range'"),
+        "predicted flow": (edited(SCHEDULER, prediction_type="flow"), "prediction_type='flow'"),
+        "logarithmic spacing": (edited(SCHEDULER, timestep_spacing="log"), "timestep_spacing='log'"),
+        "a beta of 0": (edited(SCHEDULER, beta_start=0.0), "betas"),
+        "no timesteps": (edited(SCHEDULER, num_train_timesteps=0), "num_train_timesteps=0"),
+        "a foreign sampler": (edited(SCHEDULER, _class_name="EvilScheduler"), "EvilScheduler"),
+        "a network of other text states": (unet_of_sdxl, r"unet takes text states of 40 values.* make 16"),
+    },
+    "xl_checkpoint": {
+        "no added embedding": (edited(UNET_CONFIG, addition_embed_type=None), "addition_embed_type"),
+        "a projected condition": (edited(UNET_CONFIG, time_cond_proj_dim=8), "time_cond_proj_dim"),
+        "aesthetics": (edited(INDEX, requires_aesthetics_score=True), "requires_aesthetics_score"),
+        "no encoder": (edited(INDEX, text_encoder=[None, None]), "text_encoder"),
+        "a transformer": (edited(INDEX, unet=["diffusers", "SD3Transformer2DModel"]), "SD3Transformer2DModel"),
+        "zeros in words": (edited(INDEX, force_zeros_for_empty_prompt="yes"), "force_zeros_for_empty"),
+        "no tokenizer": (lambda model: shutil.rmtree(model / "tokenizer_2"), "tokenizer_2"),
+        "tokenizers of two lengths": (
+            edited("tokenizer_2/tokenizer_config.json", model_max_length=10),
+            r"tokenizer_2: model_max_length=10.* 16",
+        ),
+        "an encoder of other text states": (
+            lambda model: put_part_of(model, write_flow_checkpoint(model.parent / "flow"), "text_encoder_2"),
+            r"unet takes text states of 40 values.* make 36",
+        ),
+        **{
+            f"deviations {deviations}": (
+                edited("vae/config.json", latents_mean=[0.1] * 4, latents_std=deviations),
+                "latents_std",
+            )
+            for deviations in ([0.0] * 4, ["1"] * 4, [1.0])
+        },
+    },
+    "flow_checkpoint": {
+        "fewer than no tokens": (edited(INDEX, max_sequence_length=-1), "max_sequence_length"),
+        "10^9 tokens": (edited(INDEX, max_sequence_length=1e9), "max_sequence_length"),
+        "any tokenizer": (edited(INDEX, tokenizer_3=["transformers", "AutoTokenizer"]), "AutoTokenizer"),
+        "a class that is no flow": (edited(INDEX, scheduler=["diffusers", "DDIMScheduler"]), "DDIMScheduler"),
+        "a sampler that is no flow": (edited(SCHEDULER, _class_name="DDIMScheduler"), "DDIMScheduler"),
+        "dynamic shifting": (edited(SCHEDULER, use_dynamic_shifting=True), "use_dynamic_shifting"),
+        "other text states": (transformer_with(joint_attention_dim=24), r"text states of 24 values.* make 36"),
+        "other pooled text": (transformer_with(pooled_projection_dim=24), r"pooled text of 24 values.* make 36"),
+        "a T5 of another width": (t5_of_another_width, r"text states of 48 values.* make 40"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "damage", "named"),
+    [
+        pytest.param(family, damage, named, id=f"{family}-{name}")
+        for family, rows in REFUSED.items()
+        for name, (damage, named) in rows.items()
+    ],
+)
+def test_load_model_refuses_checkpoint_in_one_line(
+    family: str, damage: Damage, named: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = shutil.copytree(request.getfixturevalue(family), tmp_path / "model")
+    damage(model)
+
+    with pytest.raises(BadCheckpoint, match=named) as refused:
+        load(model)
+    assert "\n" not in refused.value.message
+    assert not (tmp_path / "canary").exists()
+
+
+def test_load_model_broken_json_names_file_in_one_line(copy: Path) -> None:
+    for file in (INDEX, UNET_CONFIG, SCHEDULER):
+        sound = (copy / file).read_text()
+        for content in ("", "{", "[]", '"text"'):
+            (copy / file).write_text(content)
+            with pytest.raises(BadCheckpoint) as refused:
+                load(copy)
+            assert file.split("/")[0] in refused.value.message, (file, content)
+            assert "\n" not in refused.value.message, (file, content)
+        (copy / file).write_text(sound)
+
+
+def planted(model: Path) -> None:
+    """Plant files that nothing may open in a checkpoint that loads."""
+    for name in ("adapter_config.json", "generation_config.json", "quantization_config.json"):
+        (model / "text_encoder" / name).write_text("{}")
+    edit_json(
+        model / CLIP,
+        attn_implementation="kernels-community/evil",
+        quantization_config={"quant_method": "bitsandbytes"},
+        auto_map={"AutoModel": "evil--evil.Evil"},
+    )
+    edit_json(model / TOKENS, auto_map={"AutoTokenizer": "evil.Evil"}, tokenizer_file="/evil")
+    for folder in ("unet", "text_encoder"):
+        (model / folder / "pytorch_model.bin").write_bytes(b"evil")
+
+
+@pytest.fixture(scope="module")
+def opened(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Damage, Any]:
+    """What one process opened of a checkpoint, by its damage."""
+    models: dict[Damage, Path] = {}
+    for poison in (planted, shard_is_a_pickle, shard_lies_outside):
+        models[poison] = shutil.copytree(checkpoint, tmp_path_factory.mktemp("poisoned") / "model")
+        poison(models[poison])
+    command = [sys.executable, "-m", "tests.unit.diffusion.opened_files", *map(str, models.values())]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=True)
+    return dict(zip(models, map(json.loads, outcome.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.slow
+def test_load_model_opens_only_files_of_its_digest(opened: dict[Damage, Any]) -> None:
+    found = opened[planted]
+
+    assert found["refused"] == ""
+    assert {"model/text_encoder/config.json", f"model/{UNET}"} <= set(found["digested"])
+    assert found["strange"] == []
+
+
+@pytest.mark.parametrize("poison", [shard_is_a_pickle, shard_lies_outside])
+def test_load_model_opens_no_shard_outside(opened: dict[Damage, Any], poison: Damage) -> None:
+    found = opened[poison]
+
+    assert "names" in found["refused"]
+    assert not [name for name in found["strange"] if "evil" in name or "outside" in name]
+
+
+@pytest.mark.parametrize(
+    ("blobs", "followed"),
+    [
+        ("models--me--mine/blobs", True),
+        ("models--you--yours/blobs", False),
+        ("blobs", False),
+        ("models--me--mine/blobs/deeper/blobs", False),
+    ],
+)
+def test_check_inside_follows_the_hubs_own_cache(tmp_path: Path, blobs: str, followed: bool) -> None:
+    snapshot = tmp_path / "models--me--mine" / "snapshots" / "0123abcd"
+    (snapshot / "unet").mkdir(parents=True)
+    (tmp_path / blobs).mkdir(parents=True)
+    (tmp_path / blobs / "f00d").write_text("{}")
+    (snapshot / UNET_CONFIG).symlink_to(tmp_path / blobs / "f00d")
+
+    if followed:
+        check_inside(snapshot, [snapshot / UNET_CONFIG])
+    else:
+        with pytest.raises(BadCheckpoint, match="leads out"):
+            check_inside(snapshot, [snapshot / UNET_CONFIG])
+
+
+def test_model_digest_is_of_whole_directory(copy: Path) -> None:
+    assert load(copy).info.model_digest == digest_directory(copy)

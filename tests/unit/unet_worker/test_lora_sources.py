@@ -1,0 +1,172 @@
+"""LoRAs of the object store on a worker's disk, and those that are loaded ahead of need."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.fixtures.lora_files import write_tensors
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.stores.errors import ObjectMissing
+from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker.adapters.lora_shelf import LoraShelf
+from services.unet_worker.adapters.uploaded_loras import UploadedLoras
+from tests.unit.unet_worker.orders import ROUTE, SPEC
+
+BASE = BaseLayers("sd", "unet", {"unet": {"proj": (6, 8)}})
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return open_objects(f"file://{tmp_path / 'objects'}")
+
+
+def stored(objects: ObjectStore, folder: Path, value: float, module: str = "proj") -> LoraSelection:
+    tensors = {
+        f"unet.{module}.lora_A.weight": torch.full((2, 8), value),
+        f"unet.{module}.lora_B.weight": torch.ones(6, 2),
+    }
+    reference = objects.put(f"adapters/{value:.0f}", write_tensors(folder / "made.safetensors", tensors).read_bytes())
+    return LoraSelection(f"lora-{value:.0f}", 1.0, reference.digest, reference)
+
+
+def uploaded(objects: ObjectStore, folder: Path, max_bytes: int = 1 << 20) -> UploadedLoras:
+    return UploadedLoras(objects, folder / "cache", max_bytes, BASE, torch.float32)
+
+
+def reference_of(lora: LoraSelection) -> ObjectReference:
+    assert lora.object is not None
+    return lora.object
+
+
+def test_read_fetches_once_and_again_when_the_file_is_another(objects: ObjectStore, tmp_path: Path) -> None:
+    lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path)
+    loras.ask(lora)
+    assert loras.read(lora.digest).digest == lora.digest
+    assert loras.name_of(lora.digest) == "lora-3"
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(objects.get(reference_of(stored(objects, tmp_path, 4.0))))
+
+    for _ in range(2):
+        assert torch.equal(loras.read(lora.digest).components["unet"]["proj"].down, torch.full((2, 8), 3.0))
+        objects.delete(reference_of(lora).key)
+
+
+@pytest.mark.parametrize(("used_again", "kept"), [(False, (1, 2)), (True, (0, 2))])
+def test_lora_used_longest_ago_makes_room(
+    objects: ObjectStore, tmp_path: Path, used_again: bool, kept: tuple[int, ...]
+) -> None:
+    some = [stored(objects, tmp_path, float(number)) for number in range(3)]
+    loras = uploaded(objects, tmp_path, 2 * reference_of(some[0]).size_bytes)
+    for age, lora in enumerate(some[:2]):
+        loras.ask(lora)
+        loras.read(lora.digest)
+        os.utime(tmp_path / "cache" / f"{lora.digest.removeprefix('sha256:')}.safetensors", (age, age))
+    (tmp_path / "cache" / "tmphalf").write_bytes(b"half")
+
+    if used_again:
+        loras.read(some[0].digest)
+    loras.ask(some[2])
+    loras.read(some[2].digest)
+
+    left = {file.stem for file in (tmp_path / "cache").iterdir()}
+    assert left == {some[index].digest.removeprefix("sha256:") for index in kept}
+
+
+def test_one_that_is_larger_than_the_bound_is_painted_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
+    lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path, max_bytes=8)
+    loras.ask(lora)
+
+    assert loras.read(lora.digest).digest == lora.digest
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_one_of_another_model_is_refused_by_its_keys(objects: ObjectStore, tmp_path: Path) -> None:
+    lora, loras = stored(objects, tmp_path, 3.0, module="stranger"), uploaded(objects, tmp_path)
+    loras.ask(lora)
+
+    with pytest.raises(BadLora, match="lora-3: of 2 keys 2 match no layer of this sd model"):
+        loras.read(lora.digest)
+
+
+def test_one_that_is_gone_says_so(objects: ObjectStore, tmp_path: Path) -> None:
+    lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path)
+    objects.delete(reference_of(lora).key)
+    loras.ask(lora)
+
+    with pytest.raises(ObjectMissing):
+        loras.read(lora.digest)
+
+
+def test_one_of_a_directory_is_none_of_its_own(objects: ObjectStore, tmp_path: Path) -> None:
+    loras = uploaded(objects, tmp_path)
+
+    loras.ask(LoraSelection("neon", 1.0, "sha256:n"))
+
+    assert loras.name_of("sha256:n") is None
+
+
+NAMES = ("first", "second", "third")
+
+
+class SlowLoras:
+    """A directory whose files are read once `goes_on` is set."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.refuses = False
+        self.adapters = tuple(Adapter(name, AdapterKind.LORA, f"digest of {name}", "tiny") for name in NAMES)
+
+    def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
+        return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
+
+    def read(self, digest: str) -> Lora:
+        self.goes_on.wait()
+        if self.refuses:
+            raise BadLora("no LoRA")
+        return Lora(digest, 1, {})
+
+
+async def test_a_picture_has_its_lora_though_whoever_had_it_loaded_ahead_has_left() -> None:
+    """Two are read at once: the third one waits for its turn when its prefetch is given up."""
+    directory = SlowLoras()
+    shelf = LoraShelf(directory, 1 << 20, lambda: None)
+    try:
+        ahead = asyncio.create_task(shelf.prefetch(NAMES))
+        await asyncio.sleep(0)
+        source = shelf.source(replace(SPEC, loras=(LoraSelection("third", 1.0, "digest of third"),)), ROUTE)
+        assert source is not None
+
+        ahead.cancel()
+        await asyncio.wait([ahead])
+        directory.goes_on.set()
+
+        while (taken := source.take(0)) is None:  # noqa: ASYNC110 - other threads
+            await asyncio.sleep(0.01)  # not a spin: the loader's threads need the processor
+        assert [one.lora.digest for one in taken] == ["digest of third"]
+    finally:
+        directory.goes_on.set()
+        shelf.close()
+
+
+async def test_what_could_not_be_loaded_ahead_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+    directory = SlowLoras()
+    shelf = LoraShelf(directory, 1 << 20, lambda: None)
+    try:
+        directory.refuses = True
+        directory.goes_on.set()
+
+        await shelf.prefetch(NAMES)
+
+        assert [record.message for record in caplog.records if "prefetched" in record.message] == [
+            "a LoRA was not prefetched: no LoRA"
+        ] * len(NAMES)
+    finally:
+        shelf.close()
