@@ -23,14 +23,15 @@ class RepeatedStarts:
 
     def entry_id(self, repeat_key: str, scope: CacheScope) -> str:
         """Return the entry that the request started from before; empty if unknown."""
-        known = self._starts.get((repeat_key, scope))
+        # A hash of a scope takes microseconds: a lookup without a key has none.
+        known = self._starts.get((repeat_key, scope)) if repeat_key else None
         return known[1] if known is not None else ""
 
     def matches(
         self, repeat_key: str, scope: CacheScope, row: Callable[[str], CachedEntry | None], pools: tuple[str, ...]
     ) -> Matches | None:
         """Return that entry alone; None if it is unknown, or serves no more."""
-        known = self._starts.get((repeat_key, scope))
+        known = self._starts.get((repeat_key, scope)) if repeat_key else None
         entry = row(known[1]) if known is not None else None
         if known is None or entry is None or entry.pool not in pools:
             return None

@@ -116,7 +116,8 @@ class LookupSearch:
         A wider search follows if there may be more entries than were found, and none found may serve or all are of the
         prompt and other seeds.
         """
-        await self.make([query])
+        if query not in self._found:
+            await self.make([query])
         found = self._found[query]
         nearest = sorted(self._serving(found, serves), key=self._order)
         lacks_own = all(_is_same_prompt(match) and not is_own(match, self.repeat_key) for match in nearest)
