@@ -1,6 +1,6 @@
 """Specs and paintings as these tests need them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
+from lab.fixtures.checkpoints import SIDE_PX
+from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.painting import Painting, PaintingRequest, denoise_step, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec, Scheduler
@@ -49,3 +50,21 @@ def paint_controlled(
         inputs = replace(model_input(model, painting), residuals=residuals(painting.state.step_index))
         take_step(model, painting, model.predict(inputs))
     return painting.state.latent
+
+
+def rows_of(
+    model: DiffusionModel, prompts: Sequence[str], timesteps: Tensor, side_px: int = SIDE_PX, **more: Any
+) -> DenoiserInput:
+    """Return a row of random latents for each prompt at its timestep; `more` are other inputs."""
+    shape = (len(prompts), *model.latent_shape(side_px, side_px)[1:])
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        texts = [model.conditioning(model.encode_prompt(prompt), side_px, side_px) for prompt in prompts]
+        return DenoiserInput(latents, timesteps, Conditioning.concatenate(texts), **more)
+
+
+def part_of(inputs: DenoiserInput, rows: slice) -> DenoiserInput:
+    texts = inputs.conditioning
+    pooled = None if texts.pooled is None else texts.pooled[rows]
+    sizes = None if texts.sizes is None else texts.sizes[rows]
+    return DenoiserInput(inputs.latents[rows], inputs.timesteps[rows], Conditioning(texts.states[rows], pooled, sizes))

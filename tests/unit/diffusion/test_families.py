@@ -31,7 +31,7 @@ from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 from tests.support.text_files import edit_json
-from tests.unit.diffusion.specs import SPEC, load, paint, spec_with
+from tests.unit.diffusion.specs import SPEC, load, paint, part_of, rows_of, spec_with
 
 PROMPT = "a red circle"
 
@@ -42,17 +42,7 @@ def conditioning_of(model: DiffusionModel, prompt: str, *, negative: bool = Fals
 
 
 def two_rows(model: DiffusionModel) -> DenoiserInput:
-    shape = model.latent_shape(SIDE_PX, SIDE_PX)
-    latents = torch.randn(2, *shape[1:], generator=torch.Generator().manual_seed(1))
-    texts = Conditioning.concatenate([conditioning_of(model, PROMPT), conditioning_of(model, "a blue square")])
-    return DenoiserInput(latents, torch.tensor([900.0, 100.0]), texts)
-
-
-def row(inputs: DenoiserInput, index: int) -> DenoiserInput:
-    part, texts = slice(index, index + 1), inputs.conditioning
-    pooled = None if texts.pooled is None else texts.pooled[part]
-    sizes = None if texts.sizes is None else texts.sizes[part]
-    return DenoiserInput(inputs.latents[part], inputs.timesteps[part], Conditioning(texts.states[part], pooled, sizes))
+    return rows_of(model, (PROMPT, "a blue square"), torch.tensor([900.0, 100.0]))
 
 
 @pytest.mark.parametrize("written", [write_checkpoint, write_xl_checkpoint, write_flow_checkpoint])
@@ -83,7 +73,7 @@ def test_rows_of_different_pictures_do_not_see_each_other(any_model: DiffusionMo
     inputs = two_rows(any_model)
     with torch.inference_mode():
         together = any_model.predict(inputs)
-        alone = torch.cat([any_model.predict(row(inputs, index)) for index in (0, 1)])
+        alone = torch.cat([any_model.predict(part_of(inputs, slice(index, index + 1))) for index in (0, 1)])
 
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 

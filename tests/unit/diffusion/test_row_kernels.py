@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import SIDE_PX
 from pentimento.diffusion.families import (
     AsAlone,
-    Conditioning,
     DenoiserInput,
     DiffusionModel,
     LowRankUpdate,
@@ -18,7 +16,7 @@ from pentimento.diffusion.families import (
     row_kernels,
 )
 from tests.support.torch_threads import torch_threads
-from tests.unit.diffusion.specs import load
+from tests.unit.diffusion.specs import load, part_of, rows_of
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)
@@ -31,26 +29,14 @@ def two_threads() -> Iterator[None]:
 
 
 def batch_of(model: DiffusionModel, row_count: int) -> DenoiserInput:
-    generator = torch.Generator().manual_seed(1)
-    latents = torch.randn(row_count, *model.latent_shape(SIDE_PX, SIDE_PX)[1:], generator=generator)
-    timesteps = torch.randint(1, 999, (row_count,), generator=generator).float()
-    with torch.inference_mode():
-        prompts = [model.encode_prompt(f"picture {row}") for row in range(row_count)]
-        texts = Conditioning.concatenate([model.conditioning(prompt, SIDE_PX, SIDE_PX) for prompt in prompts])
-    return DenoiserInput(latents, timesteps, texts)
-
-
-def part(inputs: DenoiserInput, rows: slice) -> DenoiserInput:
-    texts = inputs.conditioning
-    pooled = None if texts.pooled is None else texts.pooled[rows]
-    sizes = None if texts.sizes is None else texts.sizes[rows]
-    return DenoiserInput(inputs.latents[rows], inputs.timesteps[rows], Conditioning(texts.states[rows], pooled, sizes))
+    timesteps = torch.randint(1, 999, (row_count,), generator=torch.Generator().manual_seed(1)).float()
+    return rows_of(model, [f"picture {row}" for row in range(row_count)], timesteps)
 
 
 @torch.inference_mode()
 def alone(model: DiffusionModel, inputs: DenoiserInput, rows_each: int) -> torch.Tensor:
     starts = range(0, inputs.latents.shape[0], rows_each)
-    return torch.cat([model.predict(part(inputs, slice(start, start + rows_each))) for start in starts])
+    return torch.cat([model.predict(part_of(inputs, slice(start, start + rows_each))) for start in starts])
 
 
 def assert_held(model: DiffusionModel, rows_each: int) -> None:

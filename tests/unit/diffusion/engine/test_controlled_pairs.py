@@ -126,28 +126,20 @@ def test_worker_without_peer_asks_for_both_rows(
     assert set(pace_of(pair.loop)._whole_s) == {0.0}
 
 
-def test_a_half_whose_residuals_are_lost_fails_and_its_worker_goes_on(model: DiffusionModel) -> None:
-    pair = pair_of(model)
-    pair.theirs.lost_at = 2
-    added = pair.loop.add(pair.asked)
+def test_lost_residuals_end_the_half_or_the_image_of_their_worker(model: DiffusionModel) -> None:
+    pair, other = pair_of(model), pair_of(model)
+    pair.theirs.lost_at = other.own.lost_at = 2
+    added, lost = pair.loop.add(pair.asked), other.loop.add(other.asked)
 
-    pair.loop.run()
-    pair.loop.now = 1000.0
-    pair.loop.run()
+    for one in (pair, other):
+        one.loop.run()
+        one.loop.now = 1000.0
+        one.loop.run()
 
-    assert isinstance(pair.peer.half.heard.end, Unavailable)  # type: ignore[union-attr]
+    assert pair.peer.half is not None and isinstance(pair.peer.half.heard.end, Unavailable)
     assert added.finished.paired_step_count == 2
     assert_controlled_picture(model, added)
-
-
-def test_residuals_that_are_nowhere_end_the_picture_of_their_own_worker(model: DiffusionModel) -> None:
-    pair = pair_of(model)
-    pair.own.lost_at = 2
-    added = pair.loop.add(pair.asked)
-
-    pair.loop.run()
-
-    assert isinstance(added.heard.end, Unavailable) and added.heard.end.reason == "CONTROLNET_LOST"
+    assert isinstance(lost.heard.end, Unavailable) and lost.heard.end.reason == "CONTROLNET_LOST"
 
 
 def test_the_first_half_of_a_peer_has_time_to_open_streams(model: DiffusionModel) -> None:

@@ -130,20 +130,37 @@ def controlled_request(source: Source, seed: int = 1, **changes: object) -> Pain
     return replace(request(seed, **changes), control=source)
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_late_residuals_split_the_pass_in_halves(model: DiffusionModel, late: bool) -> None:
-    source = Source(held=set(range(6) if late else ()))
+class Uncontrolled(Source):
+    def take(self, step_index: int) -> ControlResiduals | None:
+        return NO_CONTROL
+
+
+@pytest.mark.parametrize(
+    ("source", "calls"),
+    [
+        (Source(held=set(range(6))), [("encode", 2), ("decode", 2)]),
+        (Source(), [("whole", 2)]),
+        (Uncontrolled(), [("whole", 2)]),
+    ],
+    ids=["late", "at once", "no control"],
+)
+def test_late_residuals_split_the_pass_in_halves(
+    model: DiffusionModel, source: Source, calls: list[tuple[str, int]]
+) -> None:
     denoiser = Halves(model, after_encode=source.held.clear)
     loop = Loop(model, denoiser=denoiser)
-    controlled = loop.add(controlled_request(source))
+    added = loop.add(controlled_request(source))
 
     loop.tick()
-    assert denoiser.calls == ([("encode", 2), ("decode", 2)] if late else [("whole", 2)])
-    assert controlled.heard.steps == [1]
+    assert denoiser.calls == calls
+    assert added.heard.steps == [1]
     loop.run()
 
-    assert late or denoiser.calls == [("whole", 2)] * 6
-    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.ticket.request, residuals))
+    assert len(calls) == 2 or denoiser.calls == calls * 6
+    asked = added.ticket.request
+    free = isinstance(source, Uncontrolled)
+    wanted = paint(model, asked) if free else paint_controlled(model, asked, residuals)
+    assert torch.equal(added.heard.latent, wanted)
 
 
 def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel) -> None:
@@ -173,21 +190,6 @@ def test_of_those_that_wait_behind_the_first_half_there_is_at_most_a_batch(model
     loop.tick(4)
 
     assert denoiser.calls == [("encode", 4)]
-
-
-def test_a_step_without_control_is_taken_at_once(model: DiffusionModel) -> None:
-    class Outside(Source):
-        def take(self, step_index: int) -> ControlResiduals | None:
-            return NO_CONTROL
-
-    denoiser = Halves(model)
-    loop = Loop(model, denoiser=denoiser)
-    free = loop.add(controlled_request(Outside()))
-
-    loop.run()
-
-    assert denoiser.calls == [("whole", 2)] * 6
-    assert torch.equal(free.heard.latent, paint(model, free.ticket.request))
 
 
 def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: DiffusionModel) -> None:

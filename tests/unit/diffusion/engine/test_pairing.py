@@ -127,25 +127,29 @@ def test_the_next_half_is_asked_for_before_anybody_is_told_of_the_step(model: Di
 
 
 @pytest.mark.parametrize(
-    ("fault", "taken", "rows", "paired"),
+    ("fault", "taken", "in_time", "rows", "paired"),
     [
-        ({"lost_at": 3}, 6, [1, 1, 1, 1, 2, 2, 2], 3),
-        ({"busy": True}, 6, [2] * 6, 0),
-        ({"late": {2}}, 2, [1, 1, 1, 2, 1, 1, 1], 5),
+        ({"lost_at": 3}, 6, False, [1, 1, 1, 1, 2, 2, 2], 3),
+        ({"busy": True}, 6, False, [2] * 6, 0),
+        ({"late": {2}}, 2, False, [1, 1, 1, 2, 1, 1, 1], 5),
+        ({"late": {2}}, 2, True, [1] * 6, 6),
     ],
-    ids=["lost", "busy", "late"],
+    ids=["lost", "busy", "late", "in time"],
 )
 def test_steps_without_peer_are_computed_here(
-    model: DiffusionModel, fault: dict[str, Any], taken: int, rows: list[int], paired: int
+    model: DiffusionModel, fault: dict[str, Any], taken: int, in_time: bool, rows: list[int], paired: int
 ) -> None:
-    """`taken` steps are taken before a half is waited for."""
+    """`taken` steps are taken before a half is waited for, which comes in time or not."""
     denoiser, seen = seen_rows(model)
     loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), **fault)
     added = loop.add(replace(request(1), peer=peer))
 
     loop.run()
     before = list(added.heard.steps)
-    loop.now = loop.steps.next_deadline() or loop.now
+    if in_time:
+        peer.late.clear()
+    else:
+        loop.now = loop.steps.next_deadline() or loop.now
     loop.run()
 
     assert (before, seen) == ([1, 2, 3, 4, 5, 6][:taken], rows)
@@ -153,30 +157,6 @@ def test_steps_without_peer_are_computed_here(
     assert added.finished.paired_step_count == paired
     assert_same_picture(model, added)
     assert paired or torch.equal(added.heard.latent, paint(model, request(1)))
-
-
-def test_a_late_half_that_comes_in_time_is_used(model: DiffusionModel) -> None:
-    denoiser, rows = seen_rows(model)
-    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), late={2})
-    added = loop.add(replace(request(1), peer=peer))
-
-    loop.run()
-    peer.late.clear()
-    loop.run()
-
-    assert rows == [1] * 6
-    assert added.finished.paired_step_count == 6
-    assert_same_picture(model, added)
-
-
-def test_whoever_waits_for_a_peer_holds_up_nobody(model: DiffusionModel) -> None:
-    loop, peer = Loop(model), Peer(Loop(model), late={0})
-    waiting, plain = loop.add(replace(request(1), peer=peer)), loop.add(request(2))
-
-    loop.run()
-
-    assert waiting.heard.steps == []
-    assert_same_picture(model, plain)
 
 
 @pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {}], ids=["unguided", "alone"])
@@ -255,15 +235,17 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
 
 
-def test_a_request_that_is_stopped_while_it_waits_leaves_nothing_behind(model: DiffusionModel) -> None:
+def test_waiting_request_holds_up_nobody_and_is_stopped(model: DiffusionModel) -> None:
     loop, peer = Loop(model), Peer(Loop(model), late={0})
-    added = loop.add(replace(request(1), peer=peer), Listener())
+    waiting, plain = loop.add(replace(request(1), peer=peer)), loop.add(request(2))
+    loop.run()
+    assert waiting.heard.steps == []
+    assert_same_picture(model, plain)
+
+    waiting.ticket.stop(Unavailable("STOPPED", "no more"))
     loop.run()
 
-    added.ticket.stop(Unavailable("STOPPED", "no more"))
-    loop.run()
-
-    assert isinstance(added.heard.end, Unavailable)
+    assert isinstance(waiting.heard.end, Unavailable)
     assert loop.steps.idle and loop.steps.next_deadline() is None
 
 

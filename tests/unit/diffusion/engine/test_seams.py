@@ -59,34 +59,22 @@ def assert_controlled(model: DiffusionModel, added: Added) -> None:
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=1e-4)
 
 
-def test_residuals_reach_their_own_request_and_no_other(model: DiffusionModel) -> None:
-    loop = Loop(model)
-    source = Source()
+@pytest.mark.parametrize("held", [set(), {0, 3}], ids=["on time", "late"])
+def test_residuals_reach_their_own_request_alone(model: DiffusionModel, held: set[int]) -> None:
+    loop, source = Loop(model), Source(held=set(held))
     controlled = loop.add(replace(request(1), control=source))
     plain = loop.add(request(2))
 
+    loop.tick(2)
+    assert (controlled.heard.steps, plain.heard.steps) == ([] if held else [1, 2], [1, 2])
+    source.held.clear()
     loop.run()
 
     assert_controlled(model, controlled)
     assert_same_picture(model, plain)
     assert [step for step, _ in source.asked] == [0, 1, 2, 3, 4, 5]
     assert source.asked[0][1].latents.shape == (2, 4, 8, 8)
-
-
-def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(model: DiffusionModel) -> None:
-    loop = Loop(model)
-    source = Source(held={0, 3})
-    controlled = loop.add(replace(request(1), control=source))
-    plain = loop.add(request(2))
-
-    loop.tick(2)
-    assert (controlled.heard.steps, plain.heard.steps) == ([], [1, 2])
-    source.held.clear()
-    loop.run()
-
     assert loop.observer.preemptions == []
-    assert_controlled(model, controlled)
-    assert_same_picture(model, plain)
 
 
 def test_the_next_step_is_asked_for_before_anybody_is_told_of_this_one(model: DiffusionModel) -> None:

@@ -99,16 +99,28 @@ def test_blocks_run_until_one_misses_a_residual(blocks: int, of_all: int, reache
     assert encoding.reach(None) == 1
 
 
-def test_blocks_run_as_their_residuals_come_and_none_runs_again(deep: DiffusionModel) -> None:
-    source, denoiser = Parts(there={0: 0}), Halves(deep)
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ((0, 1, 1, 3, 4), ["encode", "to 3", "to 7", "decode"]),
+        # The replica is gone after the first tick; another one begins the step again.
+        ((2, 0, 1, 4), ["encode", "to 5", "decode"]),
+        ((4,), ["whole"]),
+    ],
+    ids=["one after the other", "lost in between", "all at once"],
+)
+def test_blocks_run_once_as_their_residuals_come(
+    deep: DiffusionModel, parts: tuple[int, ...], calls: list[str]
+) -> None:
+    source, denoiser = Parts(), Halves(deep)
     loop = Loop(deep, denoiser=denoiser)
     picture = loop.add(controlled(source))
 
-    for there in (0, 1, 1, 3, 4):
+    for there in parts:
         source.there[0] = there
         loop.tick()
 
-    assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 7", 2), ("decode", 2)]
+    assert denoiser.calls == [(call, 2) for call in calls]
     assert picture.heard.steps == [1]
     loop.run()
     assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.ticket.request, residuals))
@@ -132,16 +144,6 @@ def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: Di
     assert picture.heard.steps == [1]
 
 
-def test_all_parts_at_once_take_one_whole_pass(deep: DiffusionModel) -> None:
-    denoiser = Halves(deep)
-    loop = Loop(deep, denoiser=denoiser)
-    loop.add(controlled(Parts()))
-
-    loop.run()
-
-    assert denoiser.calls == [("whole", 2)] * 6
-
-
 def test_pictures_at_the_same_place_share_what_they_both_can_run(deep: DiffusionModel) -> None:
     late, later = Parts(there={0: 2}), Parts(there={0: 1})
     denoiser = Halves(deep)
@@ -158,21 +160,6 @@ def test_pictures_at_the_same_place_share_what_they_both_can_run(deep: Diffusion
     loop.tick()
     # Those who were late meet on the way, and the one that begins its next step with them.
     assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 5", 4), ("decode", 6)]
-
-
-def test_a_source_that_loses_what_it_had_goes_back_no_block(deep: DiffusionModel) -> None:
-    source, denoiser = Parts(there={0: 2}), Halves(deep)
-    loop = Loop(deep, denoiser=denoiser)
-    picture = loop.add(controlled(source))
-
-    loop.tick()
-    for there in (0, 1, RESIDUALS):  # its replica is gone; another one begins the step anew
-        source.there[0] = there
-        loop.tick()
-
-    assert denoiser.calls == [("encode", 2), ("to 5", 2), ("decode", 2)]
-    loop.run()
-    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.ticket.request, residuals))
 
 
 def test_seconds_between_parts_are_counted_to_their_step(deep: DiffusionModel) -> None:

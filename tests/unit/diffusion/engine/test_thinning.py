@@ -25,40 +25,29 @@ def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> Pa
     return PaintingRequest(spec, NoiseStart(), thinned_steps=thinned)
 
 
-def test_a_thinned_picture_takes_the_steps_that_it_was_asked_for(model: DiffusionModel) -> None:
-    loop = Loop(model)
-    added = loop.add(asked(thinned=THINNED))
-
-    loop.run()
-
-    assert added.heard.steps == [1, 2, 3, 4, 7, 10, 12]
-    assert (added.finished.taken_count, added.finished.thinned_steps) == (7, THINNED)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_thinned_pictures_among_others_have_the_bits_of_their_own_run(
-    model: DiffusionModel, scheduler: Scheduler
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, Scheduler.FLOW_MATCH_EULER])
+def test_thinned_images_among_others_are_those_of_their_own_run(
+    scheduler: Scheduler, request: pytest.FixtureRequest
 ) -> None:
-    loop = Loop(model)
-    requests = [asked(1, scheduler=scheduler), asked(2, THINNED, scheduler=scheduler), asked(3, (2, 11))]
-    added = [loop.add(request) for request in requests]
+    is_flow = scheduler is Scheduler.FLOW_MATCH_EULER
+    found: DiffusionModel = request.getfixturevalue("flow_model" if is_flow else "model")
+    other = scheduler if is_flow else Scheduler.DDIM
+    loop = Loop(found)
+    requests = [
+        asked(1, scheduler=scheduler),
+        asked(2, THINNED, scheduler=scheduler),
+        asked(3, (2, 11), scheduler=other),
+    ]
+    added = [loop.add(one) for one in requests]
 
     loop.run()
 
-    for one, request in zip(added, requests, strict=True):
-        assert torch.equal(one.heard.latent, paint(model, request))
-    assert not torch.equal(added[1].heard.latent, paint(model, asked(2, scheduler=scheduler)))
-
-
-def test_flows_too(flow_model: DiffusionModel) -> None:
-    loop = Loop(flow_model)
-    spec = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER, num_inference_steps=STEPS)
-    added = [loop.add(PaintingRequest(spec, NoiseStart(), thinned_steps=steps)) for steps in ((), THINNED)]
-
-    loop.run()
-
-    alone = paint(flow_model, added[1].ticket.request)
-    torch.testing.assert_close(added[1].heard.latent, alone, rtol=0, atol=1e-4)
+    for one in added:
+        wanted = paint(found, one.ticket.request)
+        torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=1e-4 if is_flow else 0.0)
+    assert not torch.equal(added[1].heard.latent, paint(found, asked(2, scheduler=scheduler)))
+    assert added[1].heard.steps == [1, 2, 3, 4, 7, 10, 12]
+    assert (added[1].finished.taken_count, added[1].finished.thinned_steps) == (7, THINNED)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

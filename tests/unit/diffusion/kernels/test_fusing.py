@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, fusing, kernels_for, layers, runs_kernels
+from pentimento.diffusion.kernels.fusing import FusedLayers
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
@@ -35,6 +37,16 @@ def layouts(model: DiffusionModel, xl_model: DiffusionModel) -> Iterator[None]:
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
     """But for what other sums round."""
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def fused(network: nn.Module, kernels: Kernels) -> Iterator[FusedLayers]:
+    """Run the kernels inside."""
+    layers = fuse(network, kernels)
+    try:
+        yield layers
+    finally:
+        layers.restore()
 
 
 class Counted:
@@ -65,12 +77,9 @@ def test_every_layer_with_a_kernel_is_reached_once(unet_model: DiffusionModel) -
     names = Counter(kinds(network))
     before, counted = unet_model.predict(inputs), Counted()
 
-    fused = fuse(network, counted.kernels)
-    try:
+    with fused(network, counted.kernels):
         prediction = unet_model.predict(inputs)
         halves = unet_model.decode(inputs, unet_model.encode(inputs))
-    finally:
-        fused.restore()
 
     blocks, layers = names["ResnetBlock2D"], names["BasicTransformerBlock"]
     norms = 2 * blocks + names["Transformer2DModel"] + 1
@@ -196,11 +205,8 @@ def test_a_fused_decoder_makes_the_same_pixels(loaded: str, request: pytest.Fixt
     plain = found.decode_latent(latent)
     blocks = kinds(decoder).count("ResnetBlock2D")
 
-    fused = fuse(decoder, counted.kernels)
-    try:
+    with fused(decoder, counted.kernels):
         pixels = found.decode_latent(latent)
-    finally:
-        fused.restore()
 
     assert_same(pixels, plain)
     assert counted.calls == {"group_norm": 2 * blocks + 1, "join": blocks}
@@ -217,10 +223,7 @@ def test_fused_decoder_too_large_or_of_another_kind_runs_no_kernel(
     plain = found.decode_latent(latent)
     monkeypatch.setattr(layers, "MOST_ELEMENTS", most_elements)
 
-    fused = fuse(found.picture_decoder, counted.kernels)
-    try:
+    with fused(found.picture_decoder, counted.kernels):
         assert_same(found.decode_latent(latent), plain)
-    finally:
-        fused.restore()
 
     assert counted.calls == {}
