@@ -1,4 +1,4 @@
-"""What is measured of reuse: who is whose donor, and what a picture is compared with."""
+"""What studies measure: donors, reused latents and images, late LoRAs, and the thinnings that are tried."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,24 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import write_checkpoint
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora
+from lab.fixtures.lora_reference import ReadyLoras, latents_of_engine
 from pentimento.diffusion.engine import EagerDenoiser
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.profiles.rules import LateSample
 from services.unet_worker.profiling.inputs import Vectors
+from services.unet_worker.profiling.lateness_study import LatenessStudy, steps_to_try
 from services.unet_worker.profiling.reuse_study import ReusePair, ReuseStudy, StudyModel, nearest_before
+from services.unet_worker.profiling.steps_study import grid
 
 PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", prediction_type="v_prediction")
-    return load_model(folder, torch.device("cpu"), torch.float32)
 
 
 def study_model(model: DiffusionModel, step_count: int = 8) -> StudyModel:
@@ -138,3 +137,84 @@ def test_another_seed_changes_a_picture_from_an_image(study: ReuseStudy) -> None
     one, other = (picture(study.large, "a", seed, ImageStart(pixels, 2)).png for seed in (5, 6))
 
     assert one != other
+
+
+LATE_PROMPTS = ("a red circle", "a blue star", "two squares")
+LATE_STEPS = (1, 4, 7)
+
+
+@pytest.fixture(scope="module")
+def lora(model: DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Lora:
+    base = layers_of(model.info.family, model.adaptable)
+    path = write_diffusers_lora(tmp_path_factory.mktemp("lora"), random_factors(base, seed=1), alpha=2.0)
+    return read_lora(path, base, model.dtype)
+
+
+def study_of(model: DiffusionModel) -> LatenessStudy:
+    spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
+    painter = ReusePainter(model, EagerDenoiser(model), 3)
+    return LatenessStudy.begin(StudyModel(painter, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
+
+
+@pytest.fixture(scope="module")
+def found(model: DiffusionModel, lora: Lora) -> dict[int, list[LateSample]]:
+    return {steps: list(samples) for steps, samples in study_of(model).lateness("it", lora)}
+
+
+def test_samples_are_of_each_prompt_and_step(found: dict[int, list[LateSample]]) -> None:
+    assert {steps: len(samples) for steps, samples in found.items()} == dict.fromkeys(LATE_STEPS, len(LATE_PROMPTS))
+
+
+def test_they_are_what_the_latents_say(model: DiffusionModel, lora: Lora, found: dict[int, list[LateSample]]) -> None:
+    specs = [
+        GenerationSpec(prompt, "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 7 + row)
+        for row, prompt in enumerate(LATE_PROMPTS)
+    ]
+    adapters = (WeightedLora(lora),)
+    without = latents_of_engine(model, specs, [()] * 3)
+    on_time = latents_of_engine(model, specs, [adapters] * 3)
+    late = latents_of_engine(model, specs, [ReadyLoras(adapters, 4)] * 3)
+
+    for row, sample in enumerate(found[4]):
+        one, other, plain = late[row].flatten(), on_time[row].flatten(), without[row].flatten()
+        cosine = float(one @ other / (one.norm() * other.norm()))
+        strength = float((one - plain) @ (other - plain) / (other - plain).norm() ** 2)
+        assert (sample.cosine, sample.strength) == pytest.approx((cosine, strength), abs=1e-4)
+
+
+def test_the_latents_on_the_way_part_step_by_step(found: dict[int, list[LateSample]]) -> None:
+    for row in range(len(LATE_PROMPTS)):
+        alike = [found[steps][row].alike for steps in LATE_STEPS]
+        assert 1.0 > alike[0] > alike[1] > alike[2]
+
+
+def test_of_a_lora_that_changes_nothing_nothing_is_lost(model: DiffusionModel, lora: Lora) -> None:
+    nothing = Lora("sha256:nothing", 0, {})
+
+    _, samples = next(iter(study_of(model).lateness("nothing", nothing)))
+
+    assert [(round(one.cosine, 6), one.strength) for one in samples] == [(1.0, 1.0)] * len(LATE_PROMPTS)
+
+
+def test_a_study_leaves_the_model_as_it_was(model: DiffusionModel, lora: Lora) -> None:
+    before = {name: value.clone() for name, value in model.denoiser.state_dict().items()}
+    study = study_of(model)
+    list(study.lateness("it", lora))
+
+    again = list(study.model.painter.paint([_request(study, 0)]))
+
+    assert torch.equal(again[0].final, study.without[0].final)
+    assert all(torch.equal(value, before[name]) for name, value in model.denoiser.state_dict().items())
+
+
+def _request(study: LatenessStudy, row: int) -> PaintingRequest:
+    return study.model.request(LATE_PROMPTS[row], 7 + row, NoiseStart())
+
+
+def test_steps_that_a_schedule_does_not_have_are_not_tried() -> None:
+    assert steps_to_try(8, (25, 4, 1, 8, 4)) == (1, 4)
+
+
+def test_the_grid_goes_down_from_each_first_step_and_tries_nothing_twice() -> None:
+    assert list(grid(50, (0.0, 0.2), (0.5, 0.1))) == [(0, [25, 5]), (10, [20, 4])]
+    assert list(grid(4, (0.0, 0.1, 0.5), (0.9, 0.5, 0.4, 0.1))) == [(0, [2, 1]), (2, [1])]
