@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.selector_profile import PROFILES
 from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
-from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.policies.cache_selection import SelectionRules, Threshold, skipped_steps
 from pentimento.policies.followed_rules import FollowedRow, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import followed
@@ -108,7 +108,7 @@ class HistoryPlayer:
         self._count += 1
         alpha, profile = self._profile.asked.alpha, self._profile
         quality = alpha + self._rng.uniform(0.0, 0.1) if kept else alpha - self._rng.uniform(0.02, 0.3)
-        seen = PaintedAgain(
+        seen = ComparedHit(
             request_id=str(self._count),
             model_digest=profile.of.model_digest,
             reference_model_digest=profile.of.reference_digest or profile.of.model_digest,

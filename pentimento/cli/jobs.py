@@ -106,7 +106,7 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
     target = output or Path(f"{request_id}.png")
     check_folder("output", target)
     with frontdoor_client(options, PATIENT) as client:
-        if client.get_request(request_id, omit_image=True).pictures:
+        if client.get_request(request_id, omit_image=True).images:
             if output is not None:
                 raise click.UsageError("--output is for one image; each of several is saved under its own id")
             save_all(client.wait_all(request_id), as_json=as_json)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest, PictureFailed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageRequest
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.sdk.client import AsyncClient
@@ -56,7 +56,7 @@ class Outcomes:
             name = f"{wish.number:03}-{event.image_index}-{image.provenance.spec.seed}.png"
             self.files[place] = image.save(self.directory / name)
             self.images[place] = replace(image, data=b"")
-        elif isinstance(event, PictureFailed):
+        elif isinstance(event, ImageFailed):
             self.errors[wish.number, event.image_index] = event.error
 
     def fail(self, wish: Wish, error: PentimentoError) -> None:
@@ -90,7 +90,7 @@ class Bars:
         if isinstance(event, Accepted):
             return
         place = (wish.number, event.image_index)
-        if isinstance(event, Completed | PictureFailed):
+        if isinstance(event, Completed | ImageFailed):
             self._progress.advance(self._all)
             if place in self._tasks:
                 self._progress.remove_task(self._tasks.pop(place))

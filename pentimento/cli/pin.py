@@ -11,7 +11,7 @@ from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import say
 from pentimento.cli.replay import read_file, request_id_of
-from pentimento.domain.image_request import PinnedPicture
+from pentimento.domain.image_request import PinnedImage
 
 
 @click.command()
@@ -30,7 +30,7 @@ def pin(image: Path, duration: str, as_json: bool, **options: Any) -> None:
     say({"file": str(image), **vars(pinned)}, told(image, pinned), as_json=as_json)
 
 
-def told(image: Path, pinned: PinnedPicture) -> str:
+def told(image: Path, pinned: PinnedImage) -> str:
     """Describe a pin: its end, its size and the inputs that a replay needs."""
     until = datetime.fromtimestamp(pinned.expires_at_ms / 1000, UTC)
     needs = "" if pinned.inputs_kept else "; a replay needs its input image"

@@ -308,7 +308,7 @@ def usage_table(found: Sequence[UsagePeriod], length_s: int) -> Table:
     table = _table("UTC", *headings)
     form = "%Y-%m-%d" if length_s == DAY_S else "%Y-%m-%d %H:00"
     for one in found:
-        counts = (one.request_count, one.picture_count, one.cache_hit_count, one.painted_cost)
+        counts = (one.request_count, one.image_count, one.cache_hit_count, one.painted_cost)
         rejected = ", ".join(f"{reason} {count}" for reason, count in one.refused_counts.items())
         rest = (f"{one.device_s:.1f}", str(one.cached_bytes), rejected)
         table.add_row(datetime.fromtimestamp(one.start_at, UTC).strftime(form), *map(_number, counts), *rest)

@@ -13,7 +13,7 @@ from pentimento.clients.errors import domain_errors
 from pentimento.domain.cache import CacheScope, LookupAnswer, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
-from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
+from pentimento.domain.online_quality import ComparedHit, ReuseQuality
 from pentimento.wire.codec import decode, encode, nested
 
 
@@ -159,7 +159,7 @@ class GatewayClient:
         with domain_errors():
             await self._stub.ForgetTenant(pb.ForgetTenantRequest(tenant=tenant), timeout=timeout_s)
 
-    async def report_quality(self, seen: PaintedAgain, timeout_s: float | None = None) -> bool:
+    async def report_quality(self, seen: ComparedHit, timeout_s: float | None = None) -> bool:
         """Report a hit that was also generated from scratch. Return whether it counts: only the first report does."""
         with domain_errors():
             return (await self._stub.ReportQuality(encode(seen, pb.ReportQualityRequest), timeout=timeout_s)).counted

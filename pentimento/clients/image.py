@@ -17,7 +17,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
-    PinnedPicture,
+    PinnedImage,
     ReplayRequest,
     RequestStatus,
 )
@@ -98,11 +98,11 @@ class ImageClient:
         with domain_errors():
             return (await self._stub.GetWebhookKey(pb.GetWebhookKeyRequest(), timeout=timeout_s)).key
 
-    async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
+    async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedImage:
         """Keep the start of a completed request's image for a time from now, so that it can be replayed."""
         message = checked(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
         with domain_errors():
-            return decode(await self._stub.Pin(message, timeout=timeout_s), PinnedPicture)
+            return decode(await self._stub.Pin(message, timeout=timeout_s), PinnedImage)
 
     async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
         """End the pin of a request."""

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from pentimento.clients.retries import CallersDeadline, RetryPolicy
 from pentimento.domain.errors import Cancelled, PentimentoError, Unavailable
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, Progress
 from pentimento.domain.reasons import Reason
 
 # Makes a call with an idempotency key and a deadline in milliseconds from now.
@@ -34,7 +34,7 @@ async def retried_events(
         try:
             async with aclosing(call(key, left_ms)) as events:
                 async for event in events:
-                    if may_begin_anew and isinstance(event, PictureFailed) and taken_for_gone(event.error):
+                    if may_begin_anew and isinstance(event, ImageFailed) and taken_for_gone(event.error):
                         begin_anew = True
                     elif reported.is_new(event):
                         yield event
@@ -88,7 +88,7 @@ class ReportedEvents:
         if event.image_index in self._ended or (key in self._given and not isinstance(event, Progress)):
             return False
         self._given.add(key)
-        if isinstance(event, Completed | PictureFailed):
+        if isinstance(event, Completed | ImageFailed):
             self._ended.add(event.image_index)
             self._has_picture |= isinstance(event, Completed)
         return True

@@ -124,13 +124,13 @@ class LookupCandidate:
 class Neighbour:
     """An entry near a prompt and compatible with its request, also where it is not near enough.
 
-    `similarity` (cosine) is between the prompts, or between prompt and image (`by_picture`). `resume_steps`: steps
+    `similarity` (cosine) is between the prompts, or between prompt and image (`by_image`). `resume_steps`: steps
     where the entry has a latent for the request. `request_id` as in Donor.
     """
 
     entry_id: str
     similarity: float
-    by_picture: bool
+    by_image: bool
     resume_steps: tuple[int, ...] = ()
     ancestor_depth: int = 0
     created_at_ms: int = 0

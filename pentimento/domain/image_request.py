@@ -133,11 +133,11 @@ class AdmittedStages:
 
 
 @dataclass(frozen=True)
-class HandedPicture:
+class StartImage:
     """The previous stage's image, which an attempt started from and which is not kept, and the strength of the
     change, 0..1."""
 
-    picture: ObjectReference
+    image: ObjectReference
     strength: float
 
 
@@ -220,7 +220,7 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class PictureFailed:
+class ImageFailed:
     """One of several images failed. `request_id` is its own."""
 
     request_id: str
@@ -229,7 +229,7 @@ class PictureFailed:
 
 
 @dataclass(frozen=True)
-class PinnedPicture:
+class PinnedImage:
     """A pin of a request's image: it can be replayed until `expires_at_ms`. `size_bytes` count against the tenant's
     pinned bytes. `inputs_kept`: a replay need not send the request's inputs again."""
 
@@ -239,14 +239,14 @@ class PinnedPicture:
     inputs_kept: bool
 
 
-GenerateEvent = Accepted | Routed | Progress | Completed | PictureFailed
+GenerateEvent = Accepted | Routed | Progress | Completed | ImageFailed
 
 
 @dataclass(frozen=True)
 class RequestStatus:
     """State of a request. `completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED.
 
-    `pictures`: each image of a request for several, without its bytes. `webhook`: for a job that named one. `progress`
+    `images`: each image of a request for several, without its bytes. `webhook`: for a job that named one. `progress`
     while the request runs, without a preview; None before its first step.
     """
 
@@ -255,7 +255,7 @@ class RequestStatus:
     completed: Completed | None = None
     error_reason: str = ""
     error_message: str = ""
-    pictures: "tuple[RequestStatus, ...]" = ()
+    images: "tuple[RequestStatus, ...]" = ()
     summary: RequestSummary | None = None
     webhook: WebhookDelivery | None = None
     progress: Progress | None = None

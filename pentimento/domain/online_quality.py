@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class PaintedAgain:
+class ComparedHit:
     """An image that started from the cache, compared with the image of the same request from noise.
 
     `request_id` is the hit's, which is counted once. A latent, or an image where `from_image`, saved `skipped_steps` of

@@ -142,7 +142,7 @@ class UsagePeriod:
 
     start_at: int
     request_count: int = 0
-    picture_count: int = 0
+    image_count: int = 0
     cache_hit_count: int = 0
     painted_cost: float = 0.0
     device_s: float = 0.0
@@ -213,7 +213,7 @@ def _period(start_at: int, counters: Mapping[str, float]) -> UsagePeriod:
     return UsagePeriod(
         start_at,
         request_count=round(of(UsageCounter.REQUESTS)),
-        picture_count=round(of(UsageCounter.PICTURES)),
+        image_count=round(of(UsageCounter.PICTURES)),
         cache_hit_count=round(of(UsageCounter.CACHE_HITS)),
         painted_cost=of(UsageCounter.PAINTED_COST),
         device_s=of(UsageCounter.DEVICE_S),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from pentimento.domain.online_quality import PaintedAgain, ThresholdPosition, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, ThresholdPosition, WatchedThreshold
 from pentimento.policies.cache_selection import Threshold, Thresholds, skipped_steps
 from pentimento.policies.reuse_rules import ModelReuse, ReuseTable
 
@@ -32,7 +32,7 @@ def followed_rows(reuse: ModelReuse, model_digest: str, encoder_digest: str) -> 
     )
 
 
-def row_of(rows: tuple[FollowedRow, ...], seen: PaintedAgain) -> FollowedRow | None:
+def row_of(rows: tuple[FollowedRow, ...], seen: ComparedHit) -> FollowedRow | None:
     """Return the row by which a hit was allowed to skip its steps; None where no table has it any more."""
     fitting = (
         row

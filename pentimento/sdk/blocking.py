@@ -19,7 +19,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
-    PinnedPicture,
+    PinnedImage,
     ReplayRequest,
     RequestStatus,
 )
@@ -189,7 +189,7 @@ class Client:
         """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
         return self._call(self._client.webhook_key())
 
-    def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
+    def pin(self, request_id: str, duration_ms: int) -> PinnedImage:
         """Keep the start of a completed request's image for a time from now; like `AsyncClient.pin`."""
         return self._call(self._client.pin(request_id, duration_ms))
 

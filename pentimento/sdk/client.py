@@ -18,7 +18,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
-    PinnedPicture,
+    PinnedImage,
     ReplayInput,
     ReplayRequest,
     RequestStatus,
@@ -186,7 +186,7 @@ class AsyncClient:
         """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
         return await self._jobs.webhook_key()
 
-    async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
+    async def pin(self, request_id: str, duration_ms: int) -> PinnedImage:
         """Keep the start of a completed request's image, so that it can be replayed for a time from now.
         ResourceExhausted QUOTA_EXCEEDED above the tenant's quota, NotFound ANCESTOR_GONE if the start is no longer
         stored."""

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from pentimento.domain.errors import Internal
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed
 from pentimento.sdk.generated_image import GeneratedImage
 
 
@@ -16,7 +16,7 @@ class ImageSet:
 
     request_id: str
     images: tuple[GeneratedImage, ...]
-    failures: tuple[PictureFailed, ...] = ()
+    failures: tuple[ImageFailed, ...] = ()
 
     def raise_failure(self) -> "ImageSet":
         """Return this set if no image failed, else raise the first error."""
@@ -27,7 +27,7 @@ class ImageSet:
 
 async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
     """Return the images of a stream, or raise the error at its end."""
-    request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, PictureFailed]()
+    request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, ImageFailed]()
     async with aclosing(stream) as events:
         # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
         async for event in events:
@@ -36,7 +36,7 @@ async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
                     request_id = event.request_id
                 case Completed():
                     images[event.image_index] = GeneratedImage.of(event)
-                case PictureFailed():
+                case ImageFailed():
                     failures[event.image_index] = event
     if not images:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")

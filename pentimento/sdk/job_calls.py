@@ -28,7 +28,7 @@ class JobCalls:
         """Return the image of a completed request. FailedPrecondition NOT_COMPLETED for any other, with its state and
         the reason of a failure."""
         status = await self._retries.answered(lambda: self._images.get_request(request_id))
-        if status.pictures:
+        if status.images:
             raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if status.completed is None:
             why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""

@@ -15,7 +15,7 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.domain.errors import InvalidArgument, PentimentoError, class_of_code
 from pentimento.domain.fleet import Capability, ModelCost
 from pentimento.domain.generation import FromLatent, ObjectReference
-from pentimento.domain.image_request import PictureFailed, RequestStatus
+from pentimento.domain.image_request import ImageFailed, RequestStatus
 from pentimento.domain.tenants import Tenant, TenantKey, UsagePeriod
 
 
@@ -71,7 +71,7 @@ def _millis(field: str, *, may_be_absent: bool = False) -> FieldRule:
 EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
     (FromLatent, "latent"): FieldRule(("latent",), lambda latent: {"latent": {"object": vars(latent)}}, _stored),
     (ModelCost, "run_s"): FieldRule(("batches",), _write_runs, _runs),
-    (PictureFailed, "error"): FieldRule(("code", "reason", "message", "retry_after_ms"), _write_error, _error),
+    (ImageFailed, "error"): FieldRule(("code", "reason", "message", "retry_after_ms"), _write_error, _error),
     (Tenant, "created_at"): _millis("created_at_ms"),
     (TenantKey, "created_at"): _millis("created_at_ms"),
     (TenantKey, "expires_at"): _millis("expires_at_ms", may_be_absent=True),
@@ -93,7 +93,7 @@ MESSAGE_ONLY: Mapping[type[Message], frozenset[str]] = {
 
 CLASS_ONLY: Mapping[tuple[type, type[Message]], frozenset[str]] = {
     (Tenant, tenants_pb.Tenant): frozenset({"tenant_id"}),
-    (RequestStatus, image_pb.PictureStatus): frozenset({"pictures", "summary", "webhook"}),
+    (RequestStatus, image_pb.ImageStatus): frozenset({"images", "summary", "webhook"}),
 }
 """Fields of classes that one of their messages lacks. They are read as their defaults."""
 

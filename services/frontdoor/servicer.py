@@ -216,7 +216,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
                 for bound_s, count in status.latencies
             ],
             starts=[
-                frontdoor_pb.StartCount(kind=kind, saved_steps=saved, picture_count=count)
+                frontdoor_pb.StartCount(kind=kind, saved_steps=saved, image_count=count)
                 for (kind, saved), count in sorted(status.painted.starts.items())
             ],
             steps_run=status.painted.steps_run,

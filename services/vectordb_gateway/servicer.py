@@ -13,7 +13,7 @@ from pentimento.domain.cache import CacheScope, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
-from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.online_quality import ComparedHit
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.wire.codec import decode, encode, nested
 from services.vectordb_gateway.entries.capacity import Capacity
@@ -106,7 +106,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         return pb.ForgetTenantResponse()
 
     async def ReportQuality(self, request: pb.ReportQualityRequest, context: Context) -> pb.ReportQualityResponse:
-        counted = await self._gateway.quality.report(decode(request, PaintedAgain))
+        counted = await self._gateway.quality.report(decode(request, ComparedHit))
         return pb.ReportQualityResponse(counted=counted)
 
     async def GetReuseQuality(self, request: pb.GetReuseQualityRequest, context: Context) -> pb.GetReuseQualityResponse:

@@ -15,7 +15,7 @@ from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_evictions as evictions
 from pentimento.stores.ledger import cache_limits as limits
@@ -119,7 +119,7 @@ class CacheLedger:
         return self._submit(lambda connection: access.note_uses(connection, rule, batch, now))
 
     def note_quality(
-        self, watched: WatchedThreshold, seen: PaintedAgain, judge: quality.Judge, kept_count: int
+        self, watched: WatchedThreshold, seen: ComparedHit, judge: quality.Judge, kept_count: int
     ) -> "Future[ThresholdPosition | None]":
         """Keep what a hit was seen to keep, once however often it is given, and return where its threshold stands by
         `judge`, which is given the newest `kept_count` samples; None where the hit was counted before."""

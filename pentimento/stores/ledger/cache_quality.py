@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select, update
 
-from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present
 
@@ -22,7 +22,7 @@ Judge = Callable[[Sequence[QualitySample], ThresholdPosition], ThresholdPosition
 
 
 def note_quality(
-    connection: Connection, watched: WatchedThreshold, seen: PaintedAgain, judge: Judge, kept_count: int
+    connection: Connection, watched: WatchedThreshold, seen: ComparedHit, judge: Judge, kept_count: int
 ) -> ThresholdPosition | None:
     """Keep a sample, forget those beyond the newest `kept_count` of its threshold, and let `judge` say from the rest
     where the threshold stands. Return that, or None where the hit was counted before."""
@@ -62,7 +62,7 @@ def _columns(watched: WatchedThreshold) -> dict[str, Any]:
     return {**{name: getattr(watched, name) for name in _KEY}, "from_image": int(watched.from_image)}
 
 
-def _measured(seen: PaintedAgain) -> dict[str, Any]:
+def _measured(seen: ComparedHit) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in ("request_id", "similarity", "quality", "scratch_quality")}
 
 

@@ -74,9 +74,9 @@ class ConsoleCalls:
         """Return whether callers need a token, and whether this caller may generate images and read the status."""
         token = token_of(request)
         tokens = isinstance(await self._refusal(None, list_models), Unauthenticated)
-        pictures = not isinstance(await self._refusal(token, list_models), PermissionDenied)
+        images = not isinstance(await self._refusal(token, list_models), PermissionDenied)
         suite = await self._refusal(token, suite_totals) is None
-        return document({"tokens": tokens, "pictures": pictures, "suite": suite and self._parts.controller is not None})
+        return document({"tokens": tokens, "images": images, "suite": suite and self._parts.controller is not None})
 
     async def _refusal(self, token: str | None, ask: Callable[[Channel], Awaitable[object]]) -> PentimentoError | None:
         """Return what the frontdoor refuses a caller's question with; None where it does not, or is away."""

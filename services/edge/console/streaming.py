@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, Routed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, Progress, Routed
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import caller_of, token_of
@@ -37,7 +37,7 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
         case Completed():
             image = {**completed_document(event), "image_index": event.image_index}
             return "completed", {**image, "image": Base64(event.image)}
-        case PictureFailed():
+        case ImageFailed():
             return "failed", failure_document(event)
 
 

@@ -27,7 +27,7 @@ def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
         **{name: sum(getattr(pool, f"{name}_count") for pool in frontdoor.pools) for name in POOL_COUNTS},
         "run": frontdoor.steps_run,
         "saved": frontdoor.steps_saved,
-        "starts": [[one.kind, one.saved_steps, one.picture_count] for one in frontdoor.starts],
+        "starts": [[one.kind, one.saved_steps, one.image_count] for one in frontdoor.starts],
         "latencies": [[bound_of(one.upper_bound_s), one.request_count] for one in frontdoor.latencies],
         **plan_sample(status.fleet.plan if status.fleet is not None else None),
         "slo_s": status.fleet.slo_s if status.fleet is not None else 0.0,

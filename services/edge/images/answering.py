@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.image_request import Completed, PictureFailed
+from pentimento.domain.image_request import Completed, ImageFailed
 from pentimento.domain.provenance_document import provenance_as_json
 from services.edge.http.documents import Base64
 from services.edge.http.errors import error_document
@@ -72,7 +72,7 @@ def image_document(completed: Completed, with_provenance: bool, url: str = "") -
 
 def images_document(
     completed: list[Completed],
-    failed: list[PictureFailed],
+    failed: list[ImageFailed],
     created_s: int,
     with_provenance: bool = False,
     urls: Sequence[str] = (),
@@ -95,6 +95,6 @@ def images_document(
     return document
 
 
-def failure_document(failed: PictureFailed) -> dict[str, Any]:
+def failure_document(failed: ImageFailed) -> dict[str, Any]:
     """Return a failed image of several, with its error."""
     return {"request_id": failed.request_id, "image_index": failed.image_index, **error_document(failed.error)}

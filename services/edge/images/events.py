@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.image_request import Completed, GenerateEvent, PictureFailed, Progress
+from pentimento.domain.image_request import Completed, GenerateEvent, ImageFailed, Progress
 from services.edge.http.documents import Base64, document_bytes
 from services.edge.http.errors import error_document
 from services.edge.images.answering import (
@@ -46,7 +46,7 @@ class ImageEvents:
         if isinstance(event, Completed):
             self.completed_count += 1
             return self._completed(event)
-        if isinstance(event, PictureFailed):
+        if isinstance(event, ImageFailed):
             name = f"{self.kind}.failed"
             return sse(name, {"type": name, **failure_document(event)})
         if isinstance(event, Progress) and event.preview:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import address_pending, urls_of
 from services.edge.images.events import HEARTBEAT, ImageEvents, error_event
@@ -27,7 +27,7 @@ class EndedImages:
     """Hold the finished and the failed images of a call, in the order of their indexes."""
 
     completed: list[Completed] = field(default_factory=list)
-    failed: list[PictureFailed] = field(default_factory=list)
+    failed: list[ImageFailed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class FrontdoorCall:
             async for event in events:
                 if isinstance(event, Completed):
                     ended.completed.append(event)
-                elif isinstance(event, PictureFailed):
+                elif isinstance(event, ImageFailed):
                     ended.failed.append(event)
         if not ended.completed:
             raise ended_early()

@@ -50,7 +50,7 @@ JOB = {
         "idempotency_key": {"type": ["string", "null"]},
         "group_id": {"type": ["string", "null"], "description": "the job of several images that this one belongs to"},
         "progress": PROGRESS,
-        "pictures": {
+        "images": {
             "type": "array",
             "description": "the images of a job with several",
             "items": {

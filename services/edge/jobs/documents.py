@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PentimentoError
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, RequestStatus
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, Progress, RequestStatus
 from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestPage, RequestQuery, RequestSummary
 from pentimento.domain.requests import RequestState
 from services.edge.http.documents import Base64
@@ -23,7 +23,7 @@ _LIMIT = re.compile("[1-9][0-9]{0,8}", re.ASCII)
 
 def job_document(summary: RequestSummary, status: RequestStatus | None = None) -> dict[str, Any]:
     """Return a job; times are Unix seconds, null before they are known. `status` adds `progress`, and `webhook` and
-    `pictures` if it has them."""
+    `images` if it has them."""
     document: dict[str, Any] = {
         "id": summary.request_id,
         "object": "job",
@@ -42,10 +42,10 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
         document["error"] = {"code": summary.error_reason, "message": summary.error_message}
     if status is not None:
         document["progress"] = steps_document(status.progress)
-    if status is not None and status.pictures:
-        document["pictures"] = [
+    if status is not None and status.images:
+        document["images"] = [
             {"id": one.request_id, "status": one.state.value, "progress": steps_document(one.progress)}
-            for one in status.pictures
+            for one in status.images
         ]
     if status is not None and status.webhook is not None:
         webhook = status.webhook
@@ -148,7 +148,7 @@ def event_of(event: GenerateEvent) -> bytes | None:
         return sse("job.accepted", submitted_document(event))
     if isinstance(event, Progress):
         return sse("job.progress", progress_document(event))
-    if isinstance(event, PictureFailed):
+    if isinstance(event, ImageFailed):
         return sse("job.image_failed", {"type": "job.image_failed", **failure_document(event)})
     if isinstance(event, Completed):
         document = {"type": "job.completed", "id": event.request_id, "image_index": event.image_index}

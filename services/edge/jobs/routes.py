@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
-from pentimento.domain.image_request import PictureFailed, RequestStatus
+from pentimento.domain.image_request import ImageFailed, RequestStatus
 from pentimento.domain.requests import RequestState
 from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.http.documents import DocumentResponse
@@ -173,14 +173,14 @@ async def ended_images(client: ImageClient, request_id: str, omit_image: bool) -
     if status.state is not RequestState.COMPLETED:
         raise not_completed(status)
     ended = EndedImages()
-    for index, one in enumerate(status.pictures or (status,)):
+    for index, one in enumerate(status.images or (status,)):
         if one.state is not RequestState.COMPLETED:
-            ended.failed.append(PictureFailed(one.request_id, index, failure_of(one)))
+            ended.failed.append(ImageFailed(one.request_id, index, failure_of(one)))
             continue
         try:
-            found = await client.get_request(one.request_id, omit_image, CALL_TIMEOUT_S) if status.pictures else one
+            found = await client.get_request(one.request_id, omit_image, CALL_TIMEOUT_S) if status.images else one
         except NotFound as gone:
-            ended.failed.append(PictureFailed(one.request_id, index, gone))
+            ended.failed.append(ImageFailed(one.request_id, index, gone))
             continue
         assert found.completed is not None
         ended.completed.append(replace(found.completed, image_index=index))
@@ -198,7 +198,7 @@ async def urls_of_ended(client: ImageClient, ended: EndedImages, origin: str) ->
             urls += await urls_of(client, (one,), origin)
         except NotFound as gone:
             ended.completed.remove(one)
-            ended.failed.append(PictureFailed(one.request_id, one.image_index, gone))
+            ended.failed.append(ImageFailed(one.request_id, one.image_index, gone))
             if not ended.completed:
                 raise
     ended.failed.sort(key=lambda failed: failed.image_index)

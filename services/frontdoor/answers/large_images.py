@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.image_chunks import DEFAULT_MESSAGE_BYTES
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed
 from pentimento.domain.reasons import Reason
 from pentimento.wire.codec import encode
 
@@ -50,7 +50,7 @@ class ImageSplitter(Generic[Response]):
         elif self._is_stated:
             yield from self._parts(event)
         elif self._is_several:
-            yield encode(PictureFailed(event.request_id, event.image_index, _not_sent(event)), self._kind)
+            yield encode(ImageFailed(event.request_id, event.image_index, _not_sent(event)), self._kind)
         else:
             raise _not_sent(event)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.image_request import Accepted, GenerateEvent, PictureFailed, RequestStatus
+from pentimento.domain.image_request import Accepted, GenerateEvent, ImageFailed, RequestStatus
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from services.frontdoor.answers.audience import Listener
@@ -69,7 +69,7 @@ def status_of(group_id: str, pictures: Sequence[RequestStatus]) -> RequestStatus
     order = list(RequestState)
     open_states = sorted((state for state in states if not state.terminal), key=order.index)
     completed = [state for state in states if state is RequestState.COMPLETED]
-    return RequestStatus(group_id, [*open_states, *completed, *states][0], pictures=tuple(pictures))
+    return RequestStatus(group_id, [*open_states, *completed, *states][0], images=tuple(pictures))
 
 
 class SeveralPictures:
@@ -100,13 +100,13 @@ class SeveralPictures:
             self._news.clear()
             for index, listener in tuple(waiting.items()):
                 for event in listener.take():
-                    if not isinstance(event, Accepted | PictureFailed):
+                    if not isinstance(event, Accepted | ImageFailed):
                         yield replace(event, image_index=index)
                 if listener.ended:
                     del waiting[index]
                     if listener.error is not None:
                         failures[index] = _of_picture(listener.error)
-                        yield PictureFailed(self._ids[index], index, listener.error)
+                        yield ImageFailed(self._ids[index], index, listener.error)
         if len(failures) == len(self._listeners):
             raise failures[min(failures)]
 

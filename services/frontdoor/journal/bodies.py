@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 
 from pentimento.api.frontdoor.v1 import journal_pb2 as pb
 from pentimento.domain.errors import Internal, InvalidArgument
-from pentimento.domain.image_request import HandedPicture, ResolvedRequest
+from pentimento.domain.image_request import ResolvedRequest, StartImage
 from pentimento.domain.reasons import Reason
 from pentimento.wire.codec import decode, encode, from_bytes, to_bytes
 
@@ -33,15 +33,15 @@ def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
     return resolved
 
 
-def handed_to_bytes(handed: HandedPicture) -> bytes:
+def start_image_to_bytes(handed: StartImage) -> bytes:
     """Return the bytes of the image that an attempt started from."""
-    return to_bytes(handed, pb.HandedPicture)
+    return to_bytes(handed, pb.StartImage)
 
 
-def handed_from_bytes(data: bytes) -> HandedPicture:
-    """Return what `handed_to_bytes` was given. Raises Internal UNREADABLE_REQUEST for other bytes."""
+def start_image_from_bytes(data: bytes) -> StartImage:
+    """Return what `start_image_to_bytes` was given. Raises Internal UNREADABLE_REQUEST for other bytes."""
     try:
-        return from_bytes(data, HandedPicture, pb.HandedPicture)
+        return from_bytes(data, StartImage, pb.StartImage)
     except InvalidArgument as error:
         raise unreadable() from error
 

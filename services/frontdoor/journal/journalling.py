@@ -33,12 +33,12 @@ from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused
 from services.frontdoor.answers.several_pictures import group_of, picture_ids
 from services.frontdoor.identity import Identity
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
+from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes, start_image_to_bytes
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
 from services.frontdoor.routing.cache_writes import reserve_entries
-from services.frontdoor.routing.light_starts import picture_handed_to
+from services.frontdoor.routing.light_starts import start_image_of
 from services.frontdoor.routing.stages import admitted_stages
 
 logger = logging.getLogger(__name__)
@@ -174,8 +174,8 @@ async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> 
     """Whether it may run. A stage's first attempt is journalled together with the route, which is the one in force from
     then on."""
     attempt, worker_id, stage = execution.attempt, execution.worker_id, execution.stage
-    routed, handed = job.routed[stage], picture_handed_to(execution.resolved)
-    picture = handed_to_bytes(handed) if handed is not None else b""
+    routed, handed = job.routed[stage], start_image_of(execution.resolved)
+    picture = start_image_to_bytes(handed) if handed is not None else b""
     if routed.journalled:
         return await _until_durable(lambda: journal.start_attempt(attempt, worker_id, stage, picture))
     ours = to_bytes(execution.route, generation_pb2.Route)

@@ -19,7 +19,7 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.codec import from_bytes
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.journal.bodies import handed_from_bytes, resolved_from_bytes, unreadable
+from services.frontdoor.journal.bodies import resolved_from_bytes, start_image_from_bytes, unreadable
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
 from services.frontdoor.routing.stages import stages_admitted_to
@@ -163,6 +163,6 @@ def _job_of(
     job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])
     if route is not None:
         newest = record.newest_attempt
-        handed = handed_from_bytes(newest.handed_picture) if newest is not None and newest.handed_picture else None
+        handed = start_image_from_bytes(newest.handed_picture) if newest is not None and newest.handed_picture else None
         job.routed[record.cascade_stage] = RoutedStage((), now, route, handed=handed)
     return job

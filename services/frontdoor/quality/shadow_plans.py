@@ -7,7 +7,7 @@ from pentimento.domain.errors import NotFound
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, GenerationSpec, Provenance, Start
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
-from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.online_quality import ComparedHit
 from services.frontdoor.requests.replays import Recorded
 from services.frontdoor.routing.stages import as_painted_by
 from services.frontdoor.workers.catalogue import Catalogue
@@ -37,11 +37,11 @@ class ShadowPlan:
     expected_s: float
     light: LightImage | None = None
 
-    def painted_again(self, encoder_digest: str, quality: float, scratch_quality: float) -> PaintedAgain:
+    def compared_hit(self, encoder_digest: str, quality: float, scratch_quality: float) -> ComparedHit:
         """Return what is reported of it."""
         provenance, donor = self.provenance, donor_of(self.provenance)
         assert donor is not None
-        return PaintedAgain(
+        return ComparedHit(
             request_id=provenance.request_id,
             model_digest=provenance.model_digest,
             reference_model_digest=self.held.model_digest,

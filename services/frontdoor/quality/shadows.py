@@ -239,7 +239,7 @@ class Shadows:
         if share is not None:
             self.counts.count_hit(plan.provenance.spec.model, share)
         assert self.gateway is not None
-        seen = plan.painted_again(scores.encoder_digest, scores.quality, scores.scratch_quality)
+        seen = plan.compared_hit(scores.encoder_digest, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()
 

@@ -20,7 +20,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
-    PinnedPicture,
+    PinnedImage,
     ReplayRequest,
     RequestStatus,
     Routed,
@@ -271,7 +271,7 @@ class ImageApi:
             resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
         return Judged(resolved, allowed_stages(fitting or stages, quota), draw, seed_drawn=request.seed is None)
 
-    async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
+    async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedImage:
         """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
         for a request that is not the tenant's."""
         return await self._parts.pins.pin(await self._tenants.record(tenant, request_id), duration_ms)
@@ -302,9 +302,9 @@ class ImageApi:
             known = await self._tenants.known(tenant, request_id)
             found = {one: await self.get_request(tenant, one, omit_image=True) for one in ids if one in known}
             status = status_of(request_id, tuple(found.values()))
-            summaries = [one.summary for one in status.pictures if one.summary is not None]
+            summaries = [one.summary for one in status.images if one.summary is not None]
             webhook = await self._tenants.webhook(summaries[0], request_id)
-            status = replace(status, pictures=statuses_by_index(ids, found))
+            status = replace(status, images=statuses_by_index(ids, found))
             return replace(status, summary=summary_of_several(request_id, status.state, summaries), webhook=webhook)
         record = await self._tenants.record(tenant, request_id)
         completed = None

@@ -18,7 +18,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
-from pentimento.domain.image_request import Completed, HandedPicture, ResolvedRequest
+from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
 from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
 from services.frontdoor.answers.audience import Audience
@@ -68,7 +68,7 @@ class RoutedStage:
     queued_at: float
     journalled: Route | None = None
     counted: tuple[str, CountedStart] | None = None
-    handed: HandedPicture | None = None
+    handed: StartImage | None = None
 
 
 @dataclass(slots=True)

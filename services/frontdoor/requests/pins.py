@@ -12,7 +12,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import ObjectReference, SpecInput
-from pentimento.domain.image_request import PinnedPicture, ReplayInput, ReplayRequest
+from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.domain.replay import ancestor_of, start_taken, taken_of
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
@@ -51,7 +51,7 @@ class Pins:
         self._clock = clock
         self._limits = limits
 
-    async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedPicture:
+    async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedImage:
         """Keep the completed request replayable for so long from now. What it came with is kept only
         where it was pinned from the first."""
         self.check_duration("duration_ms", duration_ms)
@@ -62,7 +62,7 @@ class Pins:
         wanted = self._wanted(request.tenant, request.request_id, duration_ms, inputs, ancestor)
         await self._pin(wanted, ancestor)
         keeps_all = len(inputs) == len(provenance.inputs)
-        return PinnedPicture(request.request_id, round(wanted.expires_at * 1000), wanted.size_bytes, keeps_all)
+        return PinnedImage(request.request_id, round(wanted.expires_at * 1000), wanted.size_bytes, keeps_all)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
         """Keep nothing of the request any longer than of others. No error where it was not pinned."""

@@ -9,7 +9,7 @@ the journal has of it, its digest and how it was used, is for whoever attaches t
 from dataclasses import replace
 
 from pentimento.domain.generation import FromNoise, InitImage, SpecInput
-from pentimento.domain.image_request import HandedPicture, ResolvedRequest
+from pentimento.domain.image_request import ResolvedRequest, StartImage
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.requests.jobs import Job
 from services.frontdoor.routing.stages import PoolOption
@@ -30,18 +30,18 @@ def started_from_light(job: Job, number: int, option: PoolOption) -> PoolOption:
     return replace(option, resolved=_from_picture(option.resolved, picture, steps))
 
 
-def picture_handed_to(resolved: ResolvedRequest) -> HandedPicture | None:
+def start_image_of(resolved: ResolvedRequest) -> StartImage | None:
     """Return what an attempt that paints this starts from of the stage before; None where that is nothing."""
     init_image = resolved.spec.init_image
     # What a client sent has a key in the object store.
     handed = [part.object for part in resolved.inputs if part.field == INIT_IMAGE and not part.object.key]
-    return HandedPicture(handed[0], init_image.strength) if handed and init_image is not None else None
+    return StartImage(handed[0], init_image.strength) if handed and init_image is not None else None
 
 
-def as_handed(resolved: ResolvedRequest, handed: HandedPicture) -> ResolvedRequest:
+def as_handed(resolved: ResolvedRequest, handed: StartImage) -> ResolvedRequest:
     """Return what an attempt painted that started from that picture, whose bytes are gone."""
     spec = replace(resolved.spec, init_image=InitImage(b"", handed.strength))
-    return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, handed.picture)))
+    return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, handed.image)))
 
 
 def _picture_of(job: Job, number: int) -> bytes | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pentimento.domain.cache import CacheScope, LookupCandidate
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
-from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.online_quality import ComparedHit
 from pentimento.domain.tenants import GREATEST_BYTES
 from pentimento.policies.plan.entry import STARTS
 
@@ -102,7 +102,7 @@ def check_captured(captured: CapturedEntries, step_count: int) -> None:
         check_object("entries.image", captured.image)
 
 
-def check_compared_hit(seen: PaintedAgain) -> None:
+def check_compared_hit(seen: ComparedHit) -> None:
     """Check a comparison of a hit with its image from noise. Raises InvalidArgument unless it has a hit and the cosines
     of both images."""
     for name in ("request_id", "model_digest", "reference_model_digest", "encoder_digest"):

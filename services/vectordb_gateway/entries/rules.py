@@ -9,7 +9,7 @@ from functools import partial
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
-from pentimento.domain.online_quality import PaintedAgain, QualitySample, ReuseQuality, ThresholdPosition
+from pentimento.domain.online_quality import ComparedHit, QualitySample, ReuseQuality, ThresholdPosition
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheChoice, CacheInForce, cache_in_force
 from pentimento.policies.followed_rules import FollowedRow, Positions, followed_rows, in_force, row_of
@@ -127,7 +127,7 @@ class QualityWatch:
                 self._show(model_digest)
             self._shown_by = shown_by
 
-    async def report(self, seen: PaintedAgain) -> bool:
+    async def report(self, seen: ComparedHit) -> bool:
         """Count a hit that was generated again, and move its threshold if that calls for it. Return whether it counts:
         a hit counts once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
         check_compared_hit(seen)

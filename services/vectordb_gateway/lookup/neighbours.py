@@ -13,17 +13,17 @@ async def neighbours_of(candidate: LookupCandidate, search: LookupSearch) -> tup
     scope = candidate.scope
     latents = await search.latents(scope) if candidate.latents else ()
     images = await search.images(scope) if candidate.images else ()
-    return (*_described(scope, latents, by_picture=False), *_described(scope, images, by_picture=True))
+    return (*_described(scope, latents, by_image=False), *_described(scope, images, by_image=True))
 
 
-def _described(scope: CacheScope, matches: Sequence[Match], *, by_picture: bool) -> Iterator[Neighbour]:
+def _described(scope: CacheScope, matches: Sequence[Match], *, by_image: bool) -> Iterator[Neighbour]:
     for match in matches:
         entry = match.entry
-        steps = () if by_picture else tuple(latent.resume_step for latent in latents_for(scope, entry))
+        steps = () if by_image else tuple(latent.resume_step for latent in latents_for(scope, entry))
         yield Neighbour(
             entry_id=entry.entry_id,
             similarity=match.similarity,
-            by_picture=by_picture,
+            by_image=by_image,
             resume_steps=steps,
             ancestor_depth=entry.ancestor_depth,
             created_at_ms=round(entry.created_at * 1000),

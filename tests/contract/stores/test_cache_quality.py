@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from tests.contract.stores.records import on_sqlite
 
 WATCHED = WatchedThreshold("sha256:clip", "sha256:light", "sha256:light", from_image=False, saved_ppm=100_000)
-SEEN = PaintedAgain(
+SEEN = ComparedHit(
     "r-1", "sha256:light", "sha256:light", "sha256:clip", False, 5, 50, similarity=0.9, quality=0.2, scratch_quality=0.3
 )
 

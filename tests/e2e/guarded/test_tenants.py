@@ -93,6 +93,6 @@ def test_what_they_used_is_told(guarded: Guarded, modest: str) -> None:
     """Whatever was asked for before."""
     (day, *_) = told(guarded, "usage", "modest")
 
-    assert day["picture_count"] == day["request_count"] >= 1
+    assert day["image_count"] == day["request_count"] >= 1
     assert day["painted_cost"] > 0
     assert {one["name"] for one in told(guarded, "list")} >= {"modest"}

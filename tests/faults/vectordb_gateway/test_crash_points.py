@@ -11,7 +11,7 @@ import pytest
 
 from pentimento.domain.clock import SteadyClock, SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
-from pentimento.domain.online_quality import PaintedAgain, WatchedThreshold
+from pentimento.domain.online_quality import ComparedHit, WatchedThreshold
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
@@ -58,7 +58,7 @@ LIVES = {
     ),
 }
 WATCHED = WatchedThreshold(ENCODER, "sha256:model", "sha256:model", False, 500_000)
-SEEN = PaintedAgain("r-1", "sha256:model", "sha256:model", ENCODER, False, 25, 50, 0.9, 0.9, 1.0)
+SEEN = ComparedHit("r-1", "sha256:model", "sha256:model", ENCODER, False, 25, 50, 0.9, 0.9, 1.0)
 
 
 class Crash(BaseException):

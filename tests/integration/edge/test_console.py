@@ -174,7 +174,7 @@ async def test_the_deployment_says_what_it_has(edge: EdgeUnderTest) -> None:
     # This edge was told of neither a gateway nor a controller.
     assert (told["features"]["cache"], told["features"]["controller"]) == (False, False)
     access = (await edge.http.get(f"{DATA}/access")).json()
-    assert access == {"tokens": False, "pictures": True, "suite": False}
+    assert access == {"tokens": False, "images": True, "suite": False}
 
 
 async def test_status_has_the_frontdoors_part_and_what_charts_are_made_of(edge: EdgeUnderTest) -> None:
@@ -184,7 +184,7 @@ async def test_status_has_the_frontdoors_part_and_what_charts_are_made_of(edge: 
 
     assert (status["fleet"], status["cache"], status["unanswered"]) == (None, None, {})
     assert status["frontdoor"]["completed_count"] == "1"
-    assert status["frontdoor"]["starts"] == [{"kind": "noise", "picture_count": "1"}]
+    assert status["frontdoor"]["starts"] == [{"kind": "noise", "image_count": "1"}]
     assert status["frontdoor"]["latencies"][-1]["upper_bound_s"] == "Infinity"
 
 

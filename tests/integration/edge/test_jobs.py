@@ -108,9 +108,9 @@ async def test_a_job_tells_how_far_it_is_while_it_is_painted(edge: EdgeUnderTest
     done = await ended(edge, job_id)
 
     assert (running["status"], done["status"], done["progress"]) == ("running", "completed", None)
-    assert [one["id"] for one in several["pictures"]] == [f"{waiting}-0", f"{waiting}-1"]
-    assert [one["progress"] for one in several["pictures"]] == [None, None]
-    assert {one["status"] for one in several["pictures"]} <= {"accepted", "queued"}
+    assert [one["id"] for one in several["images"]] == [f"{waiting}-0", f"{waiting}-1"]
+    assert [one["progress"] for one in several["images"]] == [None, None]
+    assert {one["status"] for one in several["images"]} <= {"accepted", "queued"}
 
 
 async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:

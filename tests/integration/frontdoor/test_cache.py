@@ -387,7 +387,7 @@ async def test_status_tells_where_pictures_started_and_how_long_they_took(
 
     status = await cached.operator.status()
 
-    starts = [(start.kind, start.saved_steps, start.picture_count) for start in status.starts]
+    starts = [(start.kind, start.saved_steps, start.image_count) for start in status.starts]
     assert starts == [("latent", 15, 1), ("noise", 0, 1)]
     assert (status.steps_run, status.steps_saved) == (85, 15)
     assert sum(bucket.request_count for bucket in status.latencies) == 2 + sum(

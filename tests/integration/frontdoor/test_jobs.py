@@ -13,7 +13,7 @@ from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.identity import Role
-from pentimento.domain.image_request import Accepted, Completed, PictureFailed, Routed
+from pentimento.domain.image_request import Accepted, Completed, ImageFailed, Routed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
@@ -257,7 +257,7 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
     listed = (await suite.client.list_requests(RequestQuery(jobs_only=True))).requests
 
     assert together.state is RequestState.COMPLETED
-    assert [one.completed.image_index for one in together.pictures if one.completed is not None] == [0, 1]
+    assert [one.completed.image_index for one in together.images if one.completed is not None] == [0, 1]
     assert together.summary is not None
     assert (together.summary.request_id, together.summary.job) == (accepted.request_id, True)
     assert together.summary.finished_at_ms == max(one.finished_at_ms or 0 for one in listed)
@@ -299,12 +299,12 @@ async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by
     heard = [event async for event in suite.client.attach(group_id)]
     cancelled = await suite.client.cancel(group_id)
 
-    states = {index: one.state for index, one in enumerate(together.pictures)}
+    states = {index: one.state for index, one in enumerate(together.images)}
     done, none = RequestState.COMPLETED, RequestState.FAILED
     assert states == {index: none if index == missing else done for index in range(3)}
-    assert together.pictures[missing].error_reason == "UNKNOWN_REQUEST"
+    assert together.images[missing].error_reason == "UNKNOWN_REQUEST"
     assert together.state is cancelled is RequestState.COMPLETED
-    assert [(one.image_index, one.error.reason) for one in heard if isinstance(one, PictureFailed)] == [
+    assert [(one.image_index, one.error.reason) for one in heard if isinstance(one, ImageFailed)] == [
         (missing, "UNKNOWN_REQUEST")
     ]
     assert {one.image_index for one in heard if isinstance(one, Completed)} == {0, 1, 2} - {missing}

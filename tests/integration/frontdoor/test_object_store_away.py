@@ -14,7 +14,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import InitImage, ObjectReference
-from pentimento.domain.image_request import Completed, GenerateEvent, ImageRequest, PictureFailed
+from pentimento.domain.image_request import Completed, GenerateEvent, ImageFailed, ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
@@ -208,7 +208,7 @@ async def failures(stream: AsyncIterator[GenerateEvent]) -> AsyncIterator[Pentim
     """Yield the errors of a call's images."""
     try:
         async for event in stream:
-            if isinstance(event, PictureFailed):
+            if isinstance(event, ImageFailed):
                 yield event.error
     except PentimentoError as error:
         yield error

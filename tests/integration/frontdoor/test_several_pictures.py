@@ -29,8 +29,8 @@ from pentimento.domain.image_request import (
     Accepted,
     Completed,
     GenerateEvent,
+    ImageFailed,
     ImageRequest,
-    PictureFailed,
     Progress,
     ReplayRequest,
     Routed,
@@ -134,14 +134,14 @@ async def test_one_that_fails_is_told_and_the_others_are_painted(suite: Frontdoo
 
     events = await suite.events(THREE)
 
-    (failed,) = [event for event in events if isinstance(event, PictureFailed)]
+    (failed,) = [event for event in events if isinstance(event, ImageFailed)]
     assert failed.request_id == accepted_of(events).image_request_ids[failed.image_index]
     assert failed.error.reason == "BROKEN"
     assert {failed.image_index, *completed_of(events)} == {0, 1, 2}
     status = await suite.client.get_request(accepted_of(events).request_id)
     assert status.state is RequestState.COMPLETED
-    assert status.pictures[failed.image_index].state is RequestState.FAILED
-    assert status.pictures[failed.image_index].error_reason == "BROKEN"
+    assert status.images[failed.image_index].state is RequestState.FAILED
+    assert status.images[failed.image_index].error_reason == "BROKEN"
 
 
 async def test_a_client_that_leaves_cancels_all(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_cancels_all(suite: FrontdoorSuite, worker: P
 
     await until(lambda: not unfinished(suite))
     status = await suite.client.get_request(request_id)
-    assert [status.state, *[picture.state for picture in status.pictures]] == [RequestState.CANCELLED] * 4
+    assert [status.state, *[picture.state for picture in status.images]] == [RequestState.CANCELLED] * 4
 
 
 async def test_cancel_stops_all_or_one(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -167,7 +167,7 @@ async def test_cancel_stops_all_or_one(suite: FrontdoorSuite, worker: PacedWorke
             _ = [event async for event in stream]
 
     assert (one, rest) == (RequestState.CANCELLED, RequestState.CANCELLED)
-    assert [picture.state.terminal for picture in status.pictures] == [False, True, False]
+    assert [picture.state.terminal for picture in status.images] == [False, True, False]
     assert not status.state.terminal
 
 
@@ -227,7 +227,7 @@ async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, 
     assert accepted_of(events).request_id == request_id
     assert accepted_of(events).replayed
     assert sorted(completed_of(events)) == [0, 1, 2]
-    assert [picture.completed.image if picture.completed else None for picture in status.pictures] == [b""] * 3
+    assert [picture.completed.image if picture.completed else None for picture in status.images] == [b""] * 3
     assert len(worker.executed) == 3
 
 

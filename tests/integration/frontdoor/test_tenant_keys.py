@@ -348,7 +348,7 @@ async def test_usage_survives_a_restart(at_half_past_noon: None, folder: Path, w
         (found,) = await after.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1)
 
     assert periods == ()
-    assert (found.request_count, found.picture_count) == (1, 1)
+    assert (found.request_count, found.image_count) == (1, 1)
 
 
 @pytest.mark.parametrize("token", ["token-user", "token-service", "token-admin", "unknown", None])
@@ -431,6 +431,6 @@ async def test_data_of_deleted_tenant_go_after_grace(folder: Path, worker: Paced
         (image,) = (folder / "objects").rglob("results.*")
         assert image.read_bytes() == kept.image
         (used,) = await running.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1, DAY_S)
-        assert used.picture_count == 1
+        assert used.image_count == 1
         with pytest.raises(NotFound):
             await running.admin.restore("acme")

@@ -11,7 +11,7 @@ import pytest
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed
+from pentimento.domain.image_request import Accepted, ImageFailed, ImageRequest
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.wire.codec import encode
 from tests.integration.sdk.scripted import (
@@ -243,7 +243,7 @@ async def test_what_there_was_no_room_for_is_the_callers_to_try_again_and_says_w
 
 
 def failed(index: int) -> pb.GenerateResponse:
-    return encode(PictureFailed(f"p2-x-{index}", index, Internal("BROKEN", "the decoder broke")), pb.GenerateResponse)
+    return encode(ImageFailed(f"p2-x-{index}", index, Internal("BROKEN", "the decoder broke")), pb.GenerateResponse)
 
 
 async def test_several_pictures_come_in_the_order_of_their_indexes(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ async def test_a_retry_gives_each_picture_once_and_progress_of_those_that_are_mi
 
 def left(index: int) -> pb.GenerateResponse:
     error = Cancelled("CLIENT_LEFT", "cancelled because its client went away")
-    return encode(PictureFailed(f"p2-x-{index}", index, error), pb.GenerateResponse)
+    return encode(ImageFailed(f"p2-x-{index}", index, error), pb.GenerateResponse)
 
 
 ANEW = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-y", image_request_ids=["p2-y-0", "p2-y-1"]))

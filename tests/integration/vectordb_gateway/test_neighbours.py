@@ -23,7 +23,7 @@ async def test_neighbours_are_ordered_by_prompt_then_by_image(imaging: RunningGa
 
     found = await nearest(imaging, embedding(1))
 
-    assert [(one.entry_id, one.by_picture) for one in found] == [(near, False), (far, False), (far, True)]
+    assert [(one.entry_id, one.by_image) for one in found] == [(near, False), (far, False), (far, True)]
     assert [one.similarity for one in found] == pytest.approx([1.0, 0.1, 1.0], abs=1e-5)
     assert [one.ancestor_depth for one in found] == [2, 0, 0]
     assert (found[1].resume_steps, found[2].resume_steps) == ((5, 10), ())

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
-from pentimento.domain.online_quality import PaintedAgain, ReuseQuality, ThresholdPosition
+from pentimento.domain.online_quality import ComparedHit, ReuseQuality, ThresholdPosition
 from pentimento.policies.online_quality import HIGHEST
 from tests.integration.vectordb_gateway.test_selector_profiles import written
 from tests.support.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
@@ -21,7 +21,7 @@ from tests.support.profiles import reuse_step
 MODEL = scope().model_digest
 STEPS = (reuse_step(5, 80, 0.9, 0.8, 0.7), reuse_step(10, 80, 0.95, 0.9, 0.85))
 GOOD, BAD = 0.29, 0.15
-HIT = PaintedAgain(
+HIT = ComparedHit(
     request_id="r",
     model_digest=MODEL,
     reference_model_digest=MODEL,

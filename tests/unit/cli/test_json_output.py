@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pentimento.cli import SUBCOMMANDS, adapters, cli, detached, models, token
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.image_request import PinnedPicture
+from pentimento.domain.image_request import PinnedImage
 from pentimento.domain.models import RegisteredModels
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
@@ -83,7 +83,7 @@ def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
 
     assert list(detached.serving_document(endpoint, StateDirectory(tmp_path))) == fields_of("up")
     assert list(adapters._document(adapter)) == fields_of("adapters list") == fields_of("adapters add")
-    assert ["file", *vars(PinnedPicture("r", 1, 2, True))] == fields_of("pin")
+    assert ["file", *vars(PinnedImage("r", 1, 2, True))] == fields_of("pin")
 
 
 def test_what_is_registered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from pentimento.domain.image_request import (
     Accepted,
     Completed,
     GenerateEvent,
+    ImageFailed,
     ImageFormat,
     ImageRequest,
-    PictureFailed,
     Progress,
 )
 from pentimento.sdk import AsyncClient, GeneratedImage
@@ -62,7 +62,7 @@ async def painted(folder: Path, wishes: list[Wish], **scripts: list[GenerateEven
 TWO_OF_A = Wish(1, ImageRequest("a", image_count=2))
 B = Wish(2, ImageRequest("b"))
 FULL = ResourceExhausted("QUEUE_FULL", "the queue is full")
-BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
+BROKEN = ImageFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
 
 
 async def test_data_of_pictures_that_nobody_is_shown_is_in_their_files_alone(tmp_path: Path) -> None:

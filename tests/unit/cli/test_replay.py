@@ -15,7 +15,7 @@ from pentimento.cli.durations import duration_ms
 from pentimento.cli.pin import told
 from pentimento.cli.replay import have_same_pixels, request_of, verdict
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import PinnedPicture, ReplayInput, ReplayRequest
+from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
 OPTIONS: dict[str, Any] = {"init_image": None, "mask": None, "conditioning_images": (), "deadline": None}
@@ -119,7 +119,7 @@ def test_without_a_suite_nothing_is_pinned(tmp_path: Path, command: list[str]) -
 
 
 def test_what_is_pinned_is_told() -> None:
-    told_of = told(Path("a.png"), PinnedPicture("r-1", 1_700_000_000_000, 5000, inputs_kept=False))
+    told_of = told(Path("a.png"), PinnedImage("r-1", 1_700_000_000_000, 5000, inputs_kept=False))
 
     assert told_of.startswith("a.png can be replayed until 2023-11-14 22:13 UTC (5000 bytes pinned; a replay needs")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed, Progress
+from pentimento.domain.image_request import Accepted, ImageFailed, ImageRequest, Progress
 from services.edge.images.events import ImageEvents, error_event
 from services.edge.images.image_call import ImageCall
 from services.edge.images.previews import preview_interval
@@ -50,7 +50,7 @@ def test_what_has_no_preview_is_not_told(event: Accepted | Progress) -> None:
 
 
 def test_a_picture_that_fails_is_told_and_named() -> None:
-    failed = PictureFailed("r1", 1, Unavailable("WORKER_LOST", "gone"))
+    failed = ImageFailed("r1", 1, Unavailable("WORKER_LOST", "gone"))
 
     name, document = read(ImageEvents("image_edit", ASKED, 7).of(failed))
 

@@ -35,7 +35,7 @@ FRONTDOOR = GetStatusResponse(
     steps_run=150,
     steps_saved=50,
     pools=[PoolStatus(late_count=1, scored_count=4, deferred_count=2), PoolStatus(late_count=2, scored_count=1)],
-    starts=[StartCount(kind="latent", saved_steps=15, picture_count=3)],
+    starts=[StartCount(kind="latent", saved_steps=15, image_count=3)],
     latencies=[LatencyBucket(upper_bound_s=0.5, request_count=7), LatencyBucket(upper_bound_s=float("inf"))],
 )
 

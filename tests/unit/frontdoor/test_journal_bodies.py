@@ -14,9 +14,9 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequ
 from pentimento.wire.codec import encode
 from services.frontdoor.journal.bodies import (
     JOURNALLED_REQUEST,
-    handed_from_bytes,
     resolved_from_bytes,
     resolved_to_bytes,
+    start_image_from_bytes,
 )
 from tests.unit.wire import samples
 from tests.unit.wire.random_values import random_value
@@ -72,7 +72,7 @@ def test_resolved_from_bytes_reads_recorded_body(name: str) -> None:
     assert resolved_from_bytes(bytes.fromhex(RECORDED[name]), JOURNALLED_REQUEST) == samples.SAMPLES[name]
 
 
-def test_handed_from_bytes_refuses_other_bytes() -> None:
-    assert handed_from_bytes(bytes.fromhex(RECORDED["handed picture"])) == samples.SAMPLES["handed picture"]
+def test_start_image_from_bytes_refuses_other_bytes() -> None:
+    assert start_image_from_bytes(bytes.fromhex(RECORDED["start image"])) == samples.SAMPLES["start image"]
     with pytest.raises(Internal, match="cannot read the journalled request"):
-        handed_from_bytes(b"\xff\xff")
+        start_image_from_bytes(b"\xff\xff")

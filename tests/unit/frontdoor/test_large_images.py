@@ -6,7 +6,7 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.image_chunks import ImageJoiner
 from pentimento.domain.errors import Internal, InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFormat, PictureFailed
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageFormat
 from pentimento.wire.codec import converter
 from services.frontdoor.answers.large_images import ImageSplitter
 
@@ -70,7 +70,7 @@ def test_client_that_states_nothing_is_told_that_a_large_image_is_not_sent() -> 
 
     assert events[:2] == [SEVERAL, completed(256)]
     failed = events[2]
-    assert isinstance(failed, PictureFailed)
+    assert isinstance(failed, ImageFailed)
     assert (failed.request_id, failed.image_index, failed.error.reason) == ("p2-x-1", 1, "MESSAGE_TOO_LARGE")
     assert "has 5242880 bytes" in failed.error.message
     assert "ask for p2-x-1 again by Attach with max_message_bytes" in failed.error.message

@@ -131,7 +131,7 @@ async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_st
 
 async def test_images_are_compared_with_the_model_that_their_profile_names() -> None:
     plan = await plan_shadow("t", recorded(picture(IMAGE, 10)), ROWS, catalogue())  # type: ignore[arg-type]
-    seen = plan.painted_again("sha256:clip", 0.2, 0.3)
+    seen = plan.compared_hit("sha256:clip", 0.2, 0.3)
 
     assert plan.held == HEAVY
     assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.guidance_scale) == ("heavy", 30, 5.0)

@@ -105,7 +105,7 @@ async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_pa
     journal.close()
 
     cost = 64 * 32 * 50 + 32 * 32 * 30
-    assert used == (UsagePeriod(begin, picture_count=2, cache_hit_count=1, painted_cost=cost, device_s=1.75),)
+    assert used == (UsagePeriod(begin, image_count=2, cache_hit_count=1, painted_cost=cost, device_s=1.75),)
     assert other == (UsagePeriod(begin, 1, refused_counts={"DRAINING": 1}),)
     assert none == ()
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_tells_of_no_time_keeps_nobodys_counts_back(tmp_path
     other = await meter.periods("other", begin, begin + 1, HOUR_S)
     journal.close()
 
-    assert (used[0].picture_count, used[0].device_s) == (2, 1.5)
+    assert (used[0].image_count, used[0].device_s) == (2, 1.5)
     assert other == (UsagePeriod(begin, 1),)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.online_quality import PaintedAgain, ThresholdPosition
+from pentimento.domain.online_quality import ComparedHit, ThresholdPosition
 from pentimento.policies.cache_selection import SelectionRules, Threshold, allowed_steps
 from pentimento.policies.followed_rules import RAISED, FollowedRow, followed_rows, in_force, row_of
 from pentimento.policies.reuse_rules import ModelReuse, ReuseTable
@@ -25,8 +25,8 @@ def raised(*similarity: float) -> ModelReuse:
     return in_force(REUSE, *KEY, positions)
 
 
-def hit(**changes: object) -> PaintedAgain:
-    seen = PaintedAgain("r", KEY[0], KEY[0], KEY[1], False, 5, 50, 0.9, 0.3, 0.3)
+def hit(**changes: object) -> ComparedHit:
+    seen = ComparedHit("r", KEY[0], KEY[0], KEY[1], False, 5, 50, 0.9, 0.3, 0.3)
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 

@@ -33,7 +33,7 @@ def test_public_names() -> None:
         "NotFound",
         "PentimentoError",
         "PermissionDenied",
-        "PictureFailed",
+        "ImageFailed",
         "Progress",
         "ReplayRequest",
         "RequestPage",

@@ -36,7 +36,6 @@ from pentimento.domain.image_request import (
     AskedLora,
     CacheMode,
     Completed,
-    HandedPicture,
     ImageFormat,
     ImageRequest,
     Progress,
@@ -44,6 +43,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
     ResolvedRequest,
     Routed,
+    StartImage,
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
@@ -136,7 +136,7 @@ SAMPLES = {
     "provenance": PROVENANCE,
     "journalled request": RESOLVED,
     "journalled request without options": ResolvedRequest(SPEC, CacheMode.OFF, ImageFormat.PNG, None, 5_000),
-    "handed picture": HandedPicture(OBJECT, 0.5),
+    "start image": StartImage(OBJECT, 0.5),
     "attempt": ATTEMPT,
     "grant": CacheGrant("grant-1", (LatentSlot(10, "key"),), "image", 1_000, 2_000, b"signature"),
     "captured": CapturedEntries("grant-1", (CapturedLatent(10, 3.5, OBJECT, True),), OBJECT),

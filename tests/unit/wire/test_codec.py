@@ -34,10 +34,10 @@ from pentimento.domain.image_request import (
     Completed,
     Explanation,
     GenerateEvent,
+    ImageFailed,
     ImageRequest,
     ModelInfo,
-    PictureFailed,
-    PinnedPicture,
+    PinnedImage,
     Progress,
     ReplayRequest,
     RequestStatus,
@@ -46,7 +46,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
 from pentimento.domain.models import RegisteredModels
-from pentimento.domain.online_quality import PaintedAgain
+from pentimento.domain.online_quality import ComparedHit
 from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
 from pentimento.wire.codec import converter, decode, encode, from_bytes, member_of, nested, number_of
@@ -65,15 +65,15 @@ OTHERS: list[tuple[Any, type[Message]]] = [
     (Fleet, controller_pb.GetFleetResponse),
     (LookupAnswer, gateway_pb.LookupResponse),
     (ModelInfo, image_pb.Model),
-    (PaintedAgain, gateway_pb.ReportQualityRequest),
-    (PinnedPicture, image_pb.PinResponse),
+    (ComparedHit, gateway_pb.ReportQualityRequest),
+    (PinnedImage, image_pb.PinResponse),
     (RegisteredModels, models_pb.ListRegisteredResponse),
     (ReplicaLease, controller_pb.RegisterResponse),
     (ReplicaReport, controller_pb.ReportRequest),
     (RequestPage, image_pb.ListRequestsResponse),
     (RequestQuery, image_pb.ListRequestsRequest),
     (RequestStatus, image_pb.GetRequestResponse),
-    (RequestStatus, image_pb.PictureStatus),
+    (RequestStatus, image_pb.ImageStatus),
     (ResolvedRequest, journal_pb2.JournalledRequest),
     (ResultUrl, image_pb.GetResultUrlResponse),
     (Start, generation_pb2.Start),
@@ -97,7 +97,7 @@ def members(package: Any, kind: type) -> Iterator[Any]:
 def pairs() -> list[tuple[Any, type[Message]]]:
     """Return each class with the message of its name, and the others. Errors have no equality of their own."""
     classes = {one.__name__: one for one in members(pentimento.domain, object) if dataclasses.is_dataclass(one)}
-    del classes["PictureFailed"]
+    del classes["ImageFailed"]
     messages = members(pentimento.api, Message)
     return [(classes[one.__name__], one) for one in messages if one.__name__ in classes] + OTHERS
 
@@ -126,12 +126,12 @@ def test_decode_of_failed_image_returns_its_error() -> None:
     for kind, retry_after_ms in product(PentimentoError.__subclasses__(), [None, 1500]):
         error = kind("WORKER_LOST", "two workers were lost", retry_after_ms=retry_after_ms)
 
-        heard = events.decode(events.encode(PictureFailed("p2-0-1", 1, error)))
+        heard = events.decode(events.encode(ImageFailed("p2-0-1", 1, error)))
 
         assert (heard.request_id, heard.image_index, type(heard.error)) == ("p2-0-1", 1, kind)
         assert (heard.error.reason, heard.error.message) == ("WORKER_LOST", "two workers were lost")
         assert heard.error.retry_after_ms == retry_after_ms
-    assert type(decode(image_pb.PictureFailed(code=77), PictureFailed).error) is Internal
+    assert type(decode(image_pb.ImageFailed(code=77), ImageFailed).error) is Internal
 
 
 REFUSED: list[tuple[Message, Any, str, str]] = [
@@ -172,9 +172,9 @@ def test_decode_names_path_of_field_refused() -> None:
 
 
 def test_encode_refuses_class_that_oneof_lacks() -> None:
-    failed = PictureFailed("r", 1, Internal("REASON", "why"))
+    failed = ImageFailed("r", 1, Internal("REASON", "why"))
 
-    with pytest.raises(InvalidArgument, match=r"event: must be .*, got PictureFailed"):
+    with pytest.raises(InvalidArgument, match=r"event: must be .*, got ImageFailed"):
         converter(GenerateEvent, image_pb.ReplayResponse).encode(failed)
 
 

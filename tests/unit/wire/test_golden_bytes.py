@@ -23,7 +23,7 @@ MESSAGES: dict[str, type[Message]] = {
     "provenance": generation_pb2.Provenance,
     "journalled request": journal_pb2.JournalledRequest,
     "journalled request without options": journal_pb2.JournalledRequest,
-    "handed picture": journal_pb2.HandedPicture,
+    "start image": journal_pb2.StartImage,
     "attempt": generation_pb2.Attempt,
     "grant": generation_pb2.CacheGrant,
     "captured": generation_pb2.CapturedEntries,

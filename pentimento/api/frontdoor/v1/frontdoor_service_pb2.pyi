@@ -194,22 +194,22 @@ class StartCount(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     SAVED_STEPS_FIELD_NUMBER: _builtins.int
-    PICTURE_COUNT_FIELD_NUMBER: _builtins.int
+    IMAGE_COUNT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """noise, latent or image."""
     saved_steps: _builtins.int
     """K, which the start saves."""
-    picture_count: _builtins.int
+    image_count: _builtins.int
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         saved_steps: _builtins.int = ...,
-        picture_count: _builtins.int = ...,
+        image_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "picture_count", b"picture_count", "saved_steps", b"saved_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_count", b"image_count", "kind", b"kind", "saved_steps", b"saved_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,32 +145,32 @@ class AdmittedStages(_message.Message):
 Global___AdmittedStages: _TypeAlias = AdmittedStages  # noqa: Y015
 
 @_typing.final
-class HandedPicture(_message.Message):
+class StartImage(_message.Message):
     """Start of an attempt at a later stage: the previous stage's image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PICTURE_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
     strength: _builtins.float
     """As of an image to start from."""
     @_builtins.property
-    def picture(self) -> _tensor_pb2.ObjectReference:
+    def image(self) -> _tensor_pb2.ObjectReference:
         """Its digest and size; it is kept nowhere."""
 
     def __init__(
         self,
         *,
-        picture: _tensor_pb2.ObjectReference | None = ...,
+        image: _tensor_pb2.ObjectReference | None = ...,
         strength: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["picture", b"picture"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["picture", b"picture", "strength", b"strength"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "strength", b"strength"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HandedPicture: _TypeAlias = HandedPicture  # noqa: Y015
+Global___StartImage: _TypeAlias = StartImage  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):

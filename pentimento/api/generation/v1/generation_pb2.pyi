@@ -600,15 +600,15 @@ class Neighbour(_message.Message):
 
     ENTRY_ID_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
-    BY_PICTURE_FIELD_NUMBER: _builtins.int
+    BY_IMAGE_FIELD_NUMBER: _builtins.int
     RESUME_STEPS_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
     CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     similarity: _builtins.float
-    """Cosine similarity: of the prompts, or of the prompt and the entry's image (`by_picture`)."""
-    by_picture: _builtins.bool
+    """Cosine similarity: of the prompts, or of the prompt and the entry's image (`by_image`)."""
+    by_image: _builtins.bool
     ancestor_depth: _builtins.int
     created_at_ms: _builtins.int
     request_id: _builtins.str
@@ -622,7 +622,7 @@ class Neighbour(_message.Message):
         *,
         entry_id: _builtins.str = ...,
         similarity: _builtins.float = ...,
-        by_picture: _builtins.bool = ...,
+        by_image: _builtins.bool = ...,
         resume_steps: _abc.Iterable[_builtins.int] | None = ...,
         ancestor_depth: _builtins.int = ...,
         created_at_ms: _builtins.int = ...,
@@ -630,7 +630,7 @@ class Neighbour(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "by_picture", b"by_picture", "created_at_ms", b"created_at_ms", "entry_id", b"entry_id", "request_id", b"request_id", "resume_steps", b"resume_steps", "similarity", b"similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "by_image", b"by_image", "created_at_ms", b"created_at_ms", "entry_id", b"entry_id", "request_id", b"request_id", "resume_steps", b"resume_steps", "similarity", b"similarity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -441,7 +441,7 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def completed(self) -> Global___Completed: ...
     @_builtins.property
-    def failed(self) -> Global___PictureFailed: ...
+    def failed(self) -> Global___ImageFailed: ...
     @_builtins.property
     def image_chunk(self) -> Global___ImageChunk:
         """Only to clients that state max_message_bytes."""
@@ -453,7 +453,7 @@ class GenerateResponse(_message.Message):
         routed: Global___Routed | None = ...,
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
-        failed: Global___PictureFailed | None = ...,
+        failed: Global___ImageFailed | None = ...,
         image_chunk: Global___ImageChunk | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
@@ -745,7 +745,7 @@ class ImageChunk(_message.Message):
 Global___ImageChunk: _TypeAlias = ImageChunk  # noqa: Y015
 
 @_typing.final
-class PictureFailed(_message.Message):
+class ImageFailed(_message.Message):
     """One of several images failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -781,7 +781,7 @@ class PictureFailed(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PictureFailed: _TypeAlias = PictureFailed  # noqa: Y015
+Global___ImageFailed: _TypeAlias = ImageFailed  # noqa: Y015
 
 @_typing.final
 class SubmitRequest(_message.Message):
@@ -908,7 +908,7 @@ class AttachResponse(_message.Message):
     @_builtins.property
     def completed(self) -> Global___Completed: ...
     @_builtins.property
-    def failed(self) -> Global___PictureFailed: ...
+    def failed(self) -> Global___ImageFailed: ...
     @_builtins.property
     def image_chunk(self) -> Global___ImageChunk:
         """Only to clients that state max_message_bytes."""
@@ -920,7 +920,7 @@ class AttachResponse(_message.Message):
         routed: Global___Routed | None = ...,
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
-        failed: Global___PictureFailed | None = ...,
+        failed: Global___ImageFailed | None = ...,
         image_chunk: Global___ImageChunk | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
@@ -1332,7 +1332,7 @@ class GetRequestResponse(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
-    PICTURES_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     WEBHOOK_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
@@ -1344,7 +1344,7 @@ class GetRequestResponse(_message.Message):
     @_builtins.property
     def completed(self) -> Global___Completed: ...
     @_builtins.property
-    def pictures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PictureStatus]:
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageStatus]:
         """For a request for several images each image, without its bytes, which its own id gives. `state` is then that of the image that is
         least advanced; COMPLETED once all have ended and one is completed.
         """
@@ -1369,14 +1369,14 @@ class GetRequestResponse(_message.Message):
         completed: Global___Completed | None = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
-        pictures: _abc.Iterable[Global___PictureStatus] | None = ...,
+        images: _abc.Iterable[Global___ImageStatus] | None = ...,
         summary: Global___RequestSummary | None = ...,
         webhook: Global___WebhookDelivery | None = ...,
         progress: Global___Progress | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "_webhook", b"_webhook", "completed", b"completed", "progress", b"progress", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "_webhook", b"_webhook", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "progress", b"progress", "request_id", b"request_id", "state", b"state", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "_webhook", b"_webhook", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "images", b"images", "progress", b"progress", "request_id", b"request_id", "state", b"state", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completed: _TypeAlias = _typing.Literal["completed"]  # noqa: Y015
     _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
@@ -1394,7 +1394,7 @@ class GetRequestResponse(_message.Message):
 Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
 
 @_typing.final
-class PictureStatus(_message.Message):
+class ImageStatus(_message.Message):
     """As GetRequestResponse, for one of several images."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1436,7 +1436,7 @@ class PictureStatus(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
-Global___PictureStatus: _TypeAlias = PictureStatus  # noqa: Y015
+Global___ImageStatus: _TypeAlias = ImageStatus  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -206,7 +206,7 @@ class UsagePeriod(_message.Message):
 
     START_AT_MS_FIELD_NUMBER: _builtins.int
     REQUEST_COUNT_FIELD_NUMBER: _builtins.int
-    PICTURE_COUNT_FIELD_NUMBER: _builtins.int
+    IMAGE_COUNT_FIELD_NUMBER: _builtins.int
     CACHE_HIT_COUNT_FIELD_NUMBER: _builtins.int
     PAINTED_COST_FIELD_NUMBER: _builtins.int
     DEVICE_S_FIELD_NUMBER: _builtins.int
@@ -215,7 +215,7 @@ class UsagePeriod(_message.Message):
     start_at_ms: _builtins.int
     request_count: _builtins.int
     """Accepted; each image of a call is one."""
-    picture_count: _builtins.int
+    image_count: _builtins.int
     cache_hit_count: _builtins.int
     """Images that started from something of the cache."""
     painted_cost: _builtins.float
@@ -233,7 +233,7 @@ class UsagePeriod(_message.Message):
         *,
         start_at_ms: _builtins.int = ...,
         request_count: _builtins.int = ...,
-        picture_count: _builtins.int = ...,
+        image_count: _builtins.int = ...,
         cache_hit_count: _builtins.int = ...,
         painted_cost: _builtins.float = ...,
         device_s: _builtins.float = ...,
@@ -242,7 +242,7 @@ class UsagePeriod(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit_count", b"cache_hit_count", "cached_bytes", b"cached_bytes", "device_s", b"device_s", "painted_cost", b"painted_cost", "picture_count", b"picture_count", "refused_counts", b"refused_counts", "request_count", b"request_count", "start_at_ms", b"start_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit_count", b"cache_hit_count", "cached_bytes", b"cached_bytes", "device_s", b"device_s", "image_count", b"image_count", "painted_cost", b"painted_cost", "refused_counts", b"refused_counts", "request_count", b"request_count", "start_at_ms", b"start_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

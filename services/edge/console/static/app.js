@@ -10,9 +10,9 @@ import { Playground } from "./playground.js";
 // deployment.
 let playground = null;
 const PAGES = [
-  { path: "", title: "Playground", page: async () => (playground ??= new Playground()), role: "pictures" },
-  { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery(), role: "pictures" },
-  { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), role: "pictures", needs: "cache" },
+  { path: "", title: "Playground", page: async () => (playground ??= new Playground()), role: "images" },
+  { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery(), role: "images" },
+  { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), role: "images", needs: "cache" },
   { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), role: "suite" },
   { path: "charts", title: "Charts", page: async () => new (await import("./charts.js")).Charts(), role: "suite" },
 ];
@@ -62,7 +62,7 @@ function navigate() {
 
 async function listPages(access) {
   let features = {};
-  if (access.pictures) {
+  if (access.images) {
     try { ({ features } = await deployment()); } catch { /* The page itself shows the error. */ }
   }
   const offered = PAGES.filter((page) => access[page.role] && (!page.needs || features[page.needs]));
@@ -112,7 +112,7 @@ function signIn(why) {
 
 async function start() {
   const button = document.getElementById("sign-in");
-  const access = await get("access").catch(() => ({ tokens: false, pictures: true }));
+  const access = await get("access").catch(() => ({ tokens: false, images: true }));
   button.hidden = !access.tokens;
   button.textContent = token() ? "Signed in" : "Sign in";
   await Promise.all([listPages(access), show()]);

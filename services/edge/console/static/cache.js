@@ -70,7 +70,7 @@ export class CacheBrowser {
     if (this.steps.value) body.num_inference_steps = Number(this.steps.value);
     try {
       const explained = await post("explain", body);
-      const [byPrompt, byImage] = [false, true].map((wanted) => explained.neighbours.filter((one) => one.by_picture === wanted));
+      const [byPrompt, byImage] = [false, true].map((wanted) => explained.neighbours.filter((one) => one.by_image === wanted));
       this.place.replaceChildren(decision(explained), neighbours("Nearest by prompt", byPrompt), ...(byImage.length ? [neighbours("Nearest by image", byImage)] : []));
       tell(`${byPrompt.length + byImage.length} neighbours`);
     } catch (error) {
