@@ -1,61 +1,8 @@
-from dataclasses import replace
-
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
 from tests.unit.dataplane.driver import Driver, kinds, only
-
-
-def test_a_picture_is_committed_before_it_is_delivered(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run().fencing_token
-
-    assert kinds(driver.send(events.AttemptFinished("r1", token))) == [effects.CommitResult]
-    assert kinds(driver.send(events.ResultCommitted("r1", token, True))) == [
-        effects.Deliver,
-        effects.CommitCacheEntries,
-    ]
-
-
-def test_the_credit_is_free_again_as_soon_as_the_picture_is_here(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run("r1").fencing_token
-    driver.queue("r2")
-
-    after = driver.send(events.AttemptFinished("r1", token))
-
-    assert only(effects.PersistAttempt, after).request_id == "r2"
-
-
-def test_a_result_that_was_fenced_off_is_not_delivered(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run().fencing_token
-    driver.send(events.AttemptFinished("r1", token))
-
-    after = driver.send(events.ResultCommitted("r1", token, False))
-
-    assert kinds(after) == [effects.ReleaseGrant, effects.DeliverRecorded]
-
-
-def test_a_picture_that_cannot_be_stored_fails_the_request(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run().fencing_token
-    driver.send(events.AttemptFinished("r1", token))
-
-    after = driver.send(events.CommitFailed("r1", token, "STORE_FULL", "no space"))
-
-    assert kinds(after) == [effects.ReleaseGrant, effects.PersistEnd]
-
-
-def test_an_attempt_that_the_journal_refuses_never_runs(driver: Driver) -> None:
-    driver.worker()
-    token = only(effects.PersistAttempt, driver.queue()).fencing_token
-
-    after = driver.send(events.AttemptPersisted("r1", token, won=False))
-
-    assert kinds(after) == [effects.ReleaseGrant, effects.DeliverRecorded]
-    assert not driver.dataplane.state.workers["w1"].in_flight
 
 
 def test_a_lost_worker_leads_to_a_rerun_elsewhere_under_a_newer_token(driver: Driver) -> None:
@@ -182,25 +129,16 @@ def test_a_mismatch_is_queued_again_without_counting(driver: Driver, kind: Failu
     assert driver.dataplane.state.requests["r1"].losses == 0
 
 
-def test_a_request_that_is_itself_at_fault_fails_at_once(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run().fencing_token
+@pytest.mark.parametrize(("journalled", "losses"), [(False, 0), (True, 1)])
+def test_lost_worker_counts_once_attempt_was_journalled(driver: Driver, journalled: bool, losses: int) -> None:
+    driver.worker("w1", credit_count=2)
+    effect_list = driver.queue("r1")
+    if journalled:
+        driver.start(effect_list)
 
-    after = driver.send(events.AttemptFailed("r1", token, FailureKind.FATAL, "NAN_IN_LATENT", "step 3"))
+    driver.send(events.WorkerLost("w1", 1))
 
-    end = only(effects.PersistEnd, after)
-    assert (end.end, end.reason, end.message) == (effects.End.FAILED, "NAN_IN_LATENT", "step 3")
-
-
-def test_a_worker_lost_before_the_attempt_was_journalled_costs_no_rerun(driver: Driver) -> None:
-    driver.worker()
-    persist = only(effects.PersistAttempt, driver.queue())
-
-    lost = driver.send(events.WorkerLost("w1", 1))
-
-    assert driver.dataplane.state.requests["r1"].losses == 0
-    assert kinds(lost) == [effects.StopAttempt]
-    assert kinds(driver.send(events.AttemptPersisted("r1", persist.fencing_token))) == [effects.ReleaseGrant]
+    assert driver.dataplane.state.requests["r1"].losses == losses
 
 
 @pytest.mark.parametrize("order", [("begun", "waiting"), ("waiting", "begun")])
@@ -214,15 +152,6 @@ def test_what_waited_behind_another_attempt_is_not_to_blame(driver: Driver, orde
 
     requests = driver.dataplane.state.requests
     assert (requests["begun"].losses, requests["waiting"].losses) == (1, 0)
-
-
-def test_a_worker_that_goes_down_before_it_began_with_anything_counts(driver: Driver) -> None:
-    driver.worker("w1", credit_count=2)
-    driver.run("r1")
-
-    driver.send(events.WorkerLost("w1", 1))
-
-    assert driver.dataplane.state.requests["r1"].losses == 1
 
 
 def test_nothing_goes_to_a_worker_that_broke_a_stream_before_its_next_word(driver: Driver) -> None:
@@ -263,24 +192,6 @@ def test_a_repeated_word_of_the_journal_does_not_give_a_running_attempts_credit_
     assert driver.send(events.AttemptPersisted("r1", token)) == []
 
 
-def test_repeated_words_change_nothing(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run().fencing_token
-    driver.send(events.AttemptFinished("r1", token))
-    driver.send(events.ResultCommitted("r1", token, True))
-
-    repeated = (
-        events.AcceptPersisted("r1"),
-        events.AttemptPersisted("r1", token),
-        events.AttemptYielded("r1", token),
-        events.AttemptFinished("r1", token),
-        events.AttemptFailed("r1", token, FailureKind.WORKER_LOST),
-        events.ResultCommitted("r1", token, True),
-        events.EndPersisted("r1", True),
-    )
-    assert [driver.send(event) for event in repeated] == [[]] * len(repeated)
-
-
 def test_tokens_of_a_newer_epoch_are_newer() -> None:
     tokens = []
     for epoch in (1, 2):
@@ -303,20 +214,6 @@ def test_what_the_journal_says_of_an_older_attempt_leaves_the_newer_alone(driver
     assert late == [effects.ReleaseGrant("r1", older.fencing_token)]
     execute = only(effects.Execute, driver.send(events.AttemptPersisted("r1", newer.fencing_token, True)))
     assert execute.worker_id == "w2"
-
-
-@pytest.mark.parametrize("word", [events.ResultCommitted("r1", 0, True), events.CommitFailed("r1", 0, "FULL", "m")])
-def test_a_commit_that_nobody_asked_for_changes_nothing(driver: Driver, word: events.Event) -> None:
-    """Neither while the attempt runs nor under another token than the committed one."""
-    driver.worker()
-    token = driver.run().fencing_token
-    running = driver.send(replace(word, fencing_token=token))
-    driver.send(events.AttemptFinished("r1", token))
-
-    committing = driver.send(replace(word, fencing_token=token - 1))
-
-    assert (running, committing) == ([], [])
-    assert effects.Deliver in kinds(driver.send(events.ResultCommitted("r1", token, True)))
 
 
 def test_a_request_that_was_lost_twice_goes_to_neither_of_the_two(driver: Driver) -> None:

@@ -10,23 +10,95 @@ from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, defer, paint_light, planned, route_heavy
 from tests.unit.dataplane.driver import Driver, kinds, only
 
+OF_SETTINGS = {"confidence_threshold": 0.5}
+EVERYTHING_HEAVY = Plan(PlanVersion(1, 2), pools=(PoolPlan("heavy", "heavy", ("hw",), (RouteShare("noise", 1.0),)),))
+LIGHT_ALONE = Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0),)),))
+ACCEPTED, UNSCORED, DEFERRED = "accepted", "accepted as UNSCORED", "deferred"
+NO_SCORES = (None, math.nan, math.inf, -0.001, 1.001)
 
-def test_a_confident_picture_is_committed_and_cached() -> None:
+
+def outcome(effect_list: list[effects.Effect]) -> str:
+    if effects.CommitResult in kinds(effect_list):
+        degraded = only(effects.CommitResult, effect_list).degraded
+        return f"accepted as {degraded}" if degraded else "accepted"
+    assert only(effects.ResolveRoute, effect_list).cascade_stage == 1
+    return "deferred"
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan", "confidence", "expected"),
+    [
+        pytest.param({}, None, 0.71, ACCEPTED, id="above the plan's threshold"),
+        pytest.param({}, None, 0.7, DEFERRED, id="the threshold itself"),
+        *[pytest.param({"accept_unscored": True}, None, no_score, UNSCORED) for no_score in NO_SCORES],
+        *[pytest.param({"accept_unscored": False}, None, no_score, DEFERRED) for no_score in NO_SCORES],
+        pytest.param({}, planned(2, noise=0.2), 0.3, ACCEPTED, id="a plan that came since"),
+        pytest.param({}, EVERYTHING_HEAVY, 0.1, ACCEPTED, id="a plan without the cascade"),
+    ],
+)
+def test_score_plans_threshold_accepts_or_defers(
+    settings: dict[str, object], plan: Plan | None, confidence: float | None, expected: str
+) -> None:
+    driver = cascade_driver(**settings)
+    token = paint_light(driver)
+    if plan is not None:
+        driver.send(events.PlanReceived(plan))
+
+    assert outcome(driver.send(events.Scored("r1", token, confidence))) == expected
+
+
+@pytest.mark.parametrize(
+    ("plan", "confidence", "expected"), [(None, 0.4, DEFERRED), (LIGHT_ALONE, 0.1, ACCEPTED)], ids=["none", "0"]
+)
+def test_score_settings_threshold_counts_without_plan(plan: Plan | None, confidence: float, expected: str) -> None:
+    """A plan that routes requests has its own threshold, 0 where it names none."""
+    driver = Driver(DataplaneSettings(**OF_SETTINGS))
+    driver.worker("lw", model="light", model_digest="dl")
+    token = paint_light(driver)
+    if plan is not None:
+        driver.send(events.PlanReceived(plan))
+
+    assert outcome(driver.send(events.Scored("r1", token, confidence))) == expected
+
+
+@pytest.mark.parametrize(
+    ("planned_for", "start", "answered"),
+    [
+        ({}, "latent", effects.Score),
+        ({}, "image", effects.CommitResult),
+        ({"noise": 0.7, "latent": 0.4}, "noise", effects.Score),
+        ({"noise": 0.7, "latent": 0.4}, "latent", effects.Score),
+        ({"noise": 0.7, "latent": 0.4}, "image", effects.CommitResult),
+    ],
+)
+def test_finished_image_is_scored_by_its_starts_threshold(
+    planned_for: dict[str, float], start: str, answered: type[effects.Effect]
+) -> None:
+    driver = cascade_driver() if planned_for else Driver(DataplaneSettings(**OF_SETTINGS))
+    way: dict[str, str] = {}
+    if planned_for:
+        driver.send(events.PlanReceived(planned(2, **planned_for)))
+        way["cascade_name"] = "c"
+    else:
+        driver.worker("lw", model="light", model_digest="dl")
+    token = driver.start(driver.queue(digest="dl", pool="light", cascade=CASCADE, start=start, **way)).fencing_token
+
+    finished = driver.send(events.AttemptFinished("r1", token))
+
+    assert [kind for kind in kinds(finished) if kind in (effects.Score, effects.CommitResult)] == [answered]
+    if planned_for and start == "latent":
+        assert outcome(driver.send(events.Scored("r1", token, 0.5))) == ACCEPTED
+
+
+def test_accepted_image_is_delivered_and_cached() -> None:
     driver = cascade_driver()
     token = paint_light(driver)
 
     commit = only(effects.CommitResult, driver.send(events.Scored("r1", token, 0.71)))
 
-    assert (commit.picture_token, commit.degraded) == (token, "")
+    assert commit.picture_token == token
     last = driver.send(events.ResultCommitted("r1", token, True))
     assert kinds(last) == [effects.Deliver, effects.CommitCacheEntries]
-
-
-def test_the_threshold_itself_is_not_enough() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver)
-
-    assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.7)))
 
 
 def test_a_deferred_request_is_painted_by_the_next_pool_with_its_deadline() -> None:
@@ -50,49 +122,6 @@ def test_shares_of_deferred_requests_are_counted() -> None:
     pools = driver.dataplane.state.pools
     assert (pools["light"].scored_count, pools["light"].deferred_count) == (2, 1)
     assert pools["heavy"].arrived_count == 1
-
-
-@pytest.mark.parametrize("confidence", [None, math.nan, math.inf, -0.001, 1.001])
-@pytest.mark.parametrize("accept", [True, False])
-def test_without_a_score_the_settings_decide(confidence: float | None, accept: bool) -> None:
-    driver = cascade_driver(accept_unscored=accept)
-    token = paint_light(driver)
-
-    after = driver.send(events.Scored("r1", token, confidence))
-
-    if accept:
-        assert only(effects.CommitResult, after).degraded == "UNSCORED"
-    else:
-        assert only(effects.ResolveRoute, after).cascade_stage == 1
-
-
-def test_the_threshold_of_the_settings_holds_where_the_plan_has_none(driver: Driver) -> None:
-    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
-    driver.worker("lw", model="light", model_digest="dl")
-    token = paint_light(driver)
-
-    assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.4)))
-
-
-@pytest.mark.parametrize(("start", "answered"), [("latent", effects.Score), ("image", effects.CommitResult)])
-def test_the_threshold_of_the_settings_is_not_for_pictures_refined_from_others(
-    start: str, answered: type[effects.Effect]
-) -> None:
-    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
-    driver.worker("lw", model="light", model_digest="dl")
-    token = driver.start(driver.queue(digest="dl", pool="light", cascade=CASCADE, start=start)).fencing_token
-
-    assert answered in kinds(driver.send(events.AttemptFinished("r1", token)))
-
-
-def test_a_plan_that_routes_requests_keeps_every_light_picture_with_a_threshold_of_0() -> None:
-    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
-    driver.worker("lw", model="light", model_digest="dl")
-    token = paint_light(driver)
-    light = PoolPlan("light", "light", ("lw",), routes=(RouteShare("noise", 1.0),))
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pools=(light,))))
-
-    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.1)))
 
 
 def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
@@ -141,17 +170,6 @@ def test_a_light_picture_nobody_has_scored_yet_is_better_than_none_at_the_deadli
 
     assert (commit.picture_token, commit.degraded) == (token, "UNSCORED")
     assert driver.send(events.Scored("r1", token, 0.1)) == []
-
-
-def test_a_heavy_attempt_at_fault_leaves_the_light_picture() -> None:
-    driver = cascade_driver()
-    token = defer(driver)
-    heavy = driver.start(route_heavy(driver)).fencing_token
-
-    after = driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL, "NAN_IN_LATENT"))
-
-    commit = only(effects.CommitResult, after)
-    assert (commit.fencing_token, commit.picture_token, commit.degraded) == (heavy, token, "NAN_IN_LATENT")
 
 
 def test_a_fallback_waits_for_the_journal_that_writes_the_heavy_attempt() -> None:
@@ -207,29 +225,6 @@ def test_the_route_of_an_earlier_stage_does_not_come_true_twice() -> None:
     assert driver.send(events.RouteResolved("r1", "light", "dl", 1.0, cascade_stage=0)) == []
 
 
-def test_a_recovered_second_stage_goes_on_without_a_fallback() -> None:
-    driver = cascade_driver()
-    recovered = events.RecoveredRequest(
-        "r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9, cascade=CASCADE, cascade_stage=1
-    )
-
-    heavy = driver.start(driver.send(events.Recovered((recovered,))))
-
-    assert (heavy.worker_id, heavy.attempt_number) == ("hw", 3)
-    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
-
-
-def test_an_attempt_at_the_second_stage_is_attached_to_as_one() -> None:
-    driver = cascade_driver()
-    recovered = events.RecoveredRequest(
-        "r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9, "hw", cascade=CASCADE, cascade_stage=1
-    )
-
-    attached = only(effects.Attach, driver.send(events.Recovered((recovered,))))
-
-    assert (attached.worker_id, attached.fencing_token, attached.cascade_stage) == ("hw", 9, 1)
-
-
 def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=0.5))
     driver.worker("lw", model="light", model_digest="dl")
@@ -243,38 +238,6 @@ def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
 
     assert driver.send(events.Scored("r1", light, 0.9)) == []
     assert only(effects.CommitResult, driver.send(events.Scored("r1", heavy, 0.9))).picture_token == heavy
-
-
-def test_the_threshold_in_force_when_a_picture_is_scored_decides() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver)
-    driver.send(events.PlanReceived(planned(2, noise=0.2)))
-
-    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.3)))
-
-
-def test_a_plan_without_the_requests_cascade_keeps_its_light_picture() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver)
-    everything = PoolPlan("heavy", "heavy", ("hw",), (RouteShare("noise", 1.0),))
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), pools=(everything,))))
-
-    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.1)))
-
-
-@pytest.mark.parametrize(("start", "scored"), [("noise", True), ("latent", True), ("image", False)])
-def test_pictures_are_scored_by_the_threshold_of_their_start_or_not_at_all(start: str, scored: bool) -> None:
-    driver = cascade_driver()
-    driver.send(events.PlanReceived(planned(2, noise=0.7, latent=0.4)))
-    queued = driver.queue("r1", digest="dl", pool="light", cascade=CASCADE, cascade_name="c", start=start)
-    token = driver.start(queued).fencing_token
-
-    finished = driver.send(events.AttemptFinished("r1", token))
-
-    assert (effects.Score in kinds(finished)) is scored
-    assert (effects.CommitResult in kinds(finished)) is not scored
-    if start == "latent":
-        assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.5)))
 
 
 def test_a_start_that_is_known_only_when_routed_may_change_the_stages() -> None:
@@ -312,17 +275,6 @@ def test_a_stage_after_one_that_a_spare_lane_painted_begins_with_its_own_first_c
     assert only(effects.PersistAttempt, route_heavy(driver)).option == 0
 
 
-def test_a_fault_without_a_reason_is_told_as_a_failure_beside_the_light_picture() -> None:
-    driver = cascade_driver()
-    token = defer(driver)
-    heavy = driver.start(route_heavy(driver)).fencing_token
-
-    after = driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL))
-
-    commit = only(effects.CommitResult, after)
-    assert (commit.picture_token, commit.degraded) == (token, "FAILED")
-
-
 def test_a_picture_that_waits_for_its_score_until_its_deadline_makes_no_worker_slower() -> None:
     driver = cascade_driver()
     driver.profile("light", (1, 1.0))
@@ -343,3 +295,28 @@ def test_where_nothing_is_fallen_back_to_a_score_may_come_until_the_deadline() -
 
     assert driver.send(events.TimePassed()) == []
     assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.9)))
+
+
+@pytest.mark.parametrize(("reason", "degraded"), [(("NAN_IN_LATENT",), "NAN_IN_LATENT"), ((), "FAILED")])
+def test_heavy_attempt_that_fails_falls_back(reason: tuple[str, ...], degraded: str) -> None:
+    driver = cascade_driver()
+    token = defer(driver)
+    heavy = driver.start(route_heavy(driver)).fencing_token
+
+    commit = only(effects.CommitResult, driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL, *reason)))
+
+    assert (commit.fencing_token, commit.picture_token, commit.degraded) == (heavy, token, degraded)
+
+
+def test_recovered_second_stage_runs_again_or_is_attached() -> None:
+    values = ("r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9)
+    driver = cascade_driver()
+    heavy = driver.start(
+        driver.send(events.Recovered((events.RecoveredRequest(*values, cascade=CASCADE, cascade_stage=1),)))
+    )
+    assert (heavy.worker_id, heavy.attempt_number) == ("hw", 3)
+    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
+
+    running = events.RecoveredRequest(*values, "hw", cascade=CASCADE, cascade_stage=1)
+    attached = only(effects.Attach, cascade_driver().send(events.Recovered((running,))))
+    assert (attached.worker_id, attached.fencing_token, attached.cascade_stage) == ("hw", 9, 1)

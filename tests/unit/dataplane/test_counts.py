@@ -226,3 +226,24 @@ def test_what_has_to_be_done_at_the_least_is_counted_as_requests_come_and_go() -
         seen.append((pool.waiting_work, pool.waiting_least_work))
 
     assert seen == [(8.0, 4.0), (11.0, 7.0), (3.0, 3.0), (0.0, 0.0)]
+
+
+def test_counters_count_ends_by_kind(driver: Driver) -> None:
+    """Two of each."""
+    for number in range(2):
+        driver.worker()
+        token = driver.run(f"failed-{number}").fencing_token
+        driver.send(events.AttemptFailed(f"failed-{number}", token, FailureKind.FATAL, "NAN", "not a number"))
+        driver.worker(credit_count=0)
+        driver.queue(f"cancelled-{number}")
+        driver.send(events.CancelRequested(f"cancelled-{number}"))
+        driver.queue(f"expired-{number}", deadline=driver.now + 10.0)
+        driver.now += 10.0
+        driver.send(events.TimePassed())
+        for kind in ("failed", "cancelled", "expired"):
+            driver.send(events.EndPersisted(f"{kind}-{number}", True))
+
+    counters, pool = driver.dataplane.state.counters, driver.dataplane.state.pools["m"]
+    assert (counters.accepted, counters.failed, counters.cancelled, counters.expired) == (6, 2, 2, 2)
+    # A request that its client cancelled is not dropped.
+    assert (pool.arrived_count, pool.dropped_count) == (6, 4)

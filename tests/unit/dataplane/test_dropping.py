@@ -41,31 +41,40 @@ def test_rejected_request_that_comes_back_when_told_is_admitted(driver: Driver) 
     assert kinds(driver.arrive("r1", deadline=driver.now + 400.0))[0] is effects.PersistAccepted
 
 
-def test_a_request_that_can_make_it_is_admitted(busy: Driver) -> None:
+def test_request_that_can_make_it_or_may_be_late_is_admitted(busy: Driver) -> None:
     assert kinds(busy.arrive("r1", deadline=busy.now + 45.0))[0] is effects.PersistAccepted
-
-
-def test_predictions_may_be_switched_off() -> None:
-    driver = Driver(DataplaneSettings(drop_late=False))
-    driver.profile("m", (1, 10.0))
-    driver.worker()
-    for number in range(3):
-        driver.queue(f"r{number}")
-
-    assert kinds(driver.arrive("late", deadline=driver.now + 1.0))[0] is effects.PersistAccepted
-
-
-def test_a_plan_may_keep_what_would_be_late(busy: Driver) -> None:
     busy.send(events.PlanReceived(Plan(PlanVersion(1, 1), drops_late=False)))
-
     assert kinds(busy.arrive("late", deadline=busy.now + 1.0))[0] is effects.PersistAccepted
 
+    keeping = Driver(DataplaneSettings(drop_late=False))
+    keeping.profile("m", (1, 10.0))
+    keeping.worker()
+    for number in range(3):
+        keeping.queue(f"r{number}")
+    assert kinds(keeping.arrive("late", deadline=keeping.now + 1.0))[0] is effects.PersistAccepted
 
-def test_with_a_free_credit_a_request_that_would_miss_its_deadline_is_tried(driver: Driver) -> None:
+
+@pytest.mark.parametrize(
+    ("waiting", "started", "dropped"),
+    [
+        ({"late": 1.0}, "late", []),  # alone it is tried
+        ({"just": 10.0, "other": 100.0}, "just", []),
+        ({"late": 1.0, "other": 100.0}, "other", ["late"]),
+    ],
+)
+def test_credit_goes_to_first_request_that_is_in_time(
+    driver: Driver, waiting: dict[str, float], started: str, dropped: list[str]
+) -> None:
     driver.profile("m", (1, 10.0))
-    driver.worker()
+    if len(waiting) == 1:
+        driver.worker()
+    after = []
+    for request_id, deadline_s in waiting.items():
+        after += driver.queue(request_id, deadline=driver.now + deadline_s)
+    after += driver.worker()
 
-    assert only(effects.PersistAttempt, driver.queue("r1", deadline=driver.now + 1.0)).request_id == "r1"
+    assert only(effects.PersistAttempt, after).request_id == started
+    assert [effect.request_id for effect in after if isinstance(effect, effects.Drop)] == dropped
 
 
 def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None:
@@ -80,6 +89,8 @@ def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None
     assert (drop.request_id, drop.reason) == ("r1", "PREDICTED_LATE")
     assert drop.predicted_wait_s == pytest.approx(28.0 + 18.0 / 5.0)
     assert drop.message == "predicted to take 31.6 s from now, 17 s were left"
+    # Three wait, and images take 13.6 s by what was learned: half of the queue will be gone by then.
+    assert drop.retry_after_ms == 20_400
     assert only(effects.PersistAttempt, after).request_id == "waiting-1"
     end = only(effects.DeliverEnd, busy.send(events.EndPersisted("r1", True)))
     assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", drop.retry_after_ms)
@@ -142,17 +153,6 @@ def test_attempts_that_began_together_end_together(driver: Driver) -> None:
     assert kinds(driver.arrive("later", deadline=driver.now + 24.5))[0] is effects.PersistAccepted
 
 
-def test_of_two_that_wait_the_one_that_would_miss_its_deadline_is_dropped(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0))
-    driver.queue("too-late", deadline=driver.now + 1.0)
-    driver.queue("other", deadline=driver.now + 100.0)
-
-    after = driver.worker()
-
-    assert only(effects.Drop, after).request_id == "too-late"
-    assert only(effects.PersistAttempt, after).request_id == "other"
-
-
 def test_only_who_has_a_picture_to_fall_back_on_is_judged_again_once_it_is_routed(busy: Driver) -> None:
     """Its route costs more than was thought when it was admitted: it is tried all the same."""
     busy.arrive("r1", deadline=busy.now + 45.0)
@@ -160,22 +160,3 @@ def test_only_who_has_a_picture_to_fall_back_on_is_judged_again_once_it_is_route
 
     assert busy.send(events.RouteResolved("r1", "m", "d", 10.0)) == []
     assert busy.dataplane.state.pools["m"].waiting_count == 3
-
-
-def test_who_is_dropped_is_told_when_half_of_the_queue_will_be_gone(busy: Driver) -> None:
-    """Three wait, and pictures take 13.6 s by what was learnt: half of the queue will be gone in 20.4 s."""
-    busy.queue("r1", deadline=busy.now + 45.0)
-    token = busy.dataplane.state.requests["running"].fencing_token
-    busy.now += 28.0
-
-    drop = only(effects.Drop, busy.send(events.AttemptFinished("running", token)))
-
-    assert drop.retry_after_ms == 20_400
-
-
-def test_who_would_be_done_just_in_time_is_tried_when_it_is_its_turn(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0))
-    driver.queue("just", deadline=driver.now + 10.0)
-    driver.queue("other", deadline=driver.now + 100.0)
-
-    assert only(effects.PersistAttempt, driver.worker()).request_id == "just"

@@ -2,129 +2,96 @@
 
 import math
 
+import pytest
+
 from pentimento.dataplane import effects, events
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, only
 
 
 def dispatched(effect_list: list[effects.Effect]) -> list[str]:
     return [effect.request_id for effect in effect_list if isinstance(effect, effects.PersistAttempt)]
 
 
-def test_inputs_are_prepared_while_another_picture_holds_the_credit(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    driver.run("plain")
-
-    assert dispatched(driver.queue("with image", has_inputs=True)) == ["with image"]
-
-
-def test_a_picture_whose_inputs_are_not_ready_leaves_the_credit_to_others(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    driver.start(driver.queue("with image", has_inputs=True))
-
-    assert dispatched(driver.queue("plain")) == ["plain"]
-
-
-def test_no_more_are_prepared_at_once_than_the_worker_takes(driver: Driver) -> None:
-    driver.worker(credit_count=4, preparing_count=1)
-    driver.start(driver.queue("first", has_inputs=True))
-
-    assert dispatched(driver.queue("second", has_inputs=True)) == []
-
-
-def test_who_waits_for_a_place_to_prepare_holds_up_nobody_else(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    token = driver.run("plain").fencing_token
-    for number in range(3):
-        driver.queue(f"large {number}", tenant="mallory", has_inputs=True)
-    driver.queue("small", tenant="alice")
-
-    assert dispatched(driver.send(events.AttemptFinished("plain", token))) == ["small"]
+def say(driver: Driver, verb: str, name: str, deadline_s: str = "900") -> list[effects.Effect]:
+    """Send what a script's words say; a name that ends with + has an image, one of b another tenant."""
+    request_id = name.rstrip("+")
+    if verb in ("queue", "start"):
+        tenant = "b" if name.startswith("b") else "a"
+        deadline = driver.now + float(deadline_s)
+        queued = driver.queue(request_id, deadline, tenant=tenant, has_inputs=name.endswith("+"))
+        if verb == "start":
+            driver.start(queued)
+        return queued
+    kinds_of: dict[str, type[events.Event]] = {
+        "begin": events.AttemptStarted,
+        "yield": events.AttemptYielded,
+        "finish": events.AttemptFinished,
+    }
+    token = driver.dataplane.state.requests[request_id].fencing_token
+    if verb == "fail":
+        return driver.send(events.AttemptFailed(request_id, token, events.FailureKind.FATAL))
+    return driver.send(kinds_of[verb](request_id, token))  # type: ignore[call-arg]
 
 
-def test_a_picture_holds_a_credit_from_its_start_on(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    token = driver.start(driver.queue("with image", has_inputs=True)).fencing_token
-    driver.send(events.AttemptStarted("with image", token))
-
-    assert dispatched(driver.queue("plain")) == []
-    assert dispatched(driver.send(events.AttemptFinished("with image", token))) == ["plain"]
+BESIDE, ALONE, URGENT = {"preparing_count": 1}, {}, {"reserve_count": 1}
 
 
-def test_the_next_inputs_are_prepared_once_a_picture_has_started(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    token = driver.start(driver.queue("first", has_inputs=True)).fencing_token
-    driver.queue("second", has_inputs=True)
+@pytest.mark.parametrize(
+    ("worker", "script", "started"),
+    [
+        pytest.param(BESIDE, "start plain, queue image+", ["image"], id="beside the image that has the credit"),
+        pytest.param(BESIDE, "start image+, queue plain", ["plain"], id="the credit is left to others"),
+        pytest.param({**BESIDE, "credit_count": 4}, "start first+, queue second+", [], id="one place to prepare"),
+        pytest.param(
+            BESIDE,
+            "start plain, queue b1+, queue b2+, queue b3+, queue small, finish plain",
+            ["small"],
+            id="requests that wait to be prepared hold up no other",
+        ),
+        pytest.param(BESIDE, "start image+, begin image+, queue plain", [], id="a credit from the start on"),
+        pytest.param(
+            BESIDE, "start image+, begin image+, queue plain, finish image+", ["plain"], id="until it has finished"
+        ),
+        pytest.param(BESIDE, "start first+, queue second+, begin first+", ["second"], id="the next after the start"),
+        pytest.param(
+            BESIDE, "start plain, start first+, queue second+, begin first+", [], id="beyond the credits none"
+        ),
+        pytest.param(
+            BESIDE,
+            "start plain, start first+, queue second+, begin first+, finish first+",
+            ["second"],
+            id="within them again",
+        ),
+        pytest.param(BESIDE, "start first+, queue second+, fail first+", ["second"], id="a failure frees the place"),
+        pytest.param(
+            BESIDE,
+            "start image+, yield image+, queue plain, begin image+, queue another",
+            [],
+            id="yielded before the start: one credit",
+        ),
+        pytest.param(ALONE, "queue image+", ["image"], id="a credit where none is beside"),
+        pytest.param(ALONE, "queue image+, queue plain", [], id="which is taken then"),
+        pytest.param({**BESIDE, "draining": True}, "queue image+", [], id="draining"),
+        pytest.param(
+            {**BESIDE, **URGENT}, "start image+, start plain 100, queue urgent+ 5", [], id="urgent, not ready"
+        ),
+        pytest.param(URGENT, "start plain 100, queue urgent+ 5", ["urgent"], id="urgent, prepared in the batch"),
+        pytest.param(
+            {**BESIDE, **URGENT},
+            "start image+ 900, start plain 100, queue later 500",
+            [],
+            id="not urgent because of one that is only prepared",
+        ),
+    ],
+)
+def test_inputs_are_prepared_without_a_credit(
+    driver: Driver, worker: dict[str, int], script: str, started: list[str]
+) -> None:
+    driver.worker(**worker)  # type: ignore[arg-type]
 
-    assert dispatched(driver.send(events.AttemptStarted("first", token))) == ["second"]
+    said = [say(driver, *words.split(" ")) for words in script.split(", ")]
 
-
-def test_nothing_is_prepared_while_a_prepared_picture_is_beyond_the_credits(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    driver.run("plain")
-    token = driver.start(driver.queue("first", has_inputs=True)).fencing_token
-    driver.queue("second", has_inputs=True)
-
-    assert dispatched(driver.send(events.AttemptStarted("first", token))) == []
-    assert dispatched(driver.send(events.AttemptFinished("first", token))) == ["second"]
-
-
-def test_a_place_to_prepare_is_free_again_when_its_attempt_fails(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    token = driver.start(driver.queue("first", has_inputs=True)).fencing_token
-    driver.queue("second", has_inputs=True)
-
-    failed = driver.send(events.AttemptFailed("first", token, events.FailureKind.FATAL))
-
-    assert dispatched(failed) == ["second"]
-
-
-def test_a_place_yielded_before_any_news_of_the_start_frees_no_second_credit(driver: Driver) -> None:
-    driver.worker(preparing_count=1)
-    token = driver.start(driver.queue("with image", has_inputs=True)).fencing_token
-    driver.send(events.AttemptYielded("with image", token))
-    driver.queue("plain")
-
-    driver.send(events.AttemptStarted("with image", token))
-
-    assert dispatched(driver.queue("another")) == []
-
-
-def test_a_worker_that_prepares_nothing_beside_takes_a_credit_for_it(driver: Driver) -> None:
-    driver.worker(credit_count=1)
-
-    assert dispatched(driver.queue("with image", has_inputs=True)) == ["with image"]
-    assert dispatched(driver.queue("plain")) == []
-
-
-def test_a_draining_worker_prepares_nothing(driver: Driver) -> None:
-    driver.worker(preparing_count=1, draining=True)
-
-    assert driver.queue("with image", has_inputs=True) == []
-
-
-def test_an_urgent_picture_with_inputs_takes_no_place_of_a_batch_before_they_are_ready(driver: Driver) -> None:
-    driver.worker(credit_count=1, reserve_count=1, preparing_count=1)
-    driver.start(driver.queue("preparing", has_inputs=True))
-    driver.run("plain", deadline=driver.now + 100.0)
-
-    urgent = driver.queue("urgent", deadline=driver.now + 5.0, has_inputs=True)
-
-    assert effects.PersistAttempt not in kinds(urgent)
-
-
-def test_an_urgent_picture_with_inputs_takes_the_place_of_one_where_nothing_is_prepared_beside(driver: Driver) -> None:
-    driver.worker(credit_count=1, reserve_count=1)
-    driver.run("plain", deadline=driver.now + 100.0)
-
-    assert dispatched(driver.queue("urgent", deadline=driver.now + 5.0, has_inputs=True)) == ["urgent"]
-
-
-def test_nobody_is_urgent_because_of_a_later_one_that_is_only_prepared(driver: Driver) -> None:
-    driver.worker(credit_count=1, reserve_count=1, preparing_count=1)
-    driver.start(driver.queue("preparing", deadline=driver.now + 900.0, has_inputs=True))
-    driver.run("plain", deadline=driver.now + 100.0)
-
-    assert dispatched(driver.queue("later than plain", deadline=driver.now + 500.0)) == []
+    assert dispatched(said[-1]) == started
 
 
 def test_speed_is_learned_from_the_start_on(driver: Driver) -> None:

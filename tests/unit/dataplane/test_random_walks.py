@@ -106,8 +106,9 @@ class Walk:
             self.world.start_frontdoor(standby=self._rng.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_random_walk_keeps_every_promise(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(5):
-        Walk(rng).run()
+@pytest.mark.parametrize("first_seed", range(0, 40, 10))
+def test_random_walk_keeps_every_promise(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 10):
+        rng = random.Random(seed)
+        for _ in range(5):
+            Walk(rng).run()

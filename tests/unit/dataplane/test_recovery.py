@@ -12,59 +12,6 @@ def recover_running(driver: Driver) -> list[effects.Effect]:
     return recover(driver, routed=True, model_digest="d", attempt_number=1, fencing_token=7, worker_id="w1")
 
 
-def test_a_request_without_a_route_is_routed_now(driver: Driver) -> None:
-    assert kinds(recover(driver)) == [effects.PrepareRoute, effects.ResolveRoute]
-
-
-def test_a_routed_request_waits_for_a_worker(driver: Driver) -> None:
-    recover(driver, routed=True, model_digest="d")
-
-    assert only(effects.PersistAttempt, driver.worker()).attempt_number == 1
-
-
-def test_a_running_attempt_is_attached_to_when_its_worker_shows_up(driver: Driver) -> None:
-    assert recover_running(driver) == []
-
-    attach = only(effects.Attach, driver.worker("w1"))
-
-    assert (attach.fencing_token, attach.attempt_number) == (7, 1)
-    assert kinds(driver.send(events.AttemptFinished("r1", 7))) == [effects.CommitResult]
-
-
-def test_an_attached_attempt_takes_a_credit(driver: Driver) -> None:
-    recover_running(driver)
-    driver.worker("w1", credit_count=1)
-
-    assert driver.queue("r2") == []
-
-
-def test_an_attempt_that_is_gone_runs_again_under_a_newer_token(driver: Driver) -> None:
-    recover_running(driver)
-    driver.worker("w1")
-
-    after = driver.send(events.AttemptFailed("r1", 7, FailureKind.GONE))
-
-    rerun = only(effects.PersistAttempt, after)
-    assert (rerun.fencing_token > 7, rerun.attempt_number) == (True, 2)
-
-
-def test_an_orphan_whose_worker_does_not_come_runs_elsewhere(driver: Driver) -> None:
-    recover_running(driver)
-    driver.worker("w2")
-    driver.now += 3.0
-
-    assert only(effects.PersistAttempt, driver.send(events.TimePassed())).worker_id == "w2"
-
-
-def test_the_worker_of_a_rerun_orphan_is_not_attached_to(driver: Driver) -> None:
-    recover_running(driver)
-    driver.worker("w2")
-    driver.now += 3.0
-    driver.send(events.TimePassed())
-
-    assert driver.worker("w1") == []
-
-
 def test_what_an_earlier_frontdoor_left_running_for_nobody_is_stopped_and_takes_its_credit() -> None:
     driver = Driver(epoch=2)
     left_over = frozenset({("r0", 1)})
@@ -73,31 +20,6 @@ def test_what_an_earlier_frontdoor_left_running_for_nobody_is_stopped_and_takes_
 
     assert driver.queue("r1") == []
     assert only(effects.PersistAttempt, driver.worker("w1")).request_id == "r1"
-
-
-def test_an_orphan_may_be_cancelled(driver: Driver) -> None:
-    recover_running(driver)
-
-    assert kinds(driver.send(events.CancelRequested("r1"))) == [effects.StopAttempt, effects.PersistEnd]
-    assert driver.worker("w1") == []
-
-
-def test_a_recovered_request_past_its_deadline_expires(driver: Driver) -> None:
-    recover(driver, routed=True, model_digest="d", deadline=99.0)
-
-    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is effects.End.EXPIRED
-
-
-def test_recovering_twice_takes_a_request_over_once(driver: Driver) -> None:
-    recover(driver)
-
-    assert recover(driver) == []
-
-
-def test_a_worker_that_was_there_before_is_attached_to_at_once(driver: Driver) -> None:
-    driver.worker("w1")
-
-    assert kinds(recover_running(driver)) == [effects.Attach]
 
 
 def test_an_orphan_whose_time_is_over_leaves_the_others_of_its_worker_waiting(driver: Driver) -> None:
@@ -111,15 +33,6 @@ def test_an_orphan_whose_time_is_over_leaves_the_others_of_its_worker_waiting(dr
     attached = only(effects.Attach, driver.worker("w1", credit_count=1))
 
     assert attached.request_id == "second"
-
-
-def test_nobody_is_waited_for_once_the_last_orphan_runs_again(driver: Driver) -> None:
-    recover_running(driver)
-    driver.now += 3.0
-
-    driver.send(events.TimePassed())
-
-    assert not driver.dataplane.state.orphans
 
 
 def test_an_orphan_that_runs_again_goes_before_those_that_never_ran(driver: Driver) -> None:
@@ -139,3 +52,50 @@ def test_an_attempt_that_is_attached_to_is_expected_to_end_a_service_time_from_t
     driver.worker("w1", credit_count=2)
 
     assert driver.dataplane.state.pools["m"].ends == [driver.now + 12.0]
+
+
+def test_recovered_request_continues_where_it_was() -> None:
+    driver = Driver()
+    assert kinds(recover(driver)) == [effects.PrepareRoute, effects.ResolveRoute]
+    assert recover(driver) == []  # taken over once
+
+    driver = Driver()
+    recover(driver, routed=True, model_digest="d")
+    assert only(effects.PersistAttempt, driver.worker()).attempt_number == 1
+
+    driver = Driver()
+    recover(driver, routed=True, model_digest="d", deadline=99.0)
+    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is effects.End.EXPIRED
+
+
+def test_running_attempt_is_attached_to_at_its_worker(driver: Driver) -> None:
+    assert recover_running(driver) == []
+
+    attach = only(effects.Attach, driver.worker("w1", credit_count=1))
+
+    assert (attach.fencing_token, attach.attempt_number) == (7, 1)
+    assert driver.queue("r2") == []  # it takes the credit
+    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", 7)))
+    # A worker that was there before.
+    other = Driver()
+    other.worker("w1")
+    assert kinds(recover_running(other)) == [effects.Attach]
+    rerun = only(effects.PersistAttempt, other.send(events.AttemptFailed("r1", 7, FailureKind.GONE)))
+    assert (rerun.fencing_token > 7, rerun.attempt_number) == (True, 2)
+
+
+def test_orphan_whose_worker_stays_away_runs_elsewhere(driver: Driver) -> None:
+    recover_running(driver)
+    driver.worker("w2")
+    driver.now += 3.0
+
+    assert only(effects.PersistAttempt, driver.send(events.TimePassed())).worker_id == "w2"
+    assert not driver.dataplane.state.orphans
+    assert driver.worker("w1") == []
+
+
+def test_orphan_may_be_cancelled(driver: Driver) -> None:
+    recover_running(driver)
+
+    assert kinds(driver.send(events.CancelRequested("r1"))) == [effects.StopAttempt, effects.PersistEnd]
+    assert driver.worker("w1") == []

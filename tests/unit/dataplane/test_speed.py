@@ -17,27 +17,19 @@ def test_between_measured_batch_sizes_speeds_lie_on_the_straight_line() -> None:
     assert speed.seconds(10.0, 4) == pytest.approx(20.5)
 
 
-def test_without_a_profile_nothing_is_known_before_the_first_picture() -> None:
-    assert Speed().seconds(1.0, 1) is None
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
+def test_profile_that_makes_no_sense_is_left_out(driver: Driver) -> None:
+    for profile in (
         SpeedProfile("m", ()),
         SpeedProfile("m", ((2, 1.0), (1, 1.0))),
         SpeedProfile("m", ((0, 1.0),)),
         SpeedProfile("m", ((1, math.nan),)),
         SpeedProfile("m", ((1, -1.0),)),
         SpeedProfile("m", ((1, 1.0),), fixed_s=math.inf),
-    ],
-)
-def test_a_profile_that_makes_no_sense_is_left_out(profile: SpeedProfile, driver: Driver) -> None:
-    assert not is_sane(profile)
-
-    driver.send(events.ProfilesReceived((profile,)))
-
-    assert not driver.dataplane.state.profiles
+    ):
+        assert not is_sane(profile)
+        driver.send(events.ProfilesReceived((profile,)))
+        assert not driver.dataplane.state.profiles
+    assert Speed().seconds(1.0, 1) is None
 
 
 def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
@@ -78,34 +70,53 @@ def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
     assert cautious - steady == pytest.approx(2.0 * 0.2 * 10.0, rel=0.2)
 
 
-def test_who_comes_in_is_judged_with_a_margin(driver: Driver) -> None:
-    """Ten seconds each for the one that runs, one that waits, and itself, which may take two more: 32 s."""
+@pytest.mark.parametrize(
+    ("spread", "after_s", "deadline_s", "kind"),
+    [
+        (0.2, 0.0, 31.0, effects.Reject),
+        (0.2, 0.0, 33.0, effects.PersistAccepted),
+        (0.0, 0.0, 29.0, effects.Reject),
+        (0.0, 10.0, 21.0, effects.PersistAccepted),  # the credit is about to come back
+    ],
+)
+def test_admission_predicts_ends_with_margin(
+    driver: Driver, spread: float, after_s: float, deadline_s: float, kind: type
+) -> None:
+    """Ten seconds each for the one that runs, one that waits, and itself, which may take two more."""
     driver.profile("m", (1, 10.0))
     driver.worker()
-    driver.dataplane.state.pools["m"].speed.spread = 0.2
+    driver.dataplane.state.pools["m"].speed.spread = spread or driver.dataplane.state.pools["m"].speed.spread
     driver.run("running")
     driver.queue("waiting")
+    driver.now += after_s
 
-    rejected = driver.arrive("tight", deadline=driver.now + 31.0)
-    admitted = driver.arrive("loose", deadline=driver.now + 33.0)
-
-    assert kinds(rejected) == [effects.Reject]
-    assert effects.PersistAccepted in kinds(admitted)
+    assert kinds(driver.arrive("r", deadline=driver.now + deadline_s))[0] is kind
 
 
-def test_who_comes_when_credits_are_about_to_come_back_waits_less(driver: Driver) -> None:
-    """Ten seconds a picture, one runs, one waits: it takes 30 s for who comes as the first begins, 20 s as it ends."""
-    driver.profile("m", (1, 10.0))
-    driver.worker()
-    driver.run("running")
-    driver.queue("waiting")
+@pytest.mark.parametrize(
+    ("profile", "workers", "chosen"),
+    [
+        (((1, 1.0), (2, 1.2)), {"slow": (3.0, 2), "fast": (None, 2)}, ["fast", "fast"]),
+        (((1, 1.0),), {"w1": (None, 2), "w2": (None, 2)}, ["w1", "w2"]),
+        (((1, 1.0),), {"known": (1.5, 2), "new": (None, 1)}, ["new"]),
+    ],
+    ids=["larger batch of a fast one", "beyond the largest batch", "as fast as profiled"],
+)
+def test_request_goes_where_it_costs_least(
+    driver: Driver,
+    profile: tuple[tuple[int, float], ...],
+    workers: dict[str, tuple[float | None, int]],
+    chosen: list[str],
+) -> None:
+    driver.profile("m", *profile)
+    for name, (slowdown, credit_count) in workers.items():
+        driver.worker(name)
+        driver.dataplane.state.workers[name].slowdown = slowdown
+        driver.worker(name, credit_count=credit_count)
 
-    early = driver.arrive("early", deadline=driver.now + 29.0)
-    driver.now += 10.0
-    late = driver.arrive("late", deadline=driver.now + 21.0)
+    found = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(len(chosen))]
 
-    assert kinds(early) == [effects.Reject]
-    assert effects.PersistAccepted in kinds(late)
+    assert found == chosen
 
 
 def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
@@ -120,28 +131,6 @@ def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
         driver.worker(run.worker_id)
 
     assert only(effects.PersistAttempt, driver.queue("r3")).worker_id == "fast"
-
-
-def test_a_larger_batch_on_a_fast_worker_may_cost_less_than_a_slow_one(driver: Driver) -> None:
-    driver.profile("m", (1, 1.0), (2, 1.2))
-    driver.worker("slow")
-    driver.dataplane.state.workers["slow"].slowdown = 3.0
-    driver.worker("slow", credit_count=2)
-    driver.worker("fast", credit_count=2)
-
-    chosen = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(2)]
-
-    assert chosen == ["fast", "fast"]
-
-
-def test_beyond_the_largest_profiled_batch_a_worker_that_idles_costs_less(driver: Driver) -> None:
-    driver.profile("m", (1, 1.0))
-    for name in ("w1", "w2"):
-        driver.worker(name, credit_count=2)
-
-    chosen = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(2)]
-
-    assert chosen == ["w1", "w2"]
 
 
 def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> None:
@@ -191,16 +180,6 @@ def test_a_yield_that_is_told_twice_takes_nobody_else_s_end(driver: Driver) -> N
     assert driver.dataplane.state.pools["m"].ends == ends[1:]
 
 
-def test_a_worker_of_which_nothing_is_known_is_as_fast_as_profiled(driver: Driver) -> None:
-    driver.profile()
-    driver.worker("known")
-    driver.dataplane.state.workers["known"].slowdown = 1.5
-    driver.worker("known", credit_count=2)
-    driver.worker("new")
-
-    assert only(effects.PersistAttempt, driver.queue("r1")).worker_id == "new"
-
-
 def test_a_profile_that_comes_later_is_that_of_the_workers_that_are_there(driver: Driver) -> None:
     """What a worker was measured against before says nothing of the new one."""
     driver.worker("w1", credit_count=4)
@@ -212,32 +191,23 @@ def test_a_profile_that_comes_later_is_that_of_the_workers_that_are_there(driver
     assert (worker.slowdown, pool.throughput) == (None, 4 / 2.0)
 
 
-@pytest.mark.parametrize(("seconds", "slowdown"), [(0.0, 0.8), (0.5, 0.9), (1.5, 1.1)])
-def test_a_fifth_of_the_newest_picture_is_learnt_however_quick_it_was(
-    driver: Driver, seconds: float, slowdown: float
+@pytest.mark.parametrize(
+    ("seconds", "times_work", "slowdown"), [(0.0, None, 0.8), (0.5, None, 0.9), (1.5, None, 1.1), (2.0, 2, 1.0)]
+)
+def test_speed_learns_a_fifth_of_the_newest_image(
+    driver: Driver, seconds: float, times_work: int | None, slowdown: float
 ) -> None:
-    """Profiled as 1 s."""
+    """Profiled as 1 s. One did twice the work: its start could not be used."""
     driver.profile()
     driver.worker()
     run = driver.run()
     driver.now += seconds
+    work = driver.dataplane.state.requests["r1"].work
+    done = {} if times_work is None else {"painted_work": times_work * work}
 
-    driver.send(events.AttemptFinished("r1", run.fencing_token))
+    driver.send(events.AttemptFinished("r1", run.fencing_token, **done))
 
     assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(slowdown)
-
-
-def test_what_is_learnt_is_of_the_work_that_was_really_done(driver: Driver) -> None:
-    """Profiled as 1 s a picture. It took 2 s, but of twice the work: its start could not be used."""
-    driver.profile()
-    driver.worker()
-    run = driver.run()
-    driver.now += 2.0
-    work = driver.dataplane.state.requests["r1"].work
-
-    driver.send(events.AttemptFinished("r1", run.fencing_token, painted_work=2 * work))
-
-    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.0)
 
 
 def test_a_pool_that_lost_all_its_workers_gets_nothing_through(driver: Driver) -> None:
@@ -259,26 +229,6 @@ def test_what_was_learnt_stays_when_the_same_profile_is_told_again(driver: Drive
     driver.profile()
 
     assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.2)
-
-
-def test_an_attempt_is_expected_to_end_as_in_a_full_batch(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0), (2, 12.0), (4, 20.0))
-    driver.worker("w1", credit_count=1)
-    driver.run("r1")
-    driver.worker("w4", credit_count=4)
-    driver.run("r2")
-
-    assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 20.0]
-
-
-def test_who_takes_a_place_beyond_the_credits_is_expected_to_end_as_in_that_larger_batch(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0), (2, 12.0))
-    driver.worker("w1", credit_count=1, reserve_count=1)
-    driver.run("aged", deadline=driver.now + 100.0)
-
-    driver.run("urgent", deadline=driver.now + 50.0)
-
-    assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 12.0]
 
 
 def test_what_waited_for_a_place_that_was_yielded_says_nothing_of_the_device(driver: Driver) -> None:
@@ -323,3 +273,15 @@ def test_a_place_yielded_before_any_news_of_the_start_ends_once(driver: Driver) 
     driver.send(events.AttemptStarted("r2", second.fencing_token))
 
     assert driver.dataplane.state.pools["m"].ends == []
+
+
+def test_attempt_is_expected_to_end_as_in_its_batch(driver: Driver) -> None:
+    """In a full one, or one larger where it takes a place beyond the credits."""
+    driver.profile("m", (1, 10.0), (2, 12.0), (4, 20.0))
+    driver.worker("w1", credit_count=1, reserve_count=1)
+    driver.run("r1", deadline=driver.now + 100.0)
+    driver.run("urgent", deadline=driver.now + 50.0)
+    driver.worker("w4", credit_count=4)
+    driver.run("r2")
+
+    assert driver.dataplane.state.pools["m"].ends == [driver.now + seconds for seconds in (10.0, 12.0, 20.0)]
