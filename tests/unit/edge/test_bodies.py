@@ -50,21 +50,15 @@ def test_one_caller_has_half_of_the_bytes_or_one_body(max_bodies_bytes: int, sha
         other.add(b"1")
 
 
-@pytest.mark.parametrize("declared", ["0", "10", "000000000000000010"])
-def test_what_a_body_may_have_it_may_say(declared: str) -> None:
-    check_declared_size(request_with(content_length=declared), 10)
-
-
-@pytest.mark.parametrize("declared", ["11", "9" * 19, "9" * 5000])
-def test_a_body_that_says_more_is_refused_before_it_is_read(declared: str) -> None:
-    with pytest.raises(ResourceExhausted, match="at most 10 bytes"):
+def test_declared_size_is_checked_before_body_is_read() -> None:
+    for declared in ("0", "10", "000000000000000010"):
         check_declared_size(request_with(content_length=declared), 10)
-
-
-@pytest.mark.parametrize("declared", ["-1", "1e3", "ten", ""])
-def test_a_length_that_is_none_is_refused_by_name(declared: str) -> None:
-    with pytest.raises(InvalidArgument, match="Content-Length"):
-        check_declared_size(request_with(content_length=declared), 10)
+    for declared in ("11", "9" * 19, "9" * 5000):
+        with pytest.raises(ResourceExhausted, match="at most 10 bytes"):
+            check_declared_size(request_with(content_length=declared), 10)
+    for declared in ("-1", "1e3", "ten", ""):
+        with pytest.raises(InvalidArgument, match="Content-Length"):
+            check_declared_size(request_with(content_length=declared), 10)
 
 
 def test_no_compressed_body_is_taken() -> None:

@@ -33,26 +33,91 @@ SELECTED_NEON, SELECTED_MOSAIC = (LoraSelection(lora.name, 1.0, lora.digest) for
 OTHER = replace(HELD, model="other", model_digest="sha256:other")
 SELECTED_EDGES = ControlNetSelection("edges", b"", digest=EDGES.digest)
 SELECTED_LAYOUT = ControlNetSelection("layout", b"", digest=LAYOUT.digest)
+UPLOADED = replace(MOSAIC, name="ink", digest="sha256:ink", object=ObjectReference("adapters/ink", "sha256:ink", 9))
+SELECTED_INK = LoraSelection("ink", 1.0, "sha256:ink", UPLOADED.object)
+STYLED, INKED = replace(SPEC, loras=(SELECTED_MOSAIC,)), replace(SPEC, loras=(SELECTED_INK,))
 
 
-def test_of_one_name_the_newest_weights_count_and_the_older_ones_are_still_known() -> None:
+def test_find_newest_weights_of_a_name_first_and_eight_in_all() -> None:
     catalogue = known_adapters()
     newer = replace(NEON, digest="sha256:newer")
     catalogue.learn(credits(newer))
     assert catalogue.find(AdapterKind.LORA, "neon") == (NEON, newer)
-
     catalogue.learn(credits(NEON, worker_id="w2"))
     assert catalogue.find(AdapterKind.LORA, "neon") == (newer, NEON)
 
-
-def test_namesakes_are_bounded() -> None:
-    catalogue = AdapterCatalogue()
     for number in range(100):
         catalogue.learn(credits(replace(NEON, digest=f"sha256:{number}")))
+    digests = [adapter.digest for adapter in catalogue.find(AdapterKind.LORA, "neon")]
+    assert digests == [f"sha256:{number}" for number in range(92, 100)]
 
-    assert [adapter.digest for adapter in catalogue.find(AdapterKind.LORA, "neon")] == [
-        f"sha256:{number}" for number in range(92, 100)
-    ]
+
+def test_offered_loras_are_of_workers_and_controlnets_of_the_plan() -> None:
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(EDGES, NEON))
+    catalogue.follow(plan(AdapterPlacement(NEON, ("w1",)), AdapterPlacement(LAYOUT, ("c3",))))
+    assert [adapter.name for adapter in catalogue.offered()] == ["layout", "neon"]
+
+    able = known_adapters()
+    able.learn(credits(NEON, capabilities=frozenset({Capability.LORA})))
+    assert [adapter.name for adapter in able.offered()] == ["foreign", "mosaic", "neon"]
+    fetching = AdapterCatalogue()
+    fetching.learn(credits(capabilities=frozenset({Capability.UPLOADED_LORA})))
+    assert fetching.takes(AdapterKind.LORA) and not fetching.takes(AdapterKind.CONTROLNET)
+
+
+def test_endpoints_are_of_selected_weights_in_the_plan() -> None:
+    catalogue = known_adapters()
+    assert catalogue.endpoints((replace(SELECTED_EDGES, digest="sha256:other"),)) == ()
+    found = catalogue.endpoints((SELECTED_LAYOUT, SELECTED_LAYOUT))
+    assert found == (ControlNetEndpoint("layout", "unix:/c3", LAYOUT.digest),)
+
+    # Replicas that have other bounds serve the same weights.
+    measured = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1",)), AdapterPlacement(measured, ("c2",), ("c2",)), sequence=3))
+    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2", "unix:/c1"]
+    assert catalogue.find(AdapterKind.CONTROLNET, "edges") == (measured,)
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), sequence=4, there=("c2",)))
+    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2"]
+    assert not catalogue.is_reachable(LAYOUT)
+
+
+def test_lora_patch_step_is_the_earliest_that_was_measured() -> None:
+    catalogue = known_adapters()
+    third = replace(HELD, model="third", model_digest="sha256:third")
+    catalogue.learn(replace(credits(replace(MOSAIC, latest_start_fraction=0.1), worker_id="w2"), held=OTHER))
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ())))
+
+    for loras, held, step in (
+        ((SELECTED_MOSAIC,), HELD, 25),
+        ((SELECTED_MOSAIC,), OTHER, 5),
+        ((SELECTED_MOSAIC,), third, 0),
+        ((SELECTED_MOSAIC, SELECTED_NEON), HELD, 10),
+        ((replace(SELECTED_MOSAIC, scale=-1.0),), HELD, 25),
+        ((replace(SELECTED_MOSAIC, scale=1.1),), HELD, 0),
+        ((), HELD, 0),
+        ((replace(SELECTED_NEON, digest="sha256:x"),), HELD, 0),
+        ((SELECTED_INK,), OTHER, 25),
+    ):
+        assert catalogue.lora_patch_step(replace(SPEC, loras=loras), held) == step, (loras, held.model)
+    exact = AdapterCatalogue()
+    exact.learn(credits(replace(MOSAIC, latest_start_fraction=29 / 50)))
+    assert exact.lora_patch_step(STYLED, HELD) == 29
+
+
+def test_uploaded_lora_is_offered_while_plans_name_it() -> None:
+    catalogue = known_adapters()
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ("w1",)), AdapterPlacement(NEON, ("w1",))))
+    assert catalogue.find(AdapterKind.LORA, "ink") == (UPLOADED,)
+    assert UPLOADED in catalogue.offered()
+
+    catalogue.follow(plan(sequence=2))
+    assert catalogue.find(AdapterKind.LORA, "ink") == ()
+    assert UPLOADED not in catalogue.offered()
+    # A worker's own LoRA stays, and requests under way keep the one that was removed.
+    assert catalogue.find(AdapterKind.LORA, "neon") == (NEON,)
+    assert catalogue.change(INKED, HELD)
+    assert catalogue.lora_patch_step(INKED, HELD) == 25
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -87,21 +152,6 @@ def test_rejected_lora_is_told_until_a_worker_has_it() -> None:
     assert catalogue.rejected == ()
 
 
-def test_a_worker_tells_of_loras_and_the_plan_of_controlnets() -> None:
-    catalogue = AdapterCatalogue()
-    catalogue.learn(credits(EDGES, NEON))
-    catalogue.follow(plan(AdapterPlacement(NEON, ("w1",)), AdapterPlacement(LAYOUT, ("c3",))))
-
-    assert [adapter.name for adapter in catalogue.offered()] == ["layout", "neon"]
-
-
-def test_what_is_offered_is_what_workers_can_use() -> None:
-    catalogue = known_adapters()
-    catalogue.learn(credits(NEON, capabilities=frozenset({Capability.LORA})))
-
-    assert [adapter.name for adapter in catalogue.offered()] == ["foreign", "mosaic", "neon"]
-
-
 def test_a_controlnet_is_asked_of_replicas_that_hold_it_first_and_they_take_turns() -> None:
     catalogue = AdapterCatalogue()
     catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2", "c3"), ("c2", "c3"))))
@@ -110,44 +160,6 @@ def test_a_controlnet_is_asked_of_replicas_that_hold_it_first_and_they_take_turn
 
     assert all(addresses[2] == "unix:/c1" and len(set(addresses)) == 3 for addresses in asked)
     assert {addresses[0] for addresses in asked} == {"unix:/c2", "unix:/c3"}
-
-
-def test_endpoints_are_of_the_selected_weights_each_controlnet_once() -> None:
-    catalogue = known_adapters()
-    other = replace(SELECTED_EDGES, digest="sha256:other")
-
-    assert catalogue.endpoints((other,)) == ()
-    found = catalogue.endpoints((SELECTED_LAYOUT, SELECTED_LAYOUT))
-    assert found == (ControlNetEndpoint("layout", "unix:/c3", LAYOUT.digest),)
-
-
-def test_a_replica_that_left_the_plan_is_no_endpoint() -> None:
-    catalogue = known_adapters()
-    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), sequence=3, there=("c2",)))
-
-    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2"]
-    assert not catalogue.is_reachable(LAYOUT)
-
-
-def test_loras_may_come_as_late_as_each_of_them_allows() -> None:
-    catalogue = known_adapters()
-
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC,)), HELD) == 25
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON)), HELD) == 10
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=-1.0),)), HELD) == 25
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=1.1),)), HELD) == 0
-    assert catalogue.lora_patch_step(SPEC, HELD) == 0
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),)), HELD) == 0
-
-
-def test_a_lora_may_come_as_late_as_was_measured_on_the_model_that_paints() -> None:
-    catalogue = known_adapters()
-    other = replace(HELD, model="other", model_digest="sha256:other")
-    third = replace(HELD, model="third", model_digest="sha256:third")
-    catalogue.learn(replace(credits(replace(MOSAIC, latest_start_fraction=0.1), worker_id="w2"), held=other))
-    spec = replace(SPEC, loras=(SELECTED_MOSAIC,))
-
-    assert [catalogue.lora_patch_step(spec, held) for held in (HELD, other, third)] == [25, 5, 0]
 
 
 def test_residuals_may_be_as_old_as_every_controlnet_allows() -> None:
@@ -161,15 +173,6 @@ def test_residuals_may_be_as_old_as_every_controlnet_allows() -> None:
     gone = replace(SELECTED_EDGES, name=GONE.name, digest=GONE.digest)
     assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES, gone))) == 0
     assert catalogue.pipelined_from_step(SPEC) == 0
-
-
-def test_replicas_that_were_told_other_bounds_serve_the_same_weights() -> None:
-    catalogue = known_adapters()
-    measured = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
-    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1",)), AdapterPlacement(measured, ("c2",), ("c2",)), sequence=3))
-
-    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2", "unix:/c1"]
-    assert catalogue.find(AdapterKind.CONTROLNET, "edges") == (measured,)
 
 
 def test_a_model_fits_where_every_adapter_is_made_for_it() -> None:
@@ -193,63 +196,6 @@ def test_the_dataplane_hears_what_a_worker_has_when_it_changes() -> None:
     second = link.news(replace(credits(), known_adapters=None, resident_components=("mosaic",)))
     assert second is not None and second.resident == {MOSAIC.digest}
     assert second.loras == first.loras
-
-
-def test_a_measured_number_of_steps_is_not_rounded_off() -> None:
-    catalogue = AdapterCatalogue()
-    catalogue.learn(credits(replace(MOSAIC, latest_start_fraction=29 / 50)))
-
-    assert catalogue.lora_patch_step(replace(SPEC, num_inference_steps=50, loras=(SELECTED_MOSAIC,)), HELD) == 29
-
-
-UPLOADED = replace(MOSAIC, name="ink", digest="sha256:ink", object=ObjectReference("adapters/ink", "sha256:ink", 9))
-SELECTED_INK = LoraSelection("ink", 1.0, "sha256:ink", UPLOADED.object)
-
-
-def test_an_uploaded_lora_is_there_for_as_long_as_plans_name_it() -> None:
-    catalogue = known_adapters()
-
-    catalogue.follow(plan(AdapterPlacement(UPLOADED, ("w1",))))
-    assert catalogue.find(AdapterKind.LORA, "ink") == (UPLOADED,)
-    assert UPLOADED in catalogue.offered()
-
-    catalogue.follow(plan(sequence=2))
-    assert catalogue.find(AdapterKind.LORA, "ink") == ()
-    assert UPLOADED not in catalogue.offered()
-
-
-def test_requests_under_way_keep_a_lora_that_was_removed() -> None:
-    catalogue = known_adapters()
-    catalogue.follow(plan(AdapterPlacement(UPLOADED, ())))
-    catalogue.follow(plan(sequence=2))
-    spec = replace(SPEC, loras=(SELECTED_INK,))
-
-    assert catalogue.change(spec, HELD)
-    assert catalogue.lora_patch_step(spec, HELD) == 25
-
-
-def test_an_uploaded_lora_may_come_as_late_on_every_model_that_it_changes() -> None:
-    catalogue = known_adapters()
-    catalogue.follow(plan(AdapterPlacement(UPLOADED, ())))
-    spec = replace(SPEC, loras=(SELECTED_INK,))
-
-    assert catalogue.lora_patch_step(spec, replace(HELD, model_digest="sha256:other")) == 25
-
-
-def test_a_lora_of_a_worker_that_a_plan_names_is_none_that_was_uploaded() -> None:
-    catalogue = known_adapters()
-
-    catalogue.follow(plan(AdapterPlacement(NEON, ("w1",))))
-    catalogue.follow(plan(sequence=2))
-
-    assert catalogue.find(AdapterKind.LORA, "neon") == (NEON,)
-
-
-def test_loras_are_served_where_a_worker_fetches_them_alone() -> None:
-    catalogue = AdapterCatalogue()
-    catalogue.learn(credits(capabilities=frozenset({Capability.UPLOADED_LORA})))
-
-    assert catalogue.takes(AdapterKind.LORA) and not catalogue.takes(AdapterKind.CONTROLNET)
 
 
 def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> None:

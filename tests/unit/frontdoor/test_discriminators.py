@@ -1,8 +1,10 @@
 """Which discriminator is asked."""
 
 import math
+from collections import Counter
 from typing import Any
 
+import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.embedding import Embedding
@@ -49,50 +51,27 @@ async def score(them: Discriminators, cascade: str) -> float | None:
     return await them.score(cascade, ("r", 1), b"picture", PROMPT, 1.0)
 
 
-async def test_those_of_other_cascades_are_not_asked() -> None:
-    asked: list[str] = []
-    them = discriminators(asked)
-    them.follow([endpoint("a", "x>y"), endpoint("b", "l>h"), endpoint("c", "l>h")])
+@pytest.mark.parametrize(
+    ("configured", "followed", "asked", "found"),
+    [
+        ((), [endpoint("a", "x>y"), endpoint("b", "l>h"), endpoint("c", "l>h")], {"b": 2, "c": 2}, 0.5),
+        ((), [endpoint("any"), endpoint("b", "x>y")], {"any": 4}, 0.5),
+        (("own",), [], {"own": 4}, 0.5),
+        ((), [ServiceEndpoint(ReplicaKind.EMBEDDER, "e", "e")], {}, None),
+        ((), [endpoint("down", "l>h"), endpoint("b", "l>h")], {"b": 4}, 0.5),
+    ],
+    ids=["other cascades are not", "no cascade: any", "the operator's own: any", "other kinds are not", "one is down"],
+)
+async def test_score_calls_discriminators_of_its_cascade(
+    configured: tuple[str, ...], followed: list[ServiceEndpoint], asked: dict[str, int], found: float | None
+) -> None:
+    addresses: list[str] = []
+    them = discriminators(addresses, *configured)
+    if followed:
+        them.follow(followed)
 
-    for _ in range(4):
-        assert await score(them, "l>h") == 0.5
-
-    assert sorted(asked) == ["b", "b", "c", "c"]
-
-
-async def test_one_that_names_no_cascade_is_asked_of_any() -> None:
-    asked: list[str] = []
-    them = discriminators(asked)
-    them.follow([endpoint("any"), endpoint("b", "x>y")])
-
-    await score(them, "l>h")
-
-    assert asked == ["any"]
-
-
-async def test_those_of_the_operators_are_asked_of_any_cascade() -> None:
-    asked: list[str] = []
-
-    await score(discriminators(asked, "own"), "l>h")
-
-    assert asked == ["own"]
-
-
-async def test_services_of_other_kinds_are_not_asked() -> None:
-    asked: list[str] = []
-    them = discriminators(asked)
-    them.follow([ServiceEndpoint(ReplicaKind.EMBEDDER, "e", "e")])
-
-    assert await score(them, "l>h") is None
-    assert asked == []
-
-
-async def test_one_that_is_down_is_passed_over() -> None:
-    asked: list[str] = []
-    them = discriminators(asked)
-    them.follow([endpoint("down", "l>h"), endpoint("b", "l>h")])
-
-    assert [await score(them, "l>h") for _ in range(2)] == [0.5, 0.5]
+    assert [await score(them, "l>h") for _ in range(4)] == [found] * 4
+    assert Counter(one for one in addresses if one != "down") == asked
 
 
 async def test_of_another_discriminator_than_is_meant_nothing_is_taken_and_it_is_counted() -> None:

@@ -49,28 +49,18 @@ def refused_by(quotas: Quotas) -> str:
     return ""
 
 
-@pytest.mark.parametrize("count, quota", [(2, ""), (3, "tenant-unfinished-requests")])
-async def test_as_many_requests_as_the_limit_says_may_be_unfinished(count: int, quota: str) -> None:
-    assert refused_by(await quotas_of(count=count)) == quota
-
-
-@pytest.mark.parametrize("input_bytes, quota", [(100, ""), (101, "tenant-unfinished-bytes")])
-async def test_as_many_bytes_as_the_limit_says_may_wait(input_bytes: int, quota: str) -> None:
-    assert refused_by(await quotas_of(input_bytes=input_bytes)) == quota
-
-
-@pytest.mark.parametrize("free, quota", [(1000, ""), (999, "min-free-bytes")])
-async def test_as_many_bytes_as_the_limit_says_are_left_on_the_disk(free: int, quota: str) -> None:
-    assert refused_by(await quotas_of(store_free=free, journal_free=free)) == quota
-
-
-@pytest.mark.parametrize("free", [{"store_free": 999}, {"journal_free": 999}])
-async def test_the_fuller_one_of_two_disks_decides(free: dict[str, int]) -> None:
-    assert refused_by(await quotas_of(**free)) == "min-free-bytes"
-
-
-async def test_a_disk_that_nobody_can_tell_of_refuses_nobody() -> None:
-    assert refused_by(await quotas_of(store_free=None, journal_free=None)) == ""
+async def test_quota_refuses_beyond_its_limit_alone() -> None:
+    for state, quota in (
+        ({"count": 2}, ""),
+        ({"count": 3}, "tenant-unfinished-requests"),
+        ({"input_bytes": 100}, ""),
+        ({"input_bytes": 101}, "tenant-unfinished-bytes"),
+        ({"store_free": 1000, "journal_free": 1000}, ""),
+        ({"store_free": 999}, "min-free-bytes"),
+        ({"journal_free": 999}, "min-free-bytes"),
+        ({"store_free": None, "journal_free": None}, ""),
+    ):
+        assert refused_by(await quotas_of(**state)) == quota, state  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

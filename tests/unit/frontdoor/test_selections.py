@@ -31,17 +31,14 @@ def edges(image: bytes = b"", **fields: Any) -> dict[str, Any]:
     return {"controlnets": (AskedControlNet("edges", image or a_png(32, 32), **fields),)}
 
 
-def test_what_is_left_open_is_filled_in() -> None:
-    spec = resolved(loras=(AskedLora("neon"),), **edges()).spec
+def test_selections_open_fields_are_filled_and_zero_is_kept() -> None:
+    request = resolved(loras=(AskedLora("neon"),), **edges())
+    named = edges(conditioning_scale=0.0, start_fraction=0.25, end_fraction=0.5)
+    spec = resolved(loras=(AskedLora("mosaic", 0.0), AskedLora("neon", -0.5)), **named).spec
 
-    assert spec.loras == (LoraSelection("neon", 1.0, NEON.digest),)
-    assert spec.controlnets == (ControlNetSelection("edges", a_png(32, 32), 1.0, 0.0, 1.0, EDGES.digest),)
-
-
-def test_what_was_said_is_taken_zero_as_well() -> None:
-    asked = edges(conditioning_scale=0.0, start_fraction=0.25, end_fraction=0.5)
-    spec = resolved(loras=(AskedLora("mosaic", 0.0), AskedLora("neon", -0.5)), **asked).spec
-
+    assert request.spec.loras == (LoraSelection("neon", 1.0, NEON.digest),)
+    assert request.spec.controlnets == (ControlNetSelection("edges", a_png(32, 32), 1.0, 0.0, 1.0, EDGES.digest),)
+    assert resolved_from_bytes(resolved_to_bytes(request), JOURNALLED_REQUEST) == request
     assert [(lora.name, lora.scale) for lora in spec.loras] == [("mosaic", 0.0), ("neon", -0.5)]
     (net,) = spec.controlnets
     assert (net.conditioning_scale, net.start_fraction, net.end_fraction) == (0.0, 0.25, 0.5)
@@ -58,117 +55,98 @@ def test_rejected_lora_is_refused_with_its_reason() -> None:
     assert refused.value.reason == "UNSUPPORTED_LORA"
 
 
-def test_a_resolved_request_is_journalled_with_its_adapters() -> None:
-    request = resolved(loras=(AskedLora("neon"),), **edges())
-
-    assert resolved_from_bytes(resolved_to_bytes(request), JOURNALLED_REQUEST) == request
-
-
 BAD_NAMES = ("", "../neon", "a/b", "neon\0", "Neon", "NEON", "ｎeon", "neon\u0301", "x" * 10_000, "%2e%2e")
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        *[({"loras": (AskedLora(name),)}, "loras[0].name") for name in BAD_NAMES],
-        *[({"controlnets": (AskedControlNet(name, b""),)}, "controlnets[0].name") for name in BAD_NAMES],
-        *[
-            ({"loras": (AskedLora("neon"), AskedLora("mosaic", scale))}, "loras[1].scale")
-            for scale in (math.nan, math.inf, -math.inf, 10.5, -10.5, 1e308)
-        ],
-        ({"loras": (AskedLora("neon", 0.5), AskedLora("neon", 1.0))}, "loras[1].name"),
-        ({"loras": (AskedLora("neon"),) * 3}, "loras"),
-        ({"loras": (AskedLora("neon"),) * 10_000}, "loras"),
-        ({"loras": (AskedLora("foreign"),)}, "loras[0].name"),
-        ({"controlnets": edges()["controlnets"] * 3}, "controlnets"),
-        *[
-            (edges(conditioning_scale=scale), "controlnets[0].conditioning_scale")
-            for scale in (math.nan, math.inf, -0.1, 10.5)
-        ],
-        *[(edges(start_fraction=start), "controlnets[0].start_fraction") for start in (math.nan, -0.1, 1.0, 1.5)],
-        *[(edges(end_fraction=end), "controlnets[0].end_fraction") for end in (math.nan, -0.1, 1.1, math.inf)],
-        (edges(end_fraction=0.0), "controlnets[0].start_fraction"),
-        (edges(start_fraction=0.5, end_fraction=0.5), "controlnets[0].start_fraction"),
-        (edges(start_fraction=0.6, end_fraction=0.5), "controlnets[0].start_fraction"),
-        *[
-            (edges(image), "controlnets[0].conditioning_image")
-            for image in (
-                b"GIF89a",
-                a_png(32, 32)[:20],
-                a_png(32, 32) + bytes(5000),
-                a_png(32, 40),
-                a_png(8, 8),
-                b"\xff\xd8\xff\x00",
-            )
-        ],
-        ({"width_px": 64, **edges()}, "controlnets[0].conditioning_image"),
-        ({"controlnets": (AskedControlNet("edges", b""),)}, "controlnets[0].conditioning_image"),
-    ],
-)
-def test_what_is_out_of_bounds_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        resolved(**fields)
-
-    assert [violation.field for violation in caught.value.violations] == [field]
-    assert len(caught.value.message) < 400
-
-
-def test_the_error_says_what_an_adapter_of_another_family_is_for() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"must be a LoRA for tiny .*, foreign is for the family stable_diffusion_3"
-    ):
-        resolved(loras=(AskedLora("foreign"),))
-
-
-def test_a_picture_bomb_is_refused_by_its_header() -> None:
+def png_bomb() -> bytes:
     bomb = bytearray(a_png(32, 32))
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2
+    return bytes(bomb)
 
-    with pytest.raises(
-        InvalidArgument, match=r"controlnets\[0\]\.conditioning_image: must have at most 8388608 pixels"
-    ):
-        resolved(**edges(bytes(bomb)))
+
+def loras(*asked: AskedLora) -> dict[str, Any]:
+    return {"loras": asked}
+
+
+NET = "controlnets[0]"
+OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    *[(loras(AskedLora(name)), "loras[0].name", "") for name in BAD_NAMES],
+    *[({"controlnets": (AskedControlNet(name, b""),)}, f"{NET}.name", "") for name in BAD_NAMES],
+    *[
+        (loras(AskedLora("neon"), AskedLora("mosaic", scale)), "loras[1].scale", "")
+        for scale in (math.nan, math.inf, -math.inf, 10.5, -10.5, 1e308)
+    ],
+    (loras(AskedLora("neon", 0.5), AskedLora("neon", 1.0)), "loras[1].name", ""),
+    (loras(*[AskedLora("neon")] * 3), "loras", ""),
+    (loras(*[AskedLora("neon")] * 10_000), "loras", ""),
+    (loras(AskedLora("foreign")), "loras[0].name", ", foreign is for the family stable_diffusion_3"),
+    ({"controlnets": edges()["controlnets"] * 3}, "controlnets", ""),
+    *[(edges(conditioning_scale=scale), f"{NET}.conditioning_scale", "") for scale in (math.nan, math.inf, -0.1, 10.5)],
+    *[(edges(start_fraction=start), f"{NET}.start_fraction", "") for start in (math.nan, -0.1, 1.0, 1.5)],
+    *[(edges(end_fraction=end), f"{NET}.end_fraction", "") for end in (math.nan, -0.1, 1.1, math.inf)],
+    (edges(end_fraction=0.0), f"{NET}.start_fraction", ""),
+    (edges(start_fraction=0.5, end_fraction=0.5), f"{NET}.start_fraction", ""),
+    (edges(start_fraction=0.6, end_fraction=0.5), f"{NET}.start_fraction", ""),
+    *[
+        (edges(image), f"{NET}.conditioning_image", "")
+        for image in (
+            b"GIF89a",
+            a_png(32, 32)[:20],
+            a_png(32, 32) + bytes(5000),
+            a_png(32, 40),
+            a_png(8, 8),
+            b"\xff\xd8\xff\x00",
+        )
+    ],
+    (edges(png_bomb()), f"{NET}.conditioning_image", "must have at most 8388608 pixels"),
+    ({"width_px": 64, **edges()}, f"{NET}.conditioning_image", ""),
+    ({"controlnets": (AskedControlNet("edges", b""),)}, f"{NET}.conditioning_image", ""),
+)
+
+
+def test_selections_out_of_bounds_are_refused_by_name() -> None:
+    for fields, field, words in OUT_OF_BOUNDS:
+        with pytest.raises(InvalidArgument) as caught:
+            resolved(**fields)
+
+        assert [violation.field for violation in caught.value.violations] == [field], str(fields)[:200]
+        assert words in caught.value.message
+        assert len(caught.value.message) < 400
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "lacking", "error", "reason"),
     [
-        ({"loras": (AskedLora("no-such"),)}, "UNKNOWN_LORA"),
-        ({"loras": (AskedLora("edges"),)}, "UNKNOWN_LORA"),
-        ({"controlnets": (AskedControlNet("no-such", a_png(32, 32)),)}, "UNKNOWN_CONTROLNET"),
-        ({"controlnets": (AskedControlNet("neon", a_png(32, 32)),)}, "UNKNOWN_CONTROLNET"),
+        (loras(AskedLora("no-such")), set(), NotFound, "UNKNOWN_LORA"),
+        (loras(AskedLora("edges")), set(), NotFound, "UNKNOWN_LORA"),
+        ({"controlnets": (AskedControlNet("no-such", a_png(32, 32)),)}, set(), NotFound, "UNKNOWN_CONTROLNET"),
+        ({"controlnets": (AskedControlNet("neon", a_png(32, 32)),)}, set(), NotFound, "UNKNOWN_CONTROLNET"),
+        (
+            loras(AskedLora("neon")),
+            {Capability.LORA, Capability.UPLOADED_LORA},
+            FailedPrecondition,
+            "LORAS_NOT_SERVED",
+        ),
+        (edges(), {Capability.CONTROLNET}, FailedPrecondition, "CONTROLNETS_NOT_SERVED"),
     ],
 )
-def test_a_name_that_nobody_knows_is_not_found(fields: dict[str, Any], reason: str) -> None:
-    with pytest.raises(NotFound) as caught:
-        resolved(**fields)
-
-    assert caught.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("fields", "lacking", "reason"),
-    [
-        ({"loras": (AskedLora("neon"),)}, {Capability.LORA, Capability.UPLOADED_LORA}, "LORAS_NOT_SERVED"),
-        (edges(), {Capability.CONTROLNET}, "CONTROLNETS_NOT_SERVED"),
-    ],
-)
-def test_what_no_worker_can_do_is_said_to_be_missing(
-    fields: dict[str, Any], lacking: set[Capability], reason: str
+def test_selections_unknown_or_not_served_name_reason(
+    fields: dict[str, Any], lacking: set[Capability], error: type[PentimentoError], reason: str
 ) -> None:
-    others = frozenset(Capability) - lacking
     catalogue = known_adapters()
-    catalogue.learn(credits(NEON, capabilities=others))
+    if lacking:
+        catalogue.learn(credits(NEON, capabilities=frozenset(Capability) - lacking))
 
-    with pytest.raises(FailedPrecondition) as caught:
+    with pytest.raises(error) as caught:
         resolved(catalogue, **fields)
 
     assert caught.value.reason == reason
-    catalogue.learn(credits(NEON, worker_id="w2"))
-    assert resolved(catalogue, **fields)
+    if lacking:
+        catalogue.learn(credits(NEON, worker_id="w2"))
+        assert resolved(catalogue, **fields)
 
 
-def test_a_controlnet_without_a_replica_may_come_back() -> None:
+def test_selections_controlnet_without_replica_may_come_back() -> None:
     with pytest.raises(Unavailable) as caught:
         resolved(controlnets=(AskedControlNet("gone", a_png(32, 32)),))
 

@@ -91,31 +91,44 @@ async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_rate(time
     assert timers.waiting == []
 
 
-async def test_the_first_in_is_the_first_to_begin(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 3)
-
-    await timers.pass_s(0.1)
-
-    assert [task.done() for task in calls.tasks[BURST_CALLS:]] == [True, False, False]
+B = BURST_CALLS
+# Steps: (count of calls, key), seconds that pass with or without the timers, or a range of calls that leave.
+Step = tuple[int, str] | float | range
 
 
-async def test_a_late_event_loop_lets_in_all_that_are_due(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 5)
+@pytest.mark.parametrize(
+    ("calls_per_s", "steps", "begun"),
+    [
+        pytest.param(10.0, [(B + 3, "a"), 0.1], [*range(B + 1)], id="the first in begins first"),
+        pytest.param(10.0, [(B + 5, "a"), 0.3], [*range(B + 3)], id="a late loop lets in all that are due"),
+        pytest.param(10.0, [(B + 1, "a"), (B, "b")], [*range(B), *range(B + 1, 2 * B + 1)], id="keys are apart"),
+        pytest.param(10.0, [(B, "a"), 1000.0, (B + 1, "a")], [*range(2 * B)], id="a pause gives the burst back"),
+        pytest.param(8.0, [(B, "a"), 0.125, (1, "a")], [*range(B + 1)], id="just when it may"),
+        pytest.param(10.0, [(B + 1, "a"), -1.0, (1, "a")], [*range(B)], id="behind those that wait"),
+        pytest.param(10.0, [(B + 100, "a"), range(B, B + 99), 0.1], [*range(B), B + 99], id="turn of those that left"),
+        pytest.param(
+            10.0, [(B + 50, "a"), range(B, B + 50), (1, "a"), 0.1], [*range(B), B + 50], id="all that wait have left"
+        ),
+    ],
+)
+async def test_shaper_begins_calls_in_order_at_rate(
+    timers: Timers, calls_per_s: float, steps: list[Step], begun: list[int]
+) -> None:
+    """Negative seconds pass while the timer is late."""
+    calls = shaped(timers, calls_per_s)
 
-    await timers.pass_s(0.3)
+    for step in steps:
+        if isinstance(step, tuple):
+            await calls.ask(*step)
+        elif isinstance(step, range):
+            await calls.leave(*step)
+        elif step < 0:
+            timers.now_s -= step
+        else:
+            await timers.pass_s(step)
 
-    assert calls.begun_count == BURST_CALLS + 3
-
-
-async def test_nobody_waits_for_another(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 1, "a")
-
-    await calls.ask(BURST_CALLS, "b")
-
-    assert calls.begun_count == 2 * BURST_CALLS
+    assert [index for index, task in enumerate(calls.tasks) if task.done() and not task.cancelled()] == begun
+    await calls.leave(*range(len(calls.tasks)))
 
 
 async def test_who_keeps_to_the_rate_never_waits(timers: Timers) -> None:
@@ -124,46 +137,6 @@ async def test_who_keeps_to_the_rate_never_waits(timers: Timers) -> None:
         await calls.ask(1)
         assert calls.begun_count == count
         timers.now_s += 0.1
-
-
-async def test_a_pause_gives_the_burst_back_and_no_more(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS)
-    timers.now_s += 1000.0
-
-    await calls.ask(BURST_CALLS + 1)
-
-    assert calls.begun_count == 2 * BURST_CALLS
-
-
-async def test_a_call_that_comes_just_when_it_may_begins_at_once(timers: Timers) -> None:
-    calls = shaped(timers, 8.0)
-    await calls.ask(BURST_CALLS)
-    timers.now_s += 0.125
-
-    await calls.ask(1)
-
-    assert calls.begun_count == BURST_CALLS + 1
-
-
-async def test_who_comes_while_others_wait_waits_behind_them(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 1)
-    timers.now_s += 1.0  # the timer is late
-
-    await calls.ask(1)
-
-    assert calls.begun_count == BURST_CALLS
-
-
-async def test_a_call_that_left_gives_its_turn_to_the_next(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 100)
-    await calls.leave(*range(BURST_CALLS, BURST_CALLS + 99))
-
-    await timers.pass_s(0.1)
-
-    assert calls.begun_count == BURST_CALLS + 1
 
 
 async def test_a_call_that_leaves_just_when_it_is_due_costs_nobody_a_turn(timers: Timers) -> None:
@@ -175,17 +148,6 @@ async def test_a_call_that_leaves_just_when_it_is_due_costs_nobody_a_turn(timers
 
     assert calls.begun_count == BURST_CALLS + 1
     assert calls.tasks[BURST_CALLS].cancelled()
-
-
-async def test_when_all_have_left_the_next_one_waits_for_one_turn_only(timers: Timers) -> None:
-    calls = shaped(timers)
-    await calls.ask(BURST_CALLS + 50)
-    await calls.leave(*range(BURST_CALLS, BURST_CALLS + 50))
-
-    await calls.ask(1)
-    await timers.pass_s(0.1)
-
-    assert calls.begun_count == BURST_CALLS + 1
 
 
 async def test_a_refused_call_does_not_make_the_next_one_wait_longer(

@@ -39,9 +39,8 @@ def sent(token: Token, default_s: float | None, remaining_s: float | None = None
     return seen | {"metadata": list(seen["metadata"])}
 
 
-@pytest.mark.parametrize(
-    ("default_s", "given_s", "remaining_s", "timeout_s"),
-    [
+def test_call_deadline_is_the_shortest_known() -> None:
+    for default_s, given_s, remaining_s, timeout_s in (
         (10.0, None, None, 10.0),
         (10.0, 99.0, None, 99.0),
         (10.0, 99.0, 5.0, 5.0),
@@ -51,12 +50,20 @@ def sent(token: Token, default_s: float | None, remaining_s: float | None = None
         (None, None, 5.0, 5.0),
         (None, 2.0, 5.0, 2.0),
         (10.0, None, 20.0, 10.0),
-    ],
-)
-def test_the_shortest_of_what_is_known_is_the_deadline(
-    default_s: float | None, given_s: float | None, remaining_s: float | None, timeout_s: float | None
-) -> None:
-    assert sent(NoToken(), default_s, remaining_s, timeout=given_s)["timeout"] == timeout_s
+    ):
+        call = sent(NoToken(), default_s, remaining_s, timeout=given_s)
+        assert (call["timeout"], call["metadata"]) == (timeout_s, []), (default_s, given_s, remaining_s)
+
+
+def test_token_that_no_header_carries_is_refused(tmp_path: Path) -> None:
+    for token in ("ü", "a\nb", "\udcff"):
+        with pytest.raises(InvalidArgument, match="token: must be of printable ASCII characters"):
+            open_channel("127.0.0.1:1", RpcChannelSettings(), token)
+    for content in (b"", b" \n", "schlüssel".encode(), b"two\nlines", b"\x00", b"\xff"):
+        (tmp_path / "token").write_bytes(content)
+        with pytest.raises(SettingsError, match="token: "):
+            FileToken(tmp_path / "token")
+    assert open_token(None).authorization() is None
 
 
 def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None:
@@ -68,26 +75,6 @@ def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None
     assert (found["request"], found["wait_for_ready"]) == ("request", True)
 
 
-@pytest.mark.parametrize("token", ["ü", "a\nb", "\udcff"])
-def test_a_given_token_that_no_header_carries_is_refused_by_name(token: str) -> None:
-    with pytest.raises(InvalidArgument, match="token: must be of printable ASCII characters"):
-        open_channel("127.0.0.1:1", RpcChannelSettings(), token)
-
-
-def test_without_token_and_id_nothing_is_added() -> None:
-    assert sent(NoToken(), None)["metadata"] == []
-
-
-def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
-    (tmp_path / "token").write_text(" first\n")
-    token = open_token(tmp_path / "token")
-    told = [token.authorization(), token.authorization()]
-    (tmp_path / "token").write_text("the second\n")
-
-    assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
-
-
 @pytest.mark.parametrize("content", ["", None, "two\nlines"], ids=["empty", "gone", "wrong"])
 def test_the_token_before_is_shown_while_the_file_is_replaced(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -95,7 +82,7 @@ def test_the_token_before_is_shown_while_the_file_is_replaced(
     """`cat new > file` leaves it empty for a moment."""
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "token"
-    file.write_text("first")
+    file.write_text(" first\n")
     token = open_token(file)
     if content is None:
         file.unlink()
@@ -106,18 +93,6 @@ def test_the_token_before_is_shown_while_the_file_is_replaced(
 
     assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
     assert [record.levelname for record in said_by("pentimento.rpc.kept_reading", caplog)] == ["ERROR"]
-
-
-def test_without_a_file_there_is_no_token() -> None:
-    assert open_token(None).authorization() is None
-
-
-@pytest.mark.parametrize("content", [b"", b" \n", "schlüssel".encode(), b"two\nlines", b"\x00", b"\xff"])
-def test_what_is_no_token_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "token").write_bytes(content)
-
-    with pytest.raises(SettingsError, match="token: "):
-        FileToken(tmp_path / "token")
 
 
 class NotedChannel:

@@ -26,76 +26,54 @@ def after_rpc(error: PentimentoError) -> PentimentoError:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
+def test_refusals_have_reason_and_retry_time() -> None:
+    for error, expected in (
         (shutting_down(), (errors.Unavailable, "SHUTTING_DOWN", 250)),
         (too_many_calls(3), (errors.ResourceExhausted, "TOO_MANY_CALLS", 250)),
         (too_many_calls_of_one(3), (errors.ResourceExhausted, "TOO_MANY_CALLS", 250)),
         (too_many_messages(), (errors.ResourceExhausted, "TOO_MANY_MESSAGES", 250)),
         (not_received(), (errors.DeadlineExceeded, "REQUEST_NOT_RECEIVED", None)),
-    ],
-)
-def test_a_refusal_of_the_kit_says_why_and_when_to_come_back(error: PentimentoError, told: tuple[object, ...]) -> None:
-    assert (type(error), error.reason, error.retry_after_ms) == told
+    ):
+        assert (type(error), error.reason, error.retry_after_ms) == expected
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_domain_error_is_answered_as_it_is() -> None:
+    for error in (
         REFUSED,
         errors.Unauthenticated("TOKEN_REQUIRED", "the caller's own"),
         after_rpc(errors.NotFound("GONE", "another process's answer")),
         errors.Internal("CORRUPT", "ours", metadata={"error_id": "7"}),
-    ],
-)
-def test_a_domain_error_is_answered_as_it_is(error: PentimentoError) -> None:
-    assert explain(error, PATH) is error
+    ):
+        assert explain(error, PATH) is error
+    group: Exception = REFUSED
+    for _ in range(3):  # a task group's first, however deep
+        group = ExceptionGroup("tasks", [group, errors.Internal("LATER", "another")])
+        assert explain(group, PATH) is REFUSED
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_other_error_is_a_defect_with_an_id() -> None:
+    for error in (
         KeyError("canary"),
         after_rpc(errors.Unauthenticated("UNKNOWN_TOKEN", "canary")),
         after_rpc(errors.PermissionDenied("ROLE_NOT_ALLOWED", "canary")),
         ExceptionGroup("canary", [KeyError("canary")]),
         ExceptionGroup("canary", [REFUSED, KeyError("canary")]),
         ExceptionGroup("canary", [ExceptionGroup("canary", [KeyError("canary"), REFUSED])]),
-    ],
-)
-def test_anything_else_is_a_defect_with_an_id(error: Exception) -> None:
-    told = explain(error, PATH)
-
-    assert (type(told), told.reason) == (errors.Internal, "UNEXPECTED")
-    assert len(bytes.fromhex(told.metadata["error_id"])) == 8
-    assert told.message == f"internal error {told.metadata['error_id']}"
+    ):
+        found = explain(error, PATH)
+        assert (type(found), found.reason) == (errors.Internal, "UNEXPECTED")
+        assert len(bytes.fromhex(found.metadata["error_id"])) == 8
+        assert found.message == f"internal error {found.metadata['error_id']}"
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_domain_errors_of_a_task_group_are_its_first_however_deep(depth: int) -> None:
-    group: Exception = REFUSED
-    for _ in range(depth):
-        group = ExceptionGroup("tasks", [group, errors.Internal("LATER", "another")])
+def test_defect_is_logged_with_method_reason_and_id(caplog: pytest.LogCaptureFixture) -> None:
+    explain(errors.Internal("CORRUPT", "ours", metadata={"error_id": "7"}), PATH)
+    explain(errors.Internal("CORRUPT", "ours"), PATH)
 
-    assert explain(group, PATH) is REFUSED
-
-
-@pytest.mark.parametrize(
-    ("error", "fields"),
-    [
-        (errors.Internal("CORRUPT", "ours", metadata={"error_id": "7"}), (PATH, "CORRUPT", "7")),
-        (errors.Internal("CORRUPT", "ours"), (PATH, "CORRUPT", "")),
-    ],
-)
-def test_a_defect_is_logged_with_its_method_reason_and_id(
-    error: errors.Internal, fields: tuple[str, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    explain(error, PATH)
-
-    (record,) = said_by("pentimento.rpc.failures", caplog)
-    assert record.levelno == logging.ERROR
-    assert tuple(getattr(record, name) for name in ("method", "reason", "error_id")) == fields
+    records = said_by("pentimento.rpc.failures", caplog)
+    assert [record.levelno for record in records] == [logging.ERROR] * 2
+    fields = [tuple(getattr(record, name) for name in ("method", "reason", "error_id")) for record in records]
+    assert fields == [(PATH, "CORRUPT", "7"), (PATH, "CORRUPT", "")]
 
 
 def test_a_refusal_is_logged_for_who_debugs_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,9 +42,8 @@ def steady_places(intake: Intake, *keys: str) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("budget_bytes", "shared", "each", "all_"),
-    [
+def test_three_quarters_of_places_are_steady_half_of_them_one_tenants() -> None:
+    for budget_bytes, shared, each, all_ in (
         (40, True, 15, 30),
         (40, False, 30, 30),
         (49, True, 18, 37),
@@ -52,66 +51,50 @@ def steady_places(intake: Intake, *keys: str) -> list[bool]:
         (5, True, 2, 4),
         (3, False, 2, 2),
         (3, True, 1, 2),
-    ],
-)
-def test_three_quarters_of_the_places_are_steady_and_half_of_those_are_one_tenant_s(
-    budget_bytes: int, shared: bool, each: int, all_: int
-) -> None:
-    intake = Intake(1, budget_bytes, 1.0, shared=shared)
-
-    one = sum(steady_places(intake, *["a"] * 50))
-    others = sum(steady_places(intake, *[f"tenant {number}" for number in range(50)]))
-
-    assert (one, one + others) == (each, all_)
-
-
-def test_a_steady_place_that_is_left_is_free_again() -> None:
+    ):
+        intake = Intake(1, budget_bytes, 1.0, shared=shared)
+        one = sum(steady_places(intake, *["a"] * 50))
+        others = sum(steady_places(intake, *[f"tenant {number}" for number in range(50)]))
+        assert (one, one + others) == (each, all_), (budget_bytes, shared)
     intake = Intake(1, 2, 1.0, shared=True)
-
     assert steady_places(intake, "a", "b") == [True, False]
     intake.leave_place("a")
     assert steady_places(intake, "b") == [True]
 
 
-@pytest.mark.parametrize(
-    ("budget_bytes", "shared", "quick"),
-    [(40, False, 10), (3, False, 1), (11, False, 2), (1, False, 1), (40, True, 5), (20, True, 2), (1, True, 1)],
-)
-async def test_a_quarter_of_the_places_is_quick_and_half_of_those_are_one_tenant_s(
-    budget_bytes: int, shared: bool, quick: int
-) -> None:
-    intake = Intake(1, budget_bytes, 60.0, shared=shared)
-    streams = [Stream() for _ in range(20)]
-    calls = [
-        asyncio.create_task(intake.one(stream, "a", 1, may_settle=False))  # type: ignore[arg-type]
-        for stream in streams
-    ]
-    await settle_down()
+async def test_quarter_of_places_is_quick_half_of_them_one_tenants() -> None:
+    for budget_bytes, shared, quick in (
+        (40, False, 10),
+        (3, False, 1),
+        (11, False, 2),
+        (1, False, 1),
+        (40, True, 5),
+        (20, True, 2),
+        (1, True, 1),
+    ):
+        intake = Intake(1, budget_bytes, 60.0, shared=shared)
+        streams = [Stream() for _ in range(20)]
+        calls = [
+            asyncio.create_task(intake.one(stream, "a", 1, may_settle=False))  # type: ignore[arg-type]
+            for stream in streams
+        ]
+        await settle_down()
 
-    reading = sum(stream.reading for stream in streams)
-    for stream in streams:
-        stream.messages.put_nowait(b"x")
-    messages = await asyncio.gather(*calls)
-
-    assert reading == quick
-    assert messages == [b"x"] * 20
+        reading = sum(stream.reading for stream in streams)
+        for stream in streams:
+            stream.messages.put_nowait(b"x")
+        assert (reading, await asyncio.gather(*calls)) == (quick, [b"x"] * 20), (budget_bytes, shared)
 
 
-@pytest.mark.parametrize(
-    ("limit_bytes", "seconds"), [(0, 5.0), (MEBIBYTE, 6.0), (8 * MEBIBYTE, 13.0), (MEBIBYTE // 2, 5.5)]
-)
-async def test_a_larger_message_has_a_second_more_for_each_mebibyte(
-    limit_bytes: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, timeout = [], asyncio.timeout
+async def test_larger_message_has_a_second_more_per_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, timeout = list[float](), asyncio.timeout
     monkeypatch.setattr(module.asyncio, "timeout", lambda delay: asked.append(delay) or timeout(delay))
     intake = Intake(1, 2, 5.0, shared=False)
 
-    streamed = intake.many(Stream(b"", grpc.aio.EOF), limit_bytes)  # type: ignore[arg-type]
-    assert [message async for message in streamed] == [b""]
-
-    assert asked == [seconds]
-    assert intake.seconds_for(limit_bytes) == seconds
+    for limit_bytes, seconds in ((0, 5.0), (MEBIBYTE, 6.0), (8 * MEBIBYTE, 13.0), (MEBIBYTE // 2, 5.5)):
+        streamed = intake.many(Stream(b"", grpc.aio.EOF), limit_bytes)  # type: ignore[arg-type]
+        assert [message async for message in streamed] == [b""]
+        assert asked.pop() == intake.seconds_for(limit_bytes) == seconds
 
 
 class Limit:

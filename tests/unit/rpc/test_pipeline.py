@@ -19,28 +19,17 @@ from pentimento.rpc.tokens import OpenDoor
 LIMITS = ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0)
 
 
-@pytest.mark.parametrize(
-    ("peer", "host"),
-    [
-        ("ipv4:1.2.3.4:5", "ipv4:1.2.3.4"),
-        ("ipv6:[::1]:80", "ipv6:[::1]"),
-        ("unix:", "unix"),
-        ("unix:/run/s.sock", "unix"),
-    ],
-)
-def test_a_peer_is_counted_by_its_host(peer: str, host: str) -> None:
-    assert host_of(peer) == host
-
-
-@pytest.mark.parametrize(
-    ("remaining_s", "code"), [(None, "CANCELLED"), (0.0, "DEADLINE_EXCEEDED"), (3.0, "CANCELLED"), (1.0, "CANCELLED")]
-)
-def test_a_cancelled_call_ended_by_its_deadline_or_its_caller(
-    remaining_s: float | None, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(context, "remaining_s", lambda: remaining_s)
-
-    assert cancellation_code() == code
+def test_host_and_cancellation_code_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = {
+        "ipv4:1.2.3.4:5": "ipv4:1.2.3.4",
+        "ipv6:[::1]:80": "ipv6:[::1]",
+        "unix:": "unix",
+        "unix:/run/s.sock": "unix",
+    }
+    assert {peer: host_of(peer) for peer in hosts} == hosts
+    for remaining_s, code in ((None, "CANCELLED"), (0.0, "DEADLINE_EXCEEDED"), (3.0, "CANCELLED"), (1.0, "CANCELLED")):
+        monkeypatch.setattr(context, "remaining_s", lambda found=remaining_s: found)
+        assert cancellation_code() == code
 
 
 async def test_who_waits_for_tasks_waits_until_they_end_or_the_time_is_up() -> None:
@@ -116,11 +105,8 @@ async def test_a_stop_waits_while_calls_are_to_come_though_none_comes_for_a_whil
     assert next(to_come, None) is None
 
 
-async def test_calls_that_are_to_come_for_ever_hold_no_stop_up() -> None:
+async def test_stop_ends_although_calls_keep_coming() -> None:
     await Pipeline(OpenDoor(), LIMITS).refuse_waiting(0.0, 0.05, lambda: True)
-
-
-async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)
 
     async def come() -> None:
@@ -129,7 +115,7 @@ async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
             await asyncio.sleep(0)
 
     coming = asyncio.create_task(come())
-    await asyncio.sleep(0)  # the first has come, also where the time is up before anybody looks again
+    await asyncio.sleep(0)  # the first has come, also where the time is up before the next look
     await pipeline.refuse_waiting(0.0, 0.05, none_is_to_come)
     coming.cancel()
 
@@ -212,40 +198,26 @@ async def test_calls_of_a_socket_file_that_need_no_token_are_not_counted() -> No
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-@pytest.mark.parametrize(
-    ("is_stopping", "is_by_caller", "code"),
-    [(True, False, "UNAVAILABLE"), (True, True, "CANCELLED"), (False, False, "CANCELLED"), (False, True, "CANCELLED")],
-)
-async def test_only_who_is_cancelled_by_the_stop_is_answered_so(
-    is_stopping: bool, is_by_caller: bool, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipeline = Pipeline(OpenDoor(), LIMITS)
-    if is_stopping:
-        await pipeline.close(0.0, 0.0)
-    monkeypatch.setattr(Silence, "cancelled", lambda _: is_by_caller)
-    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
+async def test_answers_only_calls_that_its_stop_or_handler_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, stopping, silence = Pipeline(OpenDoor(), LIMITS), Pipeline(OpenDoor(), LIMITS), Silence()
+    await stopping.close(0.0, 0.0)
+    cancelled = asyncio.CancelledError()
+    for pipeline, error, by_caller, answered, code in (
+        (stopping, cancelled, False, True, "UNAVAILABLE"),
+        (stopping, cancelled, True, False, "CANCELLED"),
+        (running, cancelled, False, False, "CANCELLED"),
+        (running, cancelled, True, False, "CANCELLED"),
+        (running, KeyboardInterrupt(), False, False, None),
+        (running, SystemExit(1), False, False, None),
+        (running, GeneratorExit(), False, False, None),
+        (running, NotImplementedError(), False, True, "UNIMPLEMENTED"),
+    ):
+        monkeypatch.setattr(Silence, "cancelled", lambda _, found=by_caller: found)
+        call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
+        assert pipeline._answers(call, silence, error) is answered, error  # type: ignore[arg-type]
+        assert code in (None, call.code)
 
-    answered = pipeline._answers(call, Silence(), asyncio.CancelledError())  # type: ignore[arg-type]
-
-    assert (answered, call.code) == (code == "UNAVAILABLE", code)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()], ids=repr)
-async def test_what_ends_the_process_is_no_answer(error: BaseException) -> None:
-    pipeline = Pipeline(OpenDoor(), LIMITS)
-    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
-
-    assert not pipeline._answers(call, Silence(), error)  # type: ignore[arg-type]
-
-
-async def test_a_handler_that_is_not_there_is_told_as_unimplemented() -> None:
-    pipeline, context = Pipeline(OpenDoor(), LIMITS), Silence()
-    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
-
-    answered = pipeline._answers(call, context, NotImplementedError())  # type: ignore[arg-type]
-
-    assert answered and call.code == "UNIMPLEMENTED"
-    assert (context.code, context.details) == (grpc.StatusCode.UNIMPLEMENTED, "/a.B/C is not implemented here")
+    assert (silence.code, silence.details) == (grpc.StatusCode.UNIMPLEMENTED, "/a.B/C is not implemented here")
 
 
 class Shared:
@@ -276,14 +248,9 @@ async def steady_count(caller: Caller | None, identities: object) -> int:
     return held
 
 
-@pytest.mark.parametrize(
-    ("roles", "held"), [({Role.USER}, 3), ({Role.ADMIN}, 3), ({Role.SERVICE}, 0), ({Role.SERVICE, Role.USER}, 0)]
-)
-async def test_streams_of_strangers_hold_a_place_each_and_those_of_the_suite_none(roles: set[Role], held: int) -> None:
-    assert await steady_count(Caller("acme", frozenset(roles)), Shared()) == held
-
-
-async def test_streams_of_callers_whom_nobody_tells_apart_hold_a_place_each() -> None:
+async def test_streams_hold_a_place_each_but_those_of_the_suite() -> None:
+    for roles, held in (({Role.USER}, 3), ({Role.ADMIN}, 3), ({Role.SERVICE}, 0), ({Role.SERVICE, Role.USER}, 0)):
+        assert await steady_count(Caller("acme", frozenset(roles)), Shared()) == held
     assert await steady_count(None, Shared()) == 3
     assert await steady_count(OPEN_CALLER, OpenDoor()) == 3
 

@@ -30,34 +30,49 @@ def refusal(*argv: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--listen", ""], "at least one address"),
-        (["--listen", "unix:"], "1 to 107 bytes, got 0"),
-        (["--listen", "unix:/" + "x" * 107], "1 to 107 bytes, got 108"),
-        (["--listen", "8080"], " --listen must be unix:/path or host:port"),
-        (["--listen", "localhost:"], "unix:/path or host:port"),
-        (["--listen", "localhost:65536"], "0 to 65535"),
-        (["--listen", "localhost:-1"], "0 to 65535"),
-        (["--listen", "my..host:50051"], " --listen must be unix:/path or host:port"),
-        (["--metrics-listen", "x"], " --metrics-listen must be host:port"),
-        (["--metrics-listen", "unix:/run/metrics"], " --metrics-listen must be host:port"),
-        (["--metrics-listen", "my..host:9090"], " --metrics-listen must be host:port"),
-        (["--max-message-bytes", "1023"], "at least 1024"),
-        (["--max-concurrent-calls", "0"], "at least 1"),
-        (["--token-file", "/nonexistent"], "no such file"),
-        (["--service-token-file", "/nonexistent"], "no such file"),
-        (["--tls-cert-file", "PEM"], "given together"),
-        (["--tls-key-file", "PEM"], "given together"),
-        (["--tls-client-ca-file", "PEM"], "needs --tls-cert-file"),
-        (["--tls-client-key-file", "PEM"], "given together"),
-        (["--tls-client-cert-file", "PEM", "--tls-client-key-file", "PEM"], "needs --tls-ca-file"),
-        (["--default-deadline-ms", "0"], "at least 1"),
-    ],
+WRONG = (
+    ("--listen ", "at least one address"),
+    ("--listen unix:", "1 to 107 bytes, got 0"),
+    ("--listen unix:/" + "x" * 107, "1 to 107 bytes, got 108"),
+    ("--listen 8080", " --listen must be unix:/path or host:port"),
+    ("--listen localhost:", "unix:/path or host:port"),
+    ("--listen localhost:65536", "0 to 65535"),
+    ("--listen localhost:-1", "0 to 65535"),
+    ("--listen my..host:50051", " --listen must be unix:/path or host:port"),
+    ("--metrics-listen x", " --metrics-listen must be host:port"),
+    ("--metrics-listen unix:/run/metrics", " --metrics-listen must be host:port"),
+    ("--metrics-listen my..host:9090", " --metrics-listen must be host:port"),
+    ("--max-message-bytes 1023", "at least 1024"),
+    ("--max-concurrent-calls 0", "at least 1"),
+    ("--token-file /nonexistent", "no such file"),
+    ("--service-token-file /nonexistent", "no such file"),
+    ("--tls-cert-file PEM", "given together"),
+    ("--tls-key-file PEM", "given together"),
+    ("--tls-client-ca-file PEM", "needs --tls-cert-file"),
+    ("--tls-client-key-file PEM", "given together"),
+    ("--tls-client-cert-file PEM --tls-client-key-file PEM", "needs --tls-ca-file"),
+    ("--default-deadline-ms 0", "at least 1"),
 )
-def test_a_wrong_value_is_named(argv: list[str], words: str, pem: str) -> None:
-    assert words in refusal(*(part.replace("PEM", pem) for part in argv))
+
+
+def test_settings_wrong_value_is_named(pem: str) -> None:
+    for argv, words in WRONG:
+        error = refusal(*(part.replace("PEM", pem) for part in argv.split(" ")))
+        assert words in error, (argv, error)
+
+
+def test_settings_addresses_are_taken_and_judged() -> None:
+    for address in ("unix:/" + "x" * 106, "localhost:0", "h:65535", "[::1]:80"):
+        assert load_settings(Settings, "embedder", ["--listen", address], {}).rpc.listen == (address,)
+    addresses = ("unix:/s", "127.0.0.1:1", "localhost:1", "[::1]:1", "0.0.0.0:1")
+    assert [is_local(address) for address in addresses] == [True, True, True, True, False]
+    for listen, reached in (
+        ("0.0.0.0:50051", "3f2a:50051"),
+        ("[::]:50051", "3f2a:50051"),
+        ("10.0.0.7:50051", "10.0.0.7:50051"),
+        ("unix:/run/worker.sock", "unix:/run/worker.sock"),
+    ):
+        assert reachable_address(listen, "3f2a") == reached
 
 
 def test_both_sides_fit_into_one_service() -> None:
@@ -100,29 +115,3 @@ def test_what_nobody_sets_and_between_what_it_may_be_set() -> None:
     rest = {each.name: each.default for each in settings if each.name not in {*NUMBERS, *FILES}}
     assert (numbers, files) == (NUMBERS, FILES)
     assert (rest["listen"], rest["instance_id"], rest["metrics_listen"]) == (("127.0.0.1:0",), "", "")
-
-
-@pytest.mark.parametrize("address", ["unix:/" + "x" * 106, "localhost:0", "h:65535", "[::1]:80"])
-def test_addresses_up_to_their_limits_are_taken(address: str) -> None:
-    assert load_settings(Settings, "embedder", ["--listen", address], {}).rpc.listen == (address,)
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [("unix:/s", True), ("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("0.0.0.0:1", False)],
-)
-def test_who_can_reach_an_address(address: str, local: bool) -> None:
-    assert is_local(address) is local
-
-
-@pytest.mark.parametrize(
-    ("listen", "reached"),
-    [
-        ("0.0.0.0:50051", "3f2a:50051"),
-        ("[::]:50051", "3f2a:50051"),
-        ("10.0.0.7:50051", "10.0.0.7:50051"),
-        ("unix:/run/worker.sock", "unix:/run/worker.sock"),
-    ],
-)
-def test_reachable_address_wildcard_becomes_the_hostname(listen: str, reached: str) -> None:
-    assert reachable_address(listen, "3f2a") == reached

@@ -37,10 +37,7 @@ async def test_the_event_loop_has_its_threads_from_the_start() -> None:
     assert name in at_the_start and named("asyncio_") <= at_the_start
 
 
-@pytest.mark.parametrize(("core_count", "thread_count"), [(None, 5), (1, 5), (2, 6), (28, 32), (64, 32)])
-async def test_there_are_four_threads_more_than_cores_and_32_at_most(
-    core_count: int | None, thread_count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_default_threads_are_cores_and_four_at_most_32(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, str]] = []
 
     def make(count: int, name: str) -> ThreadPoolExecutor:
@@ -48,8 +45,7 @@ async def test_there_are_four_threads_more_than_cores_and_32_at_most(
         return ThreadPoolExecutor(1)
 
     monkeypatch.setattr(thread_pools, "started_pool", make)
-    monkeypatch.setattr(thread_pools.os, "cpu_count", lambda: core_count)
-
-    start_default_threads()
-
-    assert asked == [(thread_count, "asyncio")]
+    for core_count, thread_count in ((None, 5), (1, 5), (2, 6), (28, 32), (64, 32)):
+        monkeypatch.setattr(thread_pools.os, "cpu_count", lambda count=core_count: count)
+        start_default_threads()
+        assert asked.pop() == (thread_count, "asyncio")

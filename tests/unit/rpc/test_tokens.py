@@ -54,37 +54,63 @@ def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
     assert callers == {hash_token(token): Caller("acme", frozenset(roles))}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (entry(tenant='"*shared*"'), "tenant must not begin with '*'"),
-        (entry(sha256='"short"'), "sha256 must be 64 lower-case hex digits"),
-        (entry(sha256=f'"{DIGEST.upper()}"'), "sha256 must be 64 lower-case hex digits"),
-        (entry(sha256="7"), "sha256 must be 64 lower-case hex digits"),
-        (token_entry("", "acme", frozenset({Role.USER})), "sha256 must be that of a token, not of an empty text"),
-        (entry(tenant='""'), "tenant must be"),
-        (entry(tenant="7"), "tenant must be"),
-        (entry(roles="[]"), "roles must be a list of admin, service, tenant-admin, user"),
-        (entry(roles='"user"'), "roles must be a list"),
-        (entry(roles='["root"]'), "roles must be a list"),
-        (entry(roles='["anyone"]'), "roles must be a list"),
-        (entry(roles="[[1]]"), "roles must be a list"),
-        (entry(more='note = "x"\n'), "exactly the keys roles, sha256, tenant"),
-        (entry() + entry(), "repeats the sha256"),
-        ('[token]\nsha256 = "x"\n', "must hold [[token]] entries and nothing else"),
-        ("token = [1]\n", "must be a table"),
-        ('tokens = "x"\n', "must hold [[token]] entries and nothing else"),
-        ("[[token\n", "not valid TOML"),
-    ],
+SHA256 = "sha256 must be 64 lower-case hex digits"
+MALFORMED = (
+    (entry(tenant='"*shared*"'), "tenant must not begin with '*'"),
+    (entry(sha256='"short"'), SHA256),
+    (entry(sha256=f'"{DIGEST.upper()}"'), SHA256),
+    (entry(sha256="7"), SHA256),
+    (token_entry("", "acme", frozenset({Role.USER})), "sha256 must be that of a token, not of an empty text"),
+    (entry(tenant='""'), "tenant must be"),
+    (entry(tenant="7"), "tenant must be"),
+    (entry(roles="[]"), "roles must be a list of admin, service, tenant-admin, user"),
+    *[(entry(roles=roles), "roles must be a list") for roles in ('"user"', '["root"]', '["anyone"]', "[[1]]")],
+    (entry(more='note = "x"\n'), "exactly the keys roles, sha256, tenant"),
+    (entry() + entry(), "repeats the sha256"),
+    ('[token]\nsha256 = "x"\n', "must hold [[token]] entries and nothing else"),
+    ("token = [1]\n", "must be a table"),
+    ('tokens = "x"\n', "must hold [[token]] entries and nothing else"),
+    ("[[token\n", "not valid TOML"),
+    ("[[token]]\n", "[[token]] number 1 "),
+    (entry() + "[[token]]\n", "[[token]] number 2 "),
+    (entry() * 2, "[[token]] number 2 "),
 )
-def test_a_malformed_file_is_refused_in_one_line(text: str, words: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        parse_tokens(text, "tokens.toml")
 
-    told = str(caught.value)
-    assert told.startswith("tokens.toml: ")
-    assert words in told
-    assert "\n" not in told
+
+def test_parse_tokens_malformed_file_is_refused_in_one_line() -> None:
+    for text, words in MALFORMED:
+        with pytest.raises(SettingsError) as caught:
+            parse_tokens(text, "tokens.toml")
+
+        error = str(caught.value)
+        assert error.startswith("tokens.toml: ") and "\n" not in error
+        assert error.startswith(f"tokens.toml: {words}") if "number" in words else words in error, text
+
+
+def test_identify_names_reason_where_token_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "tokens.toml").write_text("")
+    tokens = TokenFile(tmp_path / "tokens.toml")
+
+    for value, reason in (
+        *[(value, "MALFORMED_TOKEN") for value in ("", "Bearer", "bearer x", "Basic x", b"Bearer x")],
+        ("Bearer x", "UNKNOWN_TOKEN"),
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            tokens.identify(value)
+        assert refused.value.reason == reason, value
+    assert tokens.identify(None) is None
+    assert OpenDoor().identify(None) == OPEN_CALLER
+
+
+def test_tokens_are_random_and_looked_up_by_blinded_digest() -> None:
+    tokens = {new_token() for _ in range(5)}
+    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+    assert [len(token) for token in tokens] == [43] * 5
+    assert hash_token("hello") == hash_token(" hello\n") == digest
+    # Without the key of this process a digest is not found by its own hash.
+    assert blinded(DIGEST) == blinded(DIGEST)
+    assert blinded(DIGEST) not in (blinded("b" * 64), hashlib.blake2b(DIGEST.encode(), digest_size=32).digest())
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -172,45 +198,6 @@ def test_a_file_that_says_that_it_has_no_tokens_lets_nobody_in_at_once(tmp_path:
     assert seen_at(tokens, clock, token, 1.0) == [False]
 
 
-@pytest.mark.parametrize("value", ["", "Bearer", "bearer x", "Basic x", b"Bearer x"])
-def test_what_is_no_bearer_token_is_unauthenticated(tmp_path: Path, value: str | bytes) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text("")
-
-    with pytest.raises(Unauthenticated):
-        TokenFile(file).identify(value)
-
-
-def test_nobody_is_nobody(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_text("")
-
-    assert TokenFile(file).identify(None) is None
-
-
-def test_without_a_file_everybody_has_every_role() -> None:
-    assert OpenDoor().identify(None) == OPEN_CALLER
-
-
-def test_a_token_s_digest_is_its_sha_256_without_blanks() -> None:
-    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
-
-    assert hash_token("hello") == hash_token(" hello\n") == digest
-
-
-def test_who_does_not_know_the_key_of_this_process_cannot_tell_what_a_digest_is_looked_up_by() -> None:
-    assert blinded(DIGEST) == blinded(DIGEST)
-    assert blinded(DIGEST) != blinded("b" * 64)
-    assert blinded(DIGEST) != hashlib.blake2b(DIGEST.encode(), digest_size=32).digest()
-
-
-def test_new_tokens_are_256_random_bits() -> None:
-    tokens = {new_token() for _ in range(5)}
-
-    assert {len(token) for token in tokens} == {43}
-    assert len(tokens) == 5
-
-
 def test_an_entry_is_written_as_the_file_wants_it() -> None:
     entry_lines = token_entry("hello", "acme", frozenset({Role.USER, Role.ADMIN})).splitlines()
 
@@ -220,19 +207,3 @@ def test_an_entry_is_written_as_the_file_wants_it() -> None:
         'tenant = "acme"',
         'roles = ["admin", "user"]',
     ]
-
-
-@pytest.mark.parametrize(("value", "reason"), [("Basic x", "MALFORMED_TOKEN"), ("Bearer x", "UNKNOWN_TOKEN")])
-def test_who_is_not_known_is_told_why(tmp_path: Path, value: str, reason: str) -> None:
-    (tmp_path / "tokens.toml").write_text("")
-
-    with pytest.raises(Unauthenticated) as refused:
-        TokenFile(tmp_path / "tokens.toml").identify(value)
-
-    assert refused.value.reason == reason
-
-
-@pytest.mark.parametrize(("number", "text"), [(1, "[[token]]\n"), (2, entry() + "[[token]]\n"), (2, entry() * 2)])
-def test_the_wrong_entry_is_named_by_its_number(number: int, text: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^tokens.toml: \[\[token\]\] number {number} "):
-        parse_tokens(text, "tokens.toml")

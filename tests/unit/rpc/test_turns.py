@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,48 +84,20 @@ async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
     assert not crowd.turns.waited_for
 
 
-@pytest.mark.parametrize(
-    ("steady_count", "share", "keys", "found"),
-    [
-        (4, 2, ["a", "a", "a", "b"], [True, True, False, True]),
-        (2, 2, ["a", "b", "c"], [True, True, False]),
-    ],
-    ids=["a share", "all"],
-)
-def test_steady_places_end(steady_count: int, share: int, keys: list[str], found: list[bool]) -> None:
-    turns = ReceivingTurns(1, steady_count, 1, share)
+async def test_places_end_by_share_and_are_free_once_left() -> None:
+    shared, all_ = ReceivingTurns(1, 4, 1, 2), ReceivingTurns(1, 2, 1, 2)
+    assert [shared.settle(key) for key in "aaab"] == [True, True, False, True]
+    assert [all_.settle(key) for key in "abc"] == [True, True, False]
+    # One of its two places is left: the other one is still held.
+    shared.unsettle("a")
+    assert [shared.settle("a"), shared.settle("a")] == [True, False]
 
-    assert [turns.settle(key) for key in keys] == found
-
-
-def test_a_steady_place_that_is_left_can_be_taken_again() -> None:
-    turns = ReceivingTurns(1, 1, 1, 1)
-    turns.settle("a")
-
-    turns.unsettle("a")
-
-    assert turns.settle("a")
-
-
-def test_who_left_one_of_two_steady_places_still_holds_the_other() -> None:
-    turns = ReceivingTurns(1, 9, 1, 2)
-    turns.settle("a")
-    turns.settle("a")
-
-    turns.unsettle("a")
-
-    assert [turns.settle("a"), turns.settle("a")] == [True, False]
-
-
-async def test_who_left_one_of_two_quick_places_still_holds_the_other() -> None:
-    turns = ReceivingTurns(9, 1, 2, 1)
-    await turns.enter("a")
-    await turns.enter("a")
-
-    turns.leave("a")
-
-    await turns.enter("a")
-    assert not turns.may_enter("a")
+    quick = ReceivingTurns(9, 1, 2, 1)
+    await quick.enter("a")
+    await quick.enter("a")
+    quick.leave("a")
+    await quick.enter("a")
+    assert not quick.may_enter("a")
 
 
 async def test_who_holds_no_place_any_more_is_forgotten() -> None:

@@ -28,26 +28,15 @@ def bind(path: Path) -> socket.socket:
     return bound
 
 
-def test_socket_and_directory_are_for_their_owner_alone(path: Path) -> None:
+def test_socket_is_private_and_replaces_only_what_is_unused(path: Path) -> None:
     with bind(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-def test_a_socket_that_nobody_listens_on_is_replaced(path: Path) -> None:
-    bind(path).close()
-
-    with bind(path):
+        with pytest.raises(SettingsError, match="another process listens there"), claimed_socket(path):
+            pass
+    with bind(path):  # the one before has ended
         assert path.exists()
-
-
-def test_a_socket_that_somebody_listens_on_is_left_alone(path: Path) -> None:
-    with bind(path), pytest.raises(SettingsError, match="another process listens there"), claimed_socket(path):
-        pass
-
-
-def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
-    path.parent.mkdir()
+    path.unlink()
     path.write_text("precious")
 
     with pytest.raises(SettingsError, match="exists and is no socket"), claimed_socket(path):
