@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.cache import Neighbour
-from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.policies.thinning import ThinningMode
@@ -28,6 +28,8 @@ LATENT = FromLatent(
 )
 # Generous on a busy machine; what is tested is that a wait ends, not how long it is.
 WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
+DOWN = Unavailable("DOWN", "this part is down")
+OTHER_ENCODER = InvalidArgument.of("encoder_digest", "must be sha256:old, whose vectors the cache holds")
 
 
 @pytest.fixture
@@ -61,15 +63,32 @@ async def cached(
         yield running
 
 
-async def test_a_hit_starts_where_the_gateway_says(
+async def test_hit_starts_at_latent_and_captures_later_steps(
     cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
 ) -> None:
     gateway.start = LATENT
+    assert (await cached.client.explain(FIFTY)).route.start == LATENT
+    assert not gateway.reserved
 
     completed = await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.reported and gateway.committed)
 
     assert completed.provenance.route.start == LATENT
     assert worker.orders[0].route.start.latent.resume_step == 15
+    assert [(one.key, one.from_image, one.taken) for one in gateway.reported] == [("latents/x", False, True)]
+    assert not gateway.bad
+    assert (gateway.reserved[0].start_step, gateway.reserved[0].ancestor_depth) == (15, 3)
+    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [20, 25]
+    assert gateway.committed[0].ancestor_depth == 3
+
+
+async def test_image_from_noise_captures_all_steps(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+    await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [5, 10, 15, 20, 25]
+    assert gateway.committed[0].ancestor_depth == 0
+    assert not gateway.released and not gateway.reported
 
 
 @pytest.mark.parametrize(("taken_count", "is_noise"), [(34, True), (35, False)])
@@ -92,23 +111,6 @@ async def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_p
 
     told = f"from noise: thinned it takes {taken_count} steps, from the nearest latent 35"
     assert (route.start == FromNoise(), route.reason == told) == (is_noise, is_noise)
-
-
-async def test_a_start_that_was_taken_is_told_to_the_gateway(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    gateway.start = LATENT
-
-    await cached.paint(FIFTY)
-    await gateway.wait_until(lambda: gateway.reported)
-
-    assert [(one.key, one.from_image, one.taken) for one in gateway.reported] == [("latents/x", False, True)]
-    assert not gateway.bad
-
-
-async def test_a_picture_from_noise_tells_the_gateway_nothing(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    await cached.paint(FIFTY)
-    await gateway.wait_until(lambda: gateway.committed)
-
-    assert not gateway.reported
 
 
 async def test_a_start_that_the_worker_could_not_use_counts_as_none(
@@ -143,52 +145,23 @@ async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(
     assert len({scope.SerializeToString(deterministic=True) for scope in scopes}) == 4
 
 
-async def test_what_an_accepted_attempt_captured_is_committed(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    await cached.paint(FIFTY)
-
-    await gateway.wait_until(lambda: gateway.committed)
-
-    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [5, 10, 15, 20, 25]
-    assert gateway.committed[0].ancestor_depth == 0
-    assert not gateway.released
-
-
-async def test_a_hit_captures_what_lies_after_its_start(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    gateway.start = LATENT
-
-    await cached.paint(FIFTY)
-    await gateway.wait_until(lambda: gateway.committed)
-
-    assert gateway.reserved[0].start_step == 15
-    assert gateway.reserved[0].ancestor_depth == 3
-    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [20, 25]
-    assert gateway.committed[0].ancestor_depth == 3
-
-
-async def test_a_kept_image_is_committed_with_its_embedding(
-    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
+@pytest.mark.parametrize("embedded", [True, False])
+async def test_kept_image_is_committed_with_its_embedding(
+    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder, embedded: bool
 ) -> None:
     gateway.keeps_images = True
+    embedder.image_error = None if embedded else DOWN
 
     completed = await cached.paint(FIFTY)
     await gateway.wait_until(lambda: gateway.committed)
 
-    assert embedder.images == [completed.image]
-    assert gateway.committed[0].entries.image.key == "images/x"
-    assert struct.unpack("<2f", gateway.committed[0].image_embedding.values) == (0.0, 1.0)
-
-
-async def test_an_image_that_cannot_be_embedded_leaves_the_latents_alone(
-    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
-) -> None:
-    gateway.keeps_images = True
-    embedder.image_error = Unavailable("DOWN", "this part is down")
-
-    await cached.paint(FIFTY)
-    await gateway.wait_until(lambda: gateway.committed)
-
-    assert len(gateway.committed[0].entries.latents) == 5
-    assert not gateway.committed[0].entries.HasField("image")
+    (committed,) = gateway.committed
+    assert len(committed.entries.latents) == 5
+    assert committed.entries.HasField("image") is embedded
+    if embedded:
+        assert embedder.images == [completed.image]
+        assert committed.entries.image.key == "images/x"
+        assert struct.unpack("<2f", committed.image_embedding.values) == (0.0, 1.0)
 
 
 async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
@@ -217,9 +190,6 @@ async def test_a_failed_attempt_gives_its_grant_back(
 
     await gateway.wait_until(lambda: gateway.released)
     assert not gateway.committed
-
-
-OTHER_ENCODER = InvalidArgument.of("encoder_digest", "must be sha256:old, whose vectors the cache holds")
 
 
 async def test_a_grant_whose_commit_is_refused_is_given_back(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
@@ -260,49 +230,40 @@ async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
     assert gateway.committed[0].grant_id == f"grant-{tokens[1]}"
 
 
+async def test_cache_mode_decides_lookup_and_reservation(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+    counts = []
+    for mode in (CacheMode.OFF, CacheMode.READ, CacheMode.READ_WRITE, CacheMode.SHARED):
+        await cached.paint(replace(FIFTY, cache=mode))
+        counts.append((len(gateway.lookups), len(gateway.reserved)))
+
+    assert counts[:3] == [(0, 0), (1, 0), (2, 1)]
+    shared = [lookup.candidates[0].scope.shared_pool for lookup in gateway.lookups]
+    assert shared == [False, False, True]
+
+
 @pytest.mark.parametrize(
-    ("mode", "looked_up", "reserved"), [(CacheMode.OFF, 0, 0), (CacheMode.READ, 1, 0), (CacheMode.READ_WRITE, 1, 1)]
+    ("part", "error", "note"),
+    [
+        ("embedder", DOWN, "embedder unavailable"),
+        ("gateway", DOWN, "gateway unavailable"),
+        ("gateway", OTHER_ENCODER, "gateway refused"),
+    ],
 )
-async def test_the_cache_does_what_the_request_allows(
-    cached: FrontdoorSuite, gateway: ChosenGateway, mode: CacheMode, looked_up: int, reserved: int
+async def test_cache_part_that_fails_leaves_image_from_noise(
+    cached: FrontdoorSuite,
+    embedder: ChosenEmbedder,
+    gateway: ChosenGateway,
+    part: str,
+    error: PentimentoError,
+    note: str,
 ) -> None:
-    await cached.paint(replace(FIFTY, cache=mode))
-
-    assert (len(gateway.lookups), len(gateway.reserved)) == (looked_up, reserved)
-
-
-async def test_the_shared_pool_is_asked_for_by_name(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    await cached.paint(FIFTY)
-    await cached.paint(replace(FIFTY, cache=CacheMode.SHARED))
-
-    assert [lookup.candidates[0].scope.shared_pool for lookup in gateway.lookups] == [False, True]
-
-
-DOWN = Unavailable("DOWN", "this part is down")
-
-
-@pytest.mark.parametrize("part", ["embedder", "gateway"])
-async def test_a_part_that_is_down_costs_the_cache_and_not_the_picture(
-    cached: FrontdoorSuite, embedder: ChosenEmbedder, gateway: ChosenGateway, part: str
-) -> None:
-    broken = embedder if part == "embedder" else gateway
-    broken.error = DOWN
+    (embedder if part == "embedder" else gateway).error = error
 
     completed = await cached.paint(FIFTY)
 
-    assert isinstance(completed, Completed)
     assert completed.provenance.route.start == FromNoise()
-    assert f"cache skipped: {part} unavailable" in completed.provenance.notes
-
-
-async def test_what_the_gateway_refuses_is_told_apart_from_one_that_is_down(
-    cached: FrontdoorSuite, gateway: ChosenGateway
-) -> None:
-    gateway.error = OTHER_ENCODER
-
-    completed = await cached.paint(FIFTY)
-
-    assert completed.provenance.notes == ("cache skipped: gateway refused",)
+    assert f"cache skipped: {note}" in completed.provenance.notes
+    assert error is DOWN or len(completed.provenance.notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -340,40 +301,20 @@ async def test_cache_parts_that_are_not_there_cost_the_cache_and_not_the_picture
     assert "cache skipped: embedder unavailable" in completed.provenance.notes
 
 
-async def test_explain_shows_the_hit_without_reserving(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
-    gateway.start = LATENT
-
-    explanation = await cached.client.explain(FIFTY)
-
-    assert explanation.route.start == LATENT
-    assert not gateway.reserved
-
-
-async def test_explain_tells_the_nearest_entries_where_it_is_asked_to(
-    cached: FrontdoorSuite, gateway: ChosenGateway
-) -> None:
+async def test_explain_lists_neighbours_where_asked_to(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.neighbours = (Neighbour("near", 0.91, False, (5, 10), 1, 1000, "r-1"), Neighbour("far", 0.2, True))
 
     explanation = await cached.client.explain(FIFTY, neighbour_count=7)
     without = await cached.client.explain(FIFTY)
+    with pytest.raises(InvalidArgument, match="neighbour_count: must be between 0 and 50, got 51"):
+        await cached.client.explain(FIFTY, neighbour_count=51)
 
     assert explanation.neighbours == gateway.neighbours
     assert without.neighbours == ()
     (asked,) = gateway.looked_around
     assert (asked.limit_count, asked.candidate) == (7, gateway.lookups[0].candidates[0])
-
-
-async def test_explain_does_without_neighbours_where_the_gateway_has_none(
-    cached: FrontdoorSuite, gateway: ChosenGateway
-) -> None:
-    gateway.error = Unavailable("DOWN", "the gateway is down")
-
+    gateway.error = DOWN
     assert (await cached.client.explain(FIFTY, neighbour_count=7)).neighbours == ()
-
-
-async def test_more_neighbours_than_there_may_be_are_refused_by_name(cached: FrontdoorSuite) -> None:
-    with pytest.raises(InvalidArgument, match="neighbour_count: must be between 0 and 50, got 51"):
-        await cached.client.explain(FIFTY, neighbour_count=51)
 
 
 async def test_status_tells_where_pictures_started_and_how_long_they_took(

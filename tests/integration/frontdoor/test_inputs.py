@@ -19,6 +19,7 @@ from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects import inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from tests.integration.frontdoor.inputs import png, png_of_bytes, store_away
+from tests.support.calls import last_completed
 
 IMAGE = png()
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(IMAGE, 0.5))
@@ -28,7 +29,9 @@ def stored_inputs(folder: Path) -> list[Path]:
     return list((folder / "objects").rglob("inputs.*"))
 
 
-async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_image_reaches_worker_and_neither_journal_nor_provenance(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     await suite.accepted(stream)
@@ -37,11 +40,13 @@ async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Frontdo
     (record,) = await asyncio.wrap_future(suite.frontdoor.parts.journal.unfinished())
     (job,) = suite.frontdoor.parts.jobs
     worker.hold.set()
-    _ = [event async for event in stream]
+    completed = await last_completed(stream)
 
     assert worker.executed[0].init_image == InitImage(IMAGE, 0.5)
     assert IMAGE not in record.request.body
-    assert job.request.resolved.spec.init_image == InitImage(b"", 0.5)
+    assert job.request.resolved.spec.init_image == completed.provenance.spec.init_image == InitImage(b"", 0.5)
+    parts = (SpecInput("init_image.image", ObjectReference("", digest_of(IMAGE), len(IMAGE))),)
+    assert completed.provenance.inputs == parts
 
 
 async def test_as_much_as_a_request_may_bring_reaches_its_worker(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -91,13 +96,6 @@ async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: Front
         await suite.paint(replace(REQUEST, init_image=InitImage(png("blue"), 0.5)), idempotency_key="key")
 
     await until(lambda: not stored_inputs(suite.folder))
-
-
-async def test_provenance_names_what_the_request_came_with_and_does_not_repeat_it(suite: FrontdoorSuite) -> None:
-    provenance = (await suite.paint(REQUEST)).provenance
-
-    assert provenance.spec.init_image == InitImage(b"", 0.5)
-    assert provenance.inputs == (SpecInput("init_image.image", ObjectReference("", digest_of(IMAGE), len(IMAGE))),)
 
 
 async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Path, worker: PacedWorker) -> None:

@@ -10,13 +10,10 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker, image_of
-from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from pentimento.domain.identity import Role
+from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed, ImageFailed, Routed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
-from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
@@ -31,13 +28,25 @@ async def ended(suite: FrontdoorSuite, request_id: str) -> RequestState:
         await asyncio.sleep(0.01)
 
 
-async def test_a_job_is_painted_without_anybody_and_its_picture_is_fetched_by_id(suite: FrontdoorSuite) -> None:
-    accepted = await suite.client.submit(REQUEST)
+async def test_job_runs_without_client_and_its_key_finds_it(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    both = await asyncio.gather(*(suite.client.submit(REQUEST, "key") for _ in range(2)))
+    request_id = both[0].request_id
 
-    assert await ended(suite, accepted.request_id) is RequestState.COMPLETED
-    completed = (await suite.client.get_request(accepted.request_id)).completed
+    assert await ended(suite, request_id) is RequestState.COMPLETED
+    completed = (await suite.client.get_request(request_id)).completed
     assert completed is not None
     assert completed.image == image_of(completed.provenance.spec)
+    events = [event async for event in suite.client.attach(request_id)]
+    assert [type(event) for event in events] == [Accepted, Routed, Completed]
+    assert sorted(one.replayed for one in both) == [False, True]
+    assert await suite.client.submit(REQUEST, "key") == Accepted(request_id, replayed=True)
+    assert {one.request_id for one in both} == {request_id} and len(worker.executed) == 1
+    first = await suite.client.submit(REQUEST, "other key")
+    assert await suite.client.submit(REQUEST, "other key") == Accepted(first.request_id, replayed=True)
+    for other in (suite.client.submit(replace(REQUEST, seed=2), "key"), anext(suite.client.generate(REQUEST, "key"))):
+        with pytest.raises(FailedPrecondition) as caught:
+            await other
+        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
 
 
 async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
@@ -59,15 +68,6 @@ async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
     assert [type(event) for event in (events[0], events[-1])] == [Routed, Completed]
     assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED
     assert len(worker.executed) == 1
-
-
-async def test_a_job_that_has_ended_is_told_at_once(suite: FrontdoorSuite) -> None:
-    request_id = (await suite.client.submit(REQUEST)).request_id
-    await ended(suite, request_id)
-
-    events = [event async for event in suite.client.attach(request_id)]
-
-    assert [type(event) for event in events] == [Accepted, Routed, Completed]
 
 
 async def test_a_cancelled_job_says_so_to_whoever_asks(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -102,27 +102,6 @@ async def test_a_request_whose_last_listener_attached_ends_when_that_one_leaves(
     assert await ended(suite, request_id) is RequestState.CANCELLED
 
 
-async def test_a_repeated_submission_finds_the_first_and_another_body_is_refused(suite: FrontdoorSuite) -> None:
-    first = await suite.client.submit(REQUEST, "key")
-    again = await suite.client.submit(REQUEST, "key")
-    await ended(suite, first.request_id)
-    afterwards = await suite.client.submit(REQUEST, "key")
-
-    assert (first.replayed, again, afterwards) == (False, *[Accepted(first.request_id, replayed=True)] * 2)
-    for other in (suite.client.submit(replace(REQUEST, seed=2), "key"), anext(suite.client.generate(REQUEST, "key"))):
-        with pytest.raises(FailedPrecondition) as caught:
-            await other
-        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
-
-
-async def test_two_submissions_of_one_key_at_once_are_one_job(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    both = await asyncio.gather(*(suite.client.submit(REQUEST, "key") for _ in range(2)))
-
-    assert await ended(suite, both[0].request_id) is RequestState.COMPLETED
-    assert both[0].request_id == both[1].request_id
-    assert len(worker.executed) == 1
-
-
 async def test_what_generate_refuses_is_refused_and_leaves_nothing(suite: FrontdoorSuite) -> None:
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
         await suite.client.submit(replace(REQUEST, num_inference_steps=0))
@@ -131,6 +110,12 @@ async def test_what_generate_refuses_is_refused_and_leaves_nothing(suite: Frontd
 
     assert caught.value.reason == "WEBHOOKS_OFF"
     assert (await suite.client.list_requests(RequestQuery())).requests == ()
+
+
+async def test_list_wrong_page_size_is_refused_by_name(suite: FrontdoorSuite) -> None:
+    for page_size in (-1, 201):
+        with pytest.raises(InvalidArgument, match="page_size"):
+            await suite.client.list_requests(RequestQuery(page_size=page_size))
 
 
 async def test_a_full_queue_refuses_a_job(folder: Path, worker: PacedWorker) -> None:
@@ -176,38 +161,6 @@ async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedW
     assert (oldest.job, oldest.idempotency_key, oldest.width_px) == (True, "mine", 32)
     assert oldest.finished_at_ms is not None
     assert oldest.kept_until_ms == oldest.finished_at_ms + 24 * 3_600_000
-
-
-@pytest.mark.parametrize(("query", "field"), [({"page_size": -1}, "page_size"), ({"page_size": 201}, "page_size")])
-async def test_a_wrong_page_is_refused_by_name(suite: FrontdoorSuite, query: dict[str, int], field: str) -> None:
-    with pytest.raises(InvalidArgument, match=field):
-        await suite.client.list_requests(RequestQuery(**query))  # type: ignore[arg-type]
-
-
-async def test_the_jobs_of_other_tenants_are_not_there(folder: Path, worker: PacedWorker) -> None:
-    tokens = {tenant: f"token-{tenant}" for tenant in ("acme", "globex")}
-    entries = [token_entry(token, tenant, frozenset({Role.USER})) for tenant, token in tokens.items()]
-    (folder / "tokens.toml").write_text("".join(entries))
-    worker.hold.clear()
-    async with running_suite(folder, token_file=folder / "tokens.toml"):
-        address = f"unix:{folder / 'f'}"
-        async with (
-            open_channel(address, RpcChannelSettings(), tokens["acme"]) as ours,
-            open_channel(address, RpcChannelSettings(), tokens["globex"]) as theirs,
-        ):
-            request_id = (await ImageClient(ours).submit(REQUEST, "key")).request_id
-            stranger = ImageClient(theirs)
-            for call in (
-                stranger.get_request(request_id),
-                stranger.cancel(request_id),
-                anext(stranger.attach(request_id)),
-            ):
-                with pytest.raises(NotFound) as caught:
-                    await call
-                assert caught.value.reason == "UNKNOWN_REQUEST"
-            assert (await stranger.list_requests(RequestQuery())).requests == ()
-            assert (await stranger.submit(REQUEST, "key")).request_id != request_id
-            assert len((await ImageClient(ours).list_requests(RequestQuery())).requests) == 1
 
 
 async def test_so_many_may_attach_at_once(folder: Path, worker: PacedWorker) -> None:

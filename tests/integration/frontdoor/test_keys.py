@@ -50,37 +50,20 @@ async def test_others_are_not_touched_by_a_key_that_is_full(folder: Path, worker
             assert all(completed.image for completed in await painting)
 
 
-async def test_a_place_is_free_again_once_its_call_has_ended(folder: Path, worker: PacedWorker) -> None:
+async def test_finished_key_is_answered_where_queue_is_full(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, calls_per_key=1) as suite:
-        for _ in range(3):
-            assert (await suite.paint(idempotency_key="key")).image
-
-    assert len(worker.executed) == 1
-
-
-async def test_a_finished_key_is_answered_where_nobody_is_admitted(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder) as suite:
-        first = await suite.paint(idempotency_key="key")
+        first, *others = [await suite.paint(idempotency_key="key") for _ in range(3)]
     async with running_suite(folder, queue_limit=0) as suite:
         with pytest.raises(ResourceExhausted, match="is full"):
             await suite.paint(idempotency_key="another")
-
-        accepted, *_, again = await suite.events(idempotency_key="key")
-
-    assert accepted == Accepted(first.request_id, replayed=True)
-    assert again == first
-
-
-async def test_a_finished_key_with_another_body_is_told_so_where_nobody_is_admitted(
-    folder: Path, worker: PacedWorker
-) -> None:
-    async with running_suite(folder) as suite:
-        await suite.paint(idempotency_key="key")
-    async with running_suite(folder, queue_limit=0) as suite:
         with pytest.raises(FailedPrecondition) as caught:
             await suite.paint(OTHER, idempotency_key="key")
+        accepted, *_, again = await suite.events(idempotency_key="key")
 
     assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+    assert accepted == Accepted(first.request_id, replayed=True)
+    assert [again, *others] == [first] * 3
+    assert len(worker.executed) == 1
 
 
 async def test_a_running_key_is_joined_where_the_queue_is_full(folder: Path, worker: PacedWorker) -> None:

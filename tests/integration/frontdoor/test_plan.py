@@ -113,16 +113,23 @@ async def planned(
         yield Planned(suite, parts.light, parts.heavy, parts.discriminator)
 
 
-async def test_a_hit_goes_to_the_pool_of_hits_and_starts_at_the_same_share_of_its_models_steps(folder: Path) -> None:
-    async with planned(folder, MIXTURE, IMAGE) as run:
+@pytest.mark.parametrize(
+    ("start", "model", "steps", "started"),
+    [
+        (IMAGE, "light", 2, replace(IMAGE, start_step=1)),
+        (LATENT, "heavy", 4, LATENT),
+        (replace(IMAGE, start_step=1), "heavy", 4, replace(IMAGE, start_step=1)),
+    ],
+    ids=["same share of the light model's steps", "a latent is its model's own", "too few steps at the light model"],
+)
+async def test_hit_goes_to_pool_that_can_use_it(
+    folder: Path, start: Start, model: str, steps: int, started: Start
+) -> None:
+    async with planned(folder, MIXTURE, start) as run:
         provenance = (await run.suite.paint(UNNAMED)).provenance
 
-    assert (provenance.model_digest, provenance.spec.model, provenance.spec.num_inference_steps) == (
-        "sha256:light",
-        "light",
-        2,
-    )
-    assert provenance.route.start == replace(IMAGE, start_step=1)
+    assert (provenance.model_digest, provenance.spec.model) == (f"sha256:{model}", model)
+    assert (provenance.spec.num_inference_steps, provenance.route.start) == (steps, started)
 
 
 async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: Path) -> None:
@@ -156,20 +163,6 @@ async def test_a_large_worker_without_misses_takes_a_hit_that_would_wait(folder:
         run.light.hold.set()
         assert (await first).provenance.model_digest == "sha256:light"
     assert (spared.model_digest, spared.route.model, spared.route.start) == ("sha256:heavy", "heavy", IMAGE)
-
-
-async def test_a_latent_stays_with_its_own_model(folder: Path) -> None:
-    async with planned(folder, MIXTURE, LATENT) as run:
-        provenance = (await run.suite.paint(UNNAMED)).provenance
-
-    assert (provenance.model_digest, provenance.route.start) == ("sha256:heavy", LATENT)
-
-
-async def test_a_start_that_another_models_few_steps_cannot_take_stays_where_it_is(folder: Path) -> None:
-    async with planned(folder, MIXTURE, replace(IMAGE, start_step=1)) as run:
-        provenance = (await run.suite.paint(UNNAMED)).provenance
-
-    assert (provenance.model_digest, provenance.route.start) == ("sha256:heavy", replace(IMAGE, start_step=1))
 
 
 async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that_model(folder: Path) -> None:

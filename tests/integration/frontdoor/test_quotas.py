@@ -145,22 +145,22 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
     assert status.completed == others
 
 
-async def test_what_was_kept_before_a_restart_counts(folder: Path, worker: PacedWorker) -> None:
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [({"tenant_result_bytes": 2500}, "RESULT_GONE"), ({"tenant_finished_requests": 2}, "UNKNOWN_REQUEST")],
+    ids=["bytes", "number"],
+)
+async def test_oldest_results_of_before_restart_are_forgotten(
+    folder: Path, worker: PacedWorker, setting: dict[str, int], reason: str
+) -> None:
     worker.picture_bytes = 1000
     async with running_suite(folder) as suite:
-        pictures = [await suite.paint() for _ in range(3)]
+        images = [await suite.paint() for _ in range(3)]
 
-    async with running_suite(folder, tenant_result_bytes=2500) as suite:
-        await forgotten(suite, pictures[0].request_id, "RESULT_GONE")
-        assert (await suite.client.get_request(pictures[2].request_id)).completed == pictures[2]
-
-
-async def test_beyond_their_number_a_tenants_oldest_requests_are_forgotten(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, tenant_finished_requests=2) as suite:
-        pictures = [await suite.paint() for _ in range(3)]
-
-        await forgotten(suite, pictures[0].request_id, "UNKNOWN_REQUEST")
-        assert (await suite.client.get_request(pictures[1].request_id)).completed == pictures[1]
+    async with running_suite(folder, **setting) as suite:
+        await forgotten(suite, images[0].request_id, reason)
+        for kept in images[1:]:
+            assert (await suite.client.get_request(kept.request_id)).completed == kept
 
 
 async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: FrontdoorSuite) -> None:

@@ -44,39 +44,25 @@ async def finished(suite: FrontdoorSuite, request_id: str) -> Completed:
         await asyncio.sleep(0.01)
 
 
-async def test_a_running_attempt_is_attached_to_and_not_run_again(folder: Path, worker: PacedWorker) -> None:
-    request_id = await start_and_break(folder, worker)
-
-    async with running_suite(folder) as suite:
-        worker.hold.set()
-        completed = await finished(suite, request_id)
-
-    assert completed.image == image_of(completed.provenance.spec)
-    assert len(worker.executed) == 1
-
-
-@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-async def test_restart_with_wrong_wall_clock_expires_nothing(
-    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, step_s: float
+@pytest.mark.parametrize(
+    ("finishes_before", "clock_step_s"),
+    [(False, 0.0), (False, 3600.0), (False, -3600.0), (True, 0.0)],
+    ids=["runs on", "clock is ahead", "clock is behind", "finished meanwhile"],
+)
+async def test_restart_takes_over_attempt_without_second_run(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, finishes_before: bool, clock_step_s: float
 ) -> None:
     request_id = await start_and_break(folder, worker)
-    monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + step_s)
+    monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + clock_step_s)
+    if finishes_before:
+        worker.hold.set()
+        await worker.wait_until(lambda: not worker.running)
 
     async with running_suite(folder) as suite:
         worker.hold.set()
         completed = await finished(suite, request_id)
 
     assert completed.image == image_of(completed.provenance.spec)
-
-
-async def test_an_attempt_that_finished_meanwhile_is_fetched(folder: Path, worker: PacedWorker) -> None:
-    request_id = await start_and_break(folder, worker)
-    worker.hold.set()
-    await worker.wait_until(lambda: not worker.running)
-
-    async with running_suite(folder) as suite:
-        await finished(suite, request_id)
-
     assert len(worker.executed) == 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.frontdoor_suite import REQUEST, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
@@ -57,56 +57,39 @@ async def test_addresses_are_signed_by_the_key_that_is_first_now(
         assert (before, changed, await signed_by(new)) == (True, True, True)
 
 
-async def test_an_address_lives_as_long_as_the_deployment_says(folder: Path, keys: Path, worker: PacedWorker) -> None:
+async def test_address_needs_one_finished_image_and_allowed_time(folder: Path, keys: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, signing_key_file=keys, result_url_s=100.0, max_result_url_s=200.0) as suite:
-        request_id = (await suite.paint()).request_id
-        now_ms = suite.frontdoor.parts.clock.wall() * 1000
-        usual = await suite.client.result_url(request_id)
-        for wrong_ms in (0, -1, 200_001):
-            with pytest.raises(InvalidArgument, match="expires_in_ms"):
-                await suite.client.result_url(request_id, wrong_ms)
-
-    assert 99_000 < usual.expires_at_ms - now_ms < 160_000
-
-
-async def test_what_has_no_picture_has_no_address(folder: Path, keys: Path, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    async with running_suite(folder, signing_key_file=keys) as suite:
-        running = (await suite.client.submit(REQUEST)).request_id
-        with pytest.raises(FailedPrecondition) as caught:
-            await suite.client.result_url(running)
-        with pytest.raises(NotFound):
-            await suite.client.result_url("r-unknown")
-
-    assert caught.value.reason == "NOT_COMPLETED"
-
-
-async def test_several_pictures_have_an_address_each_and_none_together(
-    folder: Path, keys: Path, worker: PacedWorker
-) -> None:
-    async with running_suite(folder, signing_key_file=keys) as suite:
         accepted = await suite.client.submit(replace(REQUEST, image_count=2))
         async for _ in suite.client.attach(accepted.request_id):
             pass
+        image_id = accepted.image_request_ids[1]
+        now_ms = suite.frontdoor.parts.clock.wall() * 1000
+        usual = await suite.client.result_url(image_id)
+        for wrong_ms in (0, -1, 200_001):
+            with pytest.raises(InvalidArgument, match="expires_in_ms"):
+                await suite.client.result_url(image_id, wrong_ms)
         with pytest.raises(InvalidArgument, match="request_id: must be the id of one image"):
             await suite.client.result_url(accepted.request_id)
-        with pytest.raises(NotFound):
-            await suite.client.result_url(f"p2-{'0' * 32}")
+        for unknown in ("r-unknown", f"p2-{'0' * 32}"):
+            with pytest.raises(NotFound):
+                await suite.client.result_url(unknown)
+        worker.hold.clear()
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.client.result_url((await suite.client.submit(REQUEST)).request_id)
 
-        assert (await suite.client.result_url(accepted.image_request_ids[1])).url.startswith(FILES_PATH)
-
-
-async def test_without_a_key_there_are_no_addresses(suite: FrontdoorSuite) -> None:
-    request_id = (await suite.paint()).request_id
-
-    with pytest.raises(FailedPrecondition) as caught:
-        await suite.client.result_url(request_id)
-    assert caught.value.reason == "URLS_OFF"
+    assert usual.url.startswith(FILES_PATH)
+    assert 99_000 < usual.expires_at_ms - now_ms < 160_000
+    assert caught.value.reason == "NOT_COMPLETED"
 
 
-async def test_a_deployment_may_give_none(folder: Path, keys: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, signing_key_file=keys, max_result_url_s=0.0) as suite:
+@pytest.mark.parametrize("with_key", [False, True], ids=["no key", "no time"])
+async def test_address_is_refused_where_deployment_gives_none(
+    folder: Path, keys: Path, worker: PacedWorker, with_key: bool
+) -> None:
+    settings = {"signing_key_file": keys, "max_result_url_s": 0.0} if with_key else {}
+    async with running_suite(folder, **settings) as suite:
         request_id = (await suite.paint()).request_id
         with pytest.raises(FailedPrecondition) as caught:
             await suite.client.result_url(request_id)
-        assert caught.value.reason == "URLS_OFF"
+
+    assert caught.value.reason == "URLS_OFF"

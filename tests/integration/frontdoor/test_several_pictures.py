@@ -30,7 +30,6 @@ from pentimento.domain.image_request import (
     Completed,
     GenerateEvent,
     ImageFailed,
-    ImageRequest,
     Progress,
     ReplayRequest,
     Routed,
@@ -76,56 +75,54 @@ async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, wo
     assert {event.image_index for event in events if isinstance(event, Progress)} <= {0, 1, 2}
 
 
-async def test_seeds_that_nobody_named_are_drawn_each_for_itself(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    await suite.events(UNSEEDED)
-
+async def test_image_count_draws_seeds_and_has_unknown_ids(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    accepted = accepted_of(await suite.events(UNSEEDED, idempotency_key="key"))
     seeds = {spec.seed for spec in worker.executed}
     assert len(seeds) == 3
     assert max(seeds) - min(seeds) > 2
 
-
-async def test_one_picture_asked_for_by_number_is_as_one_asked_for(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    accepted, *_, completed = await suite.events(replace(REQUEST, image_count=1))
-
+    for made_up in (f"p999-{'0' * 32}", accepted.request_id.replace("p3", "p4"), f"{accepted.request_id}-3"):
+        for call in (suite.client.get_request(made_up), suite.client.cancel(made_up)):
+            with pytest.raises(NotFound):
+                await call
+    for other in (replace(UNSEEDED, image_count=2), replace(UNSEEDED, image_count=1), replace(REQUEST, seed=None)):
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.events(other, idempotency_key="key")
+        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+    alone, *_, completed = await suite.events(replace(REQUEST, image_count=1))
     assert isinstance(completed, Completed)
-    assert accepted == Accepted(completed.request_id)
+    assert alone == Accepted(completed.request_id)
 
 
-@pytest.mark.parametrize("count", [0, -1, 11, 2**62])
-async def test_a_number_that_cannot_be_is_refused_by_name(
-    suite: FrontdoorSuite, worker: PacedWorker, count: int
-) -> None:
-    with pytest.raises(InvalidArgument, match="image_count: must be between 1 and 10"):
-        await suite.events(replace(REQUEST, image_count=count), idempotency_key="key")
-    assert not worker.executed
-
-
-async def test_the_cost_of_all_is_what_is_limited(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_image_count_and_its_cost_have_limits(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    for count in (0, -1, 11, 2**62):
+        with pytest.raises(InvalidArgument, match="image_count: must be between 1 and 10"):
+            await suite.events(replace(REQUEST, image_count=count), idempotency_key="key")
     cost = 32 * 32 * 3 * 3
     with pytest.raises(InvalidArgument) as caught:
         await suite.events(replace(THREE, max_cost=cost - 1))
 
+    assert not worker.executed
     assert caught.value.violations[0].field == "max_cost"
     assert f"{cost} pixel steps" in caught.value.message
     assert len(completed_of(await suite.events(replace(THREE, max_cost=cost)))) == 3
 
 
-async def test_where_one_has_no_room_nothing_is_accepted(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, queue_limit=2) as suite:
-        with pytest.raises(ResourceExhausted, match="is full"):
+@pytest.mark.parametrize(
+    ("setting", "quota"), [("queue_limit", None), ("tenant_unfinished_requests", "tenant-unfinished-requests")]
+)
+async def test_image_count_without_room_accepts_nothing(
+    folder: Path, worker: PacedWorker, setting: str, quota: str | None
+) -> None:
+    async with running_suite(folder, **{setting: 2}) as suite:
+        with pytest.raises(ResourceExhausted) as caught:
             await suite.events(THREE)
         status = await suite.operator.status()
 
+        assert caught.value.metadata.get("quota") == quota
+        assert ("is full" in caught.value.message) is (quota is None)
         assert (status.accepted_count, status.rejected_count, unfinished(suite)) == (0, 3, 0)
-    assert not worker.executed
-
-
-async def test_a_quota_counts_each_of_them(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, tenant_unfinished_requests=2) as suite:
-        with pytest.raises(ResourceExhausted) as caught:
-            await suite.events(THREE)
-
-        assert (caught.value.metadata, unfinished(suite)) == ({"quota": "tenant-unfinished-requests"}, 0)
+        assert not worker.executed
         assert len(completed_of(await suite.events(replace(THREE, image_count=2)))) == 2
 
 
@@ -202,16 +199,6 @@ async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite,
     assert len(worker.executed) == 3
 
 
-@pytest.mark.parametrize("other", [replace(THREE, image_count=2), replace(THREE, image_count=1), REQUEST])
-async def test_a_key_covers_the_number_too(suite: FrontdoorSuite, worker: PacedWorker, other: ImageRequest) -> None:
-    await suite.events(THREE, idempotency_key="key")
-
-    with pytest.raises(FailedPrecondition) as caught:
-        await suite.events(other, idempotency_key="key")
-
-    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
-
-
 async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite:
@@ -229,16 +216,6 @@ async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, 
     assert sorted(completed_of(events)) == [0, 1, 2]
     assert [picture.completed.image if picture.completed else None for picture in status.images] == [b""] * 3
     assert len(worker.executed) == 3
-
-
-async def test_an_id_that_somebody_made_up_is_unknown(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    accepted = accepted_of(await suite.events(THREE))
-
-    for made_up in (f"p999-{'0' * 32}", accepted.request_id.replace("p3", "p4"), f"{accepted.request_id}-3"):
-        with pytest.raises(NotFound):
-            await suite.client.get_request(made_up)
-        with pytest.raises(NotFound):
-            await suite.client.cancel(made_up)
 
 
 async def test_a_retry_paints_all_where_one_could_not_be_journalled(

@@ -130,49 +130,6 @@ async def running_until_superseded(folder: Path, monkeypatch: pytest.MonkeyPatch
         journal.close()
 
 
-async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
-    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
-        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
-
-        with pytest.raises(Unavailable):
-            await asyncio.wait_for(suite.paint(), 120)
-        await asked_to_stop.wait()
-        assert await asyncio.wrap_future(journal.unfinished()) == []
-        await asyncio.wait_for(suite.frontdoor.drain(), 120)
-
-
-async def test_who_comes_after_the_takeover_is_refused_at_once(
-    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
-        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
-        await asked_to_stop.wait()
-
-        with pytest.raises(Unavailable) as refused:
-            await asyncio.wait_for(suite.paint(), 120)
-        assert (refused.value.reason, refused.value.retry_after_ms) == ("SUPERSEDED", 1000)
-
-
-async def test_who_waits_for_a_picture_is_sent_to_the_frontdoor_that_took_over(
-    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker.hold.clear()
-    async with running_until_superseded(folder, monkeypatch) as (suite, journal, _):
-        stream = suite.client.generate(REQUEST, "key")
-        await suite.accepted(stream)
-        await worker.wait_until(lambda: worker.running)
-        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
-
-        with pytest.raises(Unavailable) as sent_away:
-            async with asyncio.timeout(120):
-                [event async for event in stream]
-        assert sent_away.value.reason == "SUPERSEDED"
-        assert [left.request.idempotency_key for left in await asyncio.wrap_future(journal.unfinished())] == ["key"]
-    worker.hold.set()
-
-
 async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_although_its_client_left(
     folder: Path, worker: PacedWorker
 ) -> None:
@@ -207,7 +164,23 @@ async def test_a_standby_does_not_pretend_to_cancel_what_another_one_paints(fold
         assert await suite.client.cancel(request_id) is RequestState.CANCELLED
 
 
-async def test_who_cancels_at_a_frontdoor_that_was_taken_over_from_is_sent_to_the_other_one(
+async def test_superseded_frontdoor_accepts_nothing_and_stops(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
+        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(suite.paint(), 120)
+        await asked_to_stop.wait()
+        with pytest.raises(Unavailable) as refused:
+            await asyncio.wait_for(suite.paint(), 120)
+        assert (refused.value.reason, refused.value.retry_after_ms) == ("SUPERSEDED", 1000)
+        assert await asyncio.wrap_future(journal.unfinished()) == []
+        await asyncio.wait_for(suite.frontdoor.drain(), 120)
+
+
+async def test_superseded_frontdoor_sends_its_clients_to_the_other(
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
@@ -216,10 +189,14 @@ async def test_who_cancels_at_a_frontdoor_that_was_taken_over_from_is_sent_to_th
         request_id = await suite.accepted(stream)
         await worker.wait_until(lambda: worker.running)
         await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
-        await asked_to_stop.wait()
 
-        with pytest.raises(Unavailable) as sent_away:
+        with pytest.raises(Unavailable) as waiting:
+            async with asyncio.timeout(120):
+                [event async for event in stream]
+        await asked_to_stop.wait()
+        with pytest.raises(Unavailable) as cancelling:
             await asyncio.wait_for(suite.client.cancel(request_id), 120)
 
-        assert sent_away.value.reason == "REQUEST_ELSEWHERE"
+        assert (waiting.value.reason, cancelling.value.reason) == ("SUPERSEDED", "REQUEST_ELSEWHERE")
+        assert [left.request.idempotency_key for left in await asyncio.wrap_future(journal.unfinished())] == ["key"]
     worker.hold.set()

@@ -99,28 +99,22 @@ async def refusal(client: ImageClient, request: ImageRequest = REQUEST) -> Penti
     return caught.value
 
 
-async def test_a_key_is_taken_when_it_is_made_and_refused_when_it_is_revoked(running: Administered) -> None:
+async def test_key_is_refused_after_revocation_or_deletion_of_tenant(running: Administered) -> None:
     await running.admin.create("acme", TenantQuota())
     key, secret = await running.admin.create_key("acme")
-    client = await running.client(secret)
-    assert (await paint(client)).image
+    client, of_file = await running.client(secret), await running.client("token-user")
+    deleted = await running.tenant("static")
+    for one in (client, of_file, deleted):
+        assert (await paint(one)).image
     assert secret.startswith(f"pentimento_{key.key_id}_")
 
     revoked = await running.admin.revoke_key(key.key_id)
+    await running.admin.delete("static")
 
     assert revoked.revoked_at is not None
     assert (await refusal(client)).reason == "UNKNOWN_TOKEN"
     assert await running.admin.keys("acme") == (revoked,)
-
-
-async def test_keys_of_a_deleted_tenant_are_refused_and_tokens_of_the_file_stay(running: Administered) -> None:
-    client = await running.tenant("static")
-    of_file = await running.client("token-user")
-    assert (await paint(client)).image
-
-    await running.admin.delete("static")
-
-    assert isinstance(await refusal(client), Unauthenticated)
+    assert isinstance(await refusal(deleted), Unauthenticated)
     assert (await paint(of_file)).image
 
 
@@ -176,31 +170,26 @@ async def test_a_tenant_over_its_rate_is_refused_while_another_is_served(running
     assert after == before + 1
 
 
-async def test_several_pictures_over_a_quota_leave_nothing(running: Administered) -> None:
+async def test_quota_counts_images_once_per_idempotency_key(running: Administered) -> None:
     client = await running.tenant("acme", cost_per_minute=REQUEST_COST * 2.0)
     refused = await refusal(client, ImageRequest("three", num_inference_steps=3, image_count=3))
     assert (refused.reason, refused.retry_after_ms) == ("TENANT_QUOTA", None)
     assert (await client.list_requests(RequestQuery())).requests == ()
-
-    pictures = [
-        event
-        async for event in client.generate(ImageRequest("two", num_inference_steps=3, image_count=2))
-        if isinstance(event, Completed)
-    ]
-
-    assert len(pictures) == 2
+    two = ImageRequest("two", num_inference_steps=3, image_count=2)
+    assert len([event async for event in client.generate(two) if isinstance(event, Completed)]) == 2
     assert (await refusal(client)).metadata == {"quota": "cost_per_minute"}
 
+    once = await running.tenant("once", requests_per_s=0.001)
+    first = await paint(once, key="once")
+    assert (await paint(once, key="once")).request_id == first.request_id
+    assert (await refusal(once)).reason == "TENANT_QUOTA"
 
-async def test_the_same_key_again_costs_nothing(running: Administered) -> None:
-    client = await running.tenant("acme", requests_per_s=0.001)
-    first = await paint(client, key="once")
-
-    assert (await paint(client, key="once")).request_id == first.request_id
-    assert (await refusal(client)).reason == "TENANT_QUOTA"
+    excluded = await refusal(await running.tenant("excluded", pools=("another",)))
+    assert isinstance(excluded, PermissionDenied)
+    assert excluded.reason == "POOL_NOT_ALLOWED"
 
 
-async def test_a_new_quota_is_in_force_at_once(running: Administered) -> None:
+async def test_quota_changed_is_in_force_at_once(running: Administered) -> None:
     client = await running.tenant("acme", requests_per_s=0.001)
     await paint(client)
     await refusal(client)
@@ -214,9 +203,12 @@ async def test_a_new_quota_is_in_force_at_once(running: Administered) -> None:
         await running.admin.update("acme", TenantQuota(), tenant.revision)
 
 
-async def test_what_was_accepted_before_a_restart_counts(folder: Path, worker: PacedWorker) -> None:
-    worker.hold.clear()
+async def test_quota_and_usage_count_requests_of_before_restart(
+    at_half_past_noon: None, folder: Path, worker: PacedWorker
+) -> None:
     async with administered(folder) as before:
+        await paint(await before.tenant("other"))
+        worker.hold.clear()
         await before.admin.create("acme", TenantQuota(concurrent_count=1))
         secret = (await before.admin.create_key("acme"))[1]
         job = await (await before.client(secret)).submit(REQUEST)
@@ -228,18 +220,14 @@ async def test_what_was_accepted_before_a_restart_counts(folder: Path, worker: P
         events = [event async for event in client.attach(job.request_id)]
         assert isinstance(events[-1], Completed)
         assert (await paint(client)).image
+        periods = await after.admin.usage("other", 1_600_000_000_000, 1_600_000_000_001, DAY_S)
+        now_ms = int(after.suite.frontdoor.parts.clock.wall() * 1000)
+        (found,) = await after.admin.usage("other", now_ms - DAY_S * 1000, now_ms + 1)
 
     assert (refused.reason, refused.metadata) == ("TENANT_QUOTA", {"quota": "concurrent_count"})
     assert (refused.retry_after_ms or 0) > 0
-
-
-async def test_pools_that_a_tenant_may_not_use_are_refused(running: Administered) -> None:
-    client = await running.tenant("acme", pools=("another",))
-
-    refused = await refusal(client)
-
-    assert isinstance(refused, PermissionDenied)
-    assert refused.reason == "POOL_NOT_ALLOWED"
+    assert periods == ()
+    assert (found.request_count, found.image_count) == (1, 1)
 
 
 async def test_what_names_its_model_is_painted_in_a_pool_that_its_tenant_may_use(
@@ -338,67 +326,41 @@ async def test_what_a_tenant_used_is_told_by_the_hour_and_the_day(
     assert await running.admin.usage("nobody", *span) == ()
 
 
-async def test_usage_survives_a_restart(at_half_past_noon: None, folder: Path, worker: PacedWorker) -> None:
-    async with administered(folder) as before:
-        await paint(await before.tenant("acme"))
-
-    async with administered(folder) as after:
-        periods = await after.admin.usage("acme", 0 + 1_600_000_000_000, 1_600_000_000_000 + 1, DAY_S)
-        now_ms = int(after.suite.frontdoor.parts.clock.wall() * 1000)
-        (found,) = await after.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1)
-
-    assert periods == ()
-    assert (found.request_count, found.image_count) == (1, 1)
-
-
-@pytest.mark.parametrize("token", ["token-user", "token-service", "token-admin", "unknown", None])
-async def test_nobody_else_may_administer(running: Administered, token: str | None) -> None:
-    stranger = TenantsClient(await running.channel("a", token), 60.0)
-
-    with pytest.raises((PermissionDenied, Unauthenticated)):
-        await stranger.create("mine", TenantQuota())
-
+async def test_administration_is_for_tenant_admins_at_their_socket(running: Administered) -> None:
+    for token in ("token-user", "token-service", "token-admin", "unknown", None):
+        stranger = TenantsClient(await running.channel("a", token), 60.0)
+        with pytest.raises((PermissionDenied, Unauthenticated)):
+            await stranger.create("mine", TenantQuota())
     assert await running.admin.tenants() == ()
 
-
-async def test_a_tenants_key_opens_nothing_but_the_public_api(running: Administered) -> None:
     await running.admin.create("acme", TenantQuota())
     _, secret = await running.admin.create_key("acme")
-
     with pytest.raises(Unauthenticated):
         await TenantsClient(await running.channel("a", secret), 60.0).tenants()
-
-
-async def test_who_serves_clients_does_not_administer(running: Administered) -> None:
-    public = TenantsClient(await running.channel("f", "token-tenant-admin"), 60.0)
-
     with pytest.raises(FailedPrecondition, match="the server does not know this call"):
-        await public.tenants()
+        await TenantsClient(await running.channel("f", "token-tenant-admin"), 60.0).tenants()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda admin: admin.create("", TenantQuota()), InvalidArgument, "name: must be 1 to 100 printable"),
-        (lambda admin: admin.create_key("nobody"), NotFound, "there is no tenant nobody"),
-        (lambda admin: admin.create_key("acme", 0), InvalidArgument, "expires_in_s: must be between 1 and"),
-        (lambda admin: admin.rotate_key("k", 2**62), InvalidArgument, "grace_s: must be between 0 and"),
-        (lambda admin: admin.rotate_key("k", 0), NotFound, "there is no key k"),
-        (lambda admin: admin.revoke_key("k\x00"), InvalidArgument, "key_id: must be 1 to 100 printable"),
-        (lambda admin: admin.delete("nobody"), NotFound, "there is no tenant nobody"),
-        (lambda admin: admin.usage("acme", 5, 5), InvalidArgument, "to_ms: must be after from_ms"),
-        (lambda admin: admin.usage("acme", 0, TOO_LONG_MS), InvalidArgument, "to_ms: must be after from_ms"),
-        (lambda admin: admin.usage("acme", -5, 5), InvalidArgument, "to_ms: must be after from_ms"),
-    ],
-)
-async def test_what_is_wrong_is_named(running: Administered, call: Any, error: type[Exception], words: str) -> None:
-    await running.admin.create("acme", TenantQuota())
+async def test_administration_wrong_fields_are_named(running: Administered) -> None:
+    admin = running.admin
+    await admin.create("acme", TenantQuota())
+    for call, error, words in (
+        (admin.create("", TenantQuota()), InvalidArgument, "name: must be 1 to 100 printable"),
+        (admin.create_key("nobody"), NotFound, "there is no tenant nobody"),
+        (admin.create_key("acme", 0), InvalidArgument, "expires_in_s: must be between 1 and"),
+        (admin.rotate_key("k", 2**62), InvalidArgument, "grace_s: must be between 0 and"),
+        (admin.rotate_key("k", 0), NotFound, "there is no key k"),
+        (admin.revoke_key("k\x00"), InvalidArgument, "key_id: must be 1 to 100 printable"),
+        (admin.delete("nobody"), NotFound, "there is no tenant nobody"),
+        (admin.usage("acme", 5, 5), InvalidArgument, "to_ms: must be after from_ms"),
+        (admin.usage("acme", 0, TOO_LONG_MS), InvalidArgument, "to_ms: must be after from_ms"),
+        (admin.usage("acme", -5, 5), InvalidArgument, "to_ms: must be after from_ms"),
+    ):
+        with pytest.raises(error, match=words):
+            await call
 
-    with pytest.raises(error, match=words):
-        await call(running.admin)
-
-    assert [tenant.name for tenant in await running.admin.tenants()] == ["acme"]
-    assert await running.admin.keys("acme") == ()
+    assert [tenant.name for tenant in await admin.tenants()] == ["acme"]
+    assert await admin.keys("acme") == ()
 
 
 async def test_recreated_tenant_has_nothing_of_its_predecessor(running: Administered) -> None:

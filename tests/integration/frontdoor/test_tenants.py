@@ -1,7 +1,7 @@
 """Who sees what: two tenants of one frontdoor, and what never shows up in metrics and logs."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from prometheus_client import REGISTRY, generate_latest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Role
-from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
+from pentimento.domain.jobs import RequestQuery
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from tests.support.calls import last_completed
 
@@ -48,32 +50,42 @@ async def paint(client: ImageClient, request: ImageRequest = REQUEST, key: str =
     return await last_completed(client.generate(request, key))
 
 
-async def test_another_tenants_request_does_not_exist(tenants: Tenants) -> None:
-    completed = await paint(tenants.one)
+# RPCs that name a request, except GetResultUrl, which needs a signing key.
+CALLS: dict[str, Callable[[ImageClient, str], Awaitable[object]]] = {
+    "GetRequest": lambda client, request_id: client.get_request(request_id),
+    "Cancel": lambda client, request_id: client.cancel(request_id),
+    "Attach": lambda client, request_id: anext(client.attach(request_id)),
+    "Replay": lambda client, request_id: anext(client.replay(ReplayRequest(request_id))),
+    "Pin": lambda client, request_id: client.pin(request_id, 60_000),
+    "Unpin": lambda client, request_id: client.unpin(request_id),
+}
 
-    for call in (tenants.other.get_request(completed.request_id), tenants.other.cancel(completed.request_id)):
-        with pytest.raises(NotFound):
-            await call
-    assert (await tenants.one.get_request(completed.request_id)).completed == completed
 
-
-async def test_a_running_request_of_another_tenant_cannot_be_cancelled(tenants: Tenants, worker: PacedWorker) -> None:
+async def test_foreign_tenant_finds_and_changes_nothing(tenants: Tenants, worker: PacedWorker) -> None:
+    service = pb.DESCRIPTOR.services_by_name["ImageService"]
+    named = {method.name for method in service.methods if "request_id" in method.input_type.fields_by_name}
+    assert CALLS.keys() == named - {"GetResultUrl"}
+    finished = await paint(tenants.one, key="key")
     worker.hold.clear()
     stream = tenants.one.generate(REQUEST)
-    accepted = await anext(stream)
+    running = await anext(stream)
     await worker.wait_until(lambda: worker.running)
+    job = await tenants.one.submit(REQUEST, "job")
+    foreign = [(tenants.other, one.request_id) for one in (finished, running, job)]
 
-    with pytest.raises(NotFound):
-        await tenants.other.cancel(accepted.request_id)  # type: ignore[union-attr]
+    for client, request_id in (*foreign, (tenants.one, "r-" + "0" * 32), (tenants.one, "\n")):
+        for name, call in CALLS.items():
+            with pytest.raises(NotFound) as caught:
+                await call(client, request_id)
+            assert caught.value.reason == "UNKNOWN_REQUEST", name
 
+    assert (await tenants.other.list_requests(RequestQuery())).requests == ()
     worker.hold.set()
     assert isinstance([event async for event in stream][-1], Completed)
-
-
-async def test_idempotency_keys_of_tenants_do_not_meet(tenants: Tenants) -> None:
-    first, second = await paint(tenants.one, key="key"), await paint(tenants.other, key="key")
-
-    assert first.request_id != second.request_id
+    assert (await tenants.one.get_request(finished.request_id)).completed == finished
+    assert len((await tenants.one.list_requests(RequestQuery())).requests) == 3
+    assert (await paint(tenants.other, key="key")).request_id != finished.request_id
+    assert (await tenants.other.submit(REQUEST, "job")).request_id != job.request_id
 
 
 async def test_without_a_token_or_with_too_few_rights_nothing_is_answered(tenants: Tenants) -> None:

@@ -145,47 +145,33 @@ async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worke
     assert {headers["webhook-id"] for _, headers, _ in server.requests} == {request_id}
 
 
-async def test_it_is_given_up_after_so_many_tries(folder: Path, worker: PacedWorker) -> None:
-    async with (
-        running_webhook_server(answers=[UNAVAILABLE]) as server,
-        running_suite(folder, **calling(folder, server, webhook_tries=3)) as suite,
-    ):
-        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
-        delivery = await told(suite, request_id)
-
-    assert delivery == WebhookDelivery(WebhookState.FAILED, 3, "status 503")
-    assert len(server.requests) == 3
-
-
-async def test_who_is_gone_is_called_no_more(folder: Path, worker: PacedWorker) -> None:
-    async with (
-        running_webhook_server(answers=[b"HTTP/1.1 410 Gone\r\n\r\n"]) as server,
-        running_suite(folder, **calling(folder, server)) as suite,
-    ):
-        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
-        assert await told(suite, request_id) == WebhookDelivery(WebhookState.FAILED, 1, "status 410")
-
-
-async def test_no_redirect_is_followed(folder: Path, worker: PacedWorker) -> None:
+@pytest.mark.parametrize(
+    ("answer", "settings", "tries", "error"),
+    [
+        (UNAVAILABLE, {"webhook_tries": 3}, 3, "status 503"),
+        (b"HTTP/1.1 410 Gone\r\n\r\n", {}, 1, "status 410"),
+        (b"HTTP/1.1 307 Moved\r\nLocation: INSIDE\r\nContent-Length: 0\r\n\r\n", {"webhook_tries": 2}, 2, "status 307"),
+        (
+            OK,
+            {"webhook_networks": (), "webhook_tries": 1},
+            0,
+            "its host resolves to an address that may not be called",
+        ),
+    ],
+    ids=["tries used up", "host gone", "redirect", "address inside"],
+)
+async def test_webhook_fails_for_good(
+    folder: Path, worker: PacedWorker, answer: bytes, settings: dict[str, Any], tries: int, error: str
+) -> None:
     async with running_webhook_server() as inside, running_webhook_server() as server:
-        moved = f"HTTP/1.1 307 Moved\r\nLocation: {url_of(inside)}\r\nContent-Length: 0\r\n\r\n"
-        server.answers = [moved.encode()]
-        async with running_suite(folder, **calling(folder, server, inside, webhook_tries=2)) as suite:
-            request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
-            assert await told(suite, request_id) == WebhookDelivery(WebhookState.FAILED, 2, "status 307")
-
-    assert inside.connections == 0
-
-
-async def test_an_address_inside_is_not_called_although_its_name_is_allowed(folder: Path, worker: PacedWorker) -> None:
-    async with running_webhook_server() as server:
-        settings = calling(folder, server, webhook_networks=(), webhook_tries=1)
-        async with running_suite(folder, **settings) as suite:
+        server.answers = [answer.replace(b"INSIDE", url_of(inside).encode())]
+        async with running_suite(folder, **calling(folder, server, inside, **settings)) as suite:
             request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
             delivery = await told(suite, request_id)
 
-    assert delivery == WebhookDelivery(WebhookState.FAILED, 1, "its host resolves to an address that may not be called")
-    assert server.connections == 0
+    assert delivery == WebhookDelivery(WebhookState.FAILED, max(tries, 1), error)
+    assert (len(server.requests), inside.connections) == (tries, 0)
+    assert (server.connections > 0) is (tries > 0)
 
 
 async def test_what_may_not_be_called_is_refused_before_anything_is_accepted(folder: Path, worker: PacedWorker) -> None:
@@ -316,28 +302,21 @@ async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "timeout_s", "words"),
     [
-        b"",
-        b"HTTP/1.1 20",
-        b"HTTP/2 200\r\n\r\n",
-        b"A" * 100_000,
-        b"HTTP/1.1 103 A\r\n\r\n" * 200,
-        b"HTTP/1.1 99 X\r\n\r\n",
+        (b"", 60.0, "no connection, or no answer"),
+        (b"HTTP/1.1 20", 60.0, "no connection, or no answer"),
+        (b"HTTP/2 200\r\n\r\n", 60.0, "no connection, or no answer"),
+        (b"A" * 100_000, 60.0, "no connection, or no answer"),
+        (b"HTTP/1.1 103 A\r\n\r\n" * 200, 60.0, "no connection, or no answer"),
+        (b"HTTP/1.1 99 X\r\n\r\n", 60.0, "no connection, or no answer"),
+        (None, 0.05, "no answer in time"),
     ],
-    ids=["nothing", "half a line", "no HTTP/1", "a line without an end", "interim answers without an end", "no status"],
+    ids=["nothing", "half a line", "no HTTP/1", "endless line", "endless interim answers", "no status", "silence"],
 )
-async def test_what_is_no_answer_is_a_failure(answer: bytes) -> None:
+async def test_webhook_answer_that_is_none_is_a_failure(answer: bytes | None, timeout_s: float, words: str) -> None:
     async with running_webhook_server(answers=[answer]) as server:
         rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
-        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
-        with pytest.raises(WebhookFailed, match="no connection, or no answer"):
-            await caller.post(url_of(server), {}, b"{}")
-
-
-async def test_an_answer_that_never_comes_is_waited_for_so_long() -> None:
-    async with running_webhook_server(answers=[None]) as server:
-        rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
-        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
-        with pytest.raises(WebhookFailed, match="no answer in time"):
+        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout_s)
+        with pytest.raises(WebhookFailed, match=words):
             await caller.post(url_of(server), {}, b"{}")
