@@ -1,11 +1,9 @@
 """Pictures from pictures over HTTP: forms as OpenAI's client sends them."""
 
 import base64
-import io
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from lab.fixtures.paced_worker import image_of
 from pentimento.domain.errors import InvalidArgument
@@ -94,36 +92,6 @@ async def test_a_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | li
     spec = edge.worker.executed[-1]
     assert spec.init_image == InitImage(a_png(), 1.0, mask)
     assert base64.b64decode(answer.data[0].b64_json) == image_of(spec)
-
-
-def jpeg() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (64, 64)).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-WRONG_MASKS: tuple[tuple[list[bytes], str], ...] = (
-    ([a_png(32)], "must be of the image's size, 64 x 64, got 32 x 64"),
-    ([jpeg()], "must be a PNG image, got JPEG"),
-    ([b"GIF89a no picture"], "PNG"),
-    ([a_png(), a_png()], "must be one file, got 2"),
-)
-
-
-async def test_a_wrong_mask_is_named(edge: EdgeUnderTest) -> None:
-    for masks, says in WRONG_MASKS:
-        files = [("image[]", a_png()), *(("mask", mask) for mask in masks)]
-        answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
-
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, "mask") and says in error["message"]
-    assert edge.worker.executed == []
-
-
-async def test_a_mask_without_an_image_is_refused(edge: EdgeUnderTest) -> None:
-    answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files={"mask": a_png()})
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
 
 
 WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (

@@ -288,34 +288,21 @@ async def test_a_hostile_value_is_refused_by_name_before_anything_is_painted(edg
 
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (field, value)
             assert len(answer.content) < 600
+    dear = await edge.generate(size="64x64", num_inference_steps=1000, n=10, max_cost=64 * 64 * 1000 * 10 - 1)
+    assert (dear.status_code, dear.json()["error"]["param"]) == (400, "max_cost")
     assert edge.worker.executed == []
     await assert_paints(edge)
 
 
-async def test_a_request_above_the_cap_of_cost_is_refused_by_what_makes_it_dear(edge: EdgeUnderTest) -> None:
-    answer = await edge.generate(size="64x64", num_inference_steps=1000, n=10, max_cost=64 * 64 * 1000 * 10 - 1)
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_cost")
-    assert edge.worker.executed == []
-
-
-async def test_a_client_that_closes_its_half_of_a_connection_is_gone(edge: EdgeUnderTest) -> None:
+@pytest.mark.parametrize("closes", [False, True], ids=["leaves pipelined requests", "closes its half"])
+async def test_client_that_leaves_connection_frees_worker(edge: EdgeUnderTest, closes: bool) -> None:
     edge.worker.hold.clear()
-    async with connection(edge) as (_, writer):
-        writer.write(with_body(GOOD))
+    async with connection(edge) as (_, writer), asyncio.timeout(60.0):
+        writer.write(with_body(GOOD) * (1 if closes else 2))
         await edge.worker.wait_until(lambda: edge.worker.running)
-        writer.write_eof()
-        await edge.worker.wait_until(lambda: not edge.worker.running)
-
-    edge.worker.hold.set()
-    await assert_paints(edge)
-
-
-async def test_a_client_that_leaves_behind_pipelined_requests_frees_the_worker(edge: EdgeUnderTest) -> None:
-    edge.worker.hold.clear()
-    async with connection(edge) as (_, writer):
-        writer.write(with_body(GOOD) * 2)
-        await edge.worker.wait_until(lambda: edge.worker.running)
+        if closes:
+            writer.write_eof()
+            await edge.worker.wait_until(lambda: not edge.worker.running)
     async with asyncio.timeout(60.0):
         await edge.worker.wait_until(lambda: not edge.worker.running)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from lab.fixtures.paced_worker import image_of
 from pentimento.domain.generation import InitImage
-from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest
 from tests.integration.edge.sockets import connection
 from tests.support.images import a_png
 
@@ -130,67 +129,6 @@ async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
     assert none["data"] == []
 
 
-@IN_A_SHARED_LOOP
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("limit=0", "limit"),
-        ("limit=x", "limit"),
-        ("limit=201", "limit"),
-        ("limit=1&limit=2", "limit"),
-        ("status=gone", "status"),
-        ("after=nonsense", "after"),
-        ("jobs_only=1", "jobs_only"),
-        ("other=1", "query"),
-    ],
-)
-async def test_a_wrong_query_is_refused_by_name(shared_edge: EdgeUnderTest, query: str, param: str) -> None:
-    answer = await shared_edge.http.get(f"/v1/jobs?{query}")
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    # The contract has another name for it.
-    assert "page_token" not in answer.text
-
-
-@IN_A_SHARED_LOOP
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("response_format=png", "response_format"),
-        ("response_format=url&response_format=url", "response_format"),
-        ("provenance=1", "provenance"),
-        ("other=1", "query"),
-    ],
-)
-async def test_a_result_in_a_form_that_there_is_not_is_refused_by_name(
-    shared_edge: EdgeUnderTest, query: str, param: str
-) -> None:
-    answer = await shared_edge.http.get(f"/v1/jobs/r-unknown/result?{query}")
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-@IN_A_SHARED_LOOP
-@pytest.mark.parametrize(
-    ("values", "status", "named"),
-    [
-        ({"prompt": ""}, 400, "prompt"),
-        ({"stream": True}, 400, "stream"),
-        ({"webhook": "https://a.example"}, 400, "webhook"),
-        ({"webhook": {"url": 1}}, 400, "webhook"),
-        ({"webhook": {"url": "https://a.example"}}, 409, None),
-        ({"other": 1}, 400, "other"),
-    ],
-)
-async def test_a_wrong_submission_is_refused_and_leaves_nothing(
-    shared_edge: EdgeUnderTest, values: dict[str, object], status: int, named: str | None
-) -> None:
-    answer = await submit(shared_edge, **values)
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
-    assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []
-
-
 async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> None:
     files = [("image", a_png()), ("mask", a_png(colour="white"))]
     asked = {"prompt": "a red circle", "strength": "0.5", "num_inference_steps": "4"}
@@ -203,45 +141,6 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
     assert (submitted.status_code, submitted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
     assert spec.init_image == InitImage(a_png(), 0.5, a_png(colour="white"))
     assert base64.b64decode(result["data"][0]["b64_json"]) == image_of(spec)
-
-
-@IN_A_SHARED_LOOP
-@pytest.mark.parametrize(
-    ("values", "status", "named"),
-    [
-        ({"prompt": ""}, 400, "prompt"),
-        ({"stream": "true"}, 400, "stream"),
-        ({"webhook": "https://a.example"}, 400, "webhook"),
-        ({"webhook": '{"url": 1}'}, 400, "webhook"),
-        ({"webhook": '{"url": "\\ud800"}'}, 400, "webhook"),
-        ({"webhook": '{"url": "https://a.example"}'}, 409, None),
-        ({"other": "1"}, 400, "other"),
-    ],
-)
-async def test_a_wrong_form_is_refused_and_leaves_nothing(
-    shared_edge: EdgeUnderTest, values: dict[str, str], status: int, named: str | None
-) -> None:
-    answer = await shared_edge.http.post("/v1/jobs", data={"prompt": "x", **values}, files=[("image", a_png())])
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
-    assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []
-
-
-async def test_text_is_not_taken(edge: EdgeUnderTest) -> None:
-    """Pages may send text anywhere, unasked."""
-    answer = await edge.http.post("/v1/jobs", content=json.dumps(ASKED), headers={"Content-Type": "text/plain"})
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Type")
-
-
-async def test_a_job_that_is_not_there_is_not_found(edge: EdgeUnderTest) -> None:
-    calls = [("GET", ""), ("GET", "/result"), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/url")]
-    answers = [await edge.http.request(method, f"/v1/jobs/r-unknown{path}") for method, path in calls]
-
-    errors = [(answer.status_code, answer.json()["error"]) for answer in answers]
-    assert {(status, error["code"], error["param"]) for status, error in errors} == {
-        (404, "UNKNOWN_REQUEST", "request_id")
-    }
 
 
 async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.domain.errors import (
+    Cancelled,
+    Internal,
+    InvalidArgument,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
 from pentimento.domain.image_request import Accepted, ImageFailed, ImageRequest
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.wire.codec import encode
@@ -43,16 +50,77 @@ async def picture_from(address: str, key: str = "") -> bytes:
         return (await client.generate(ImageRequest("a circle"), idempotency_key=key)).data
 
 
-async def test_unavailable_is_retried_under_the_same_key(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")), plays(REPLAYED, COMPLETED)])
+DOWN = Unavailable("DOWN", "down")
+LEFT = Cancelled("CLIENT_LEFT", "cancelled by the client")
+SECOND = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-2"))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "keys", "accepted"),
+    [
+        pytest.param([plays(then=DOWN), plays(REPLAYED, COMPLETED)], "aa", "1", id="unavailable"),
+        pytest.param([plays(COMPLETED, then=DOWN)], "a", "", id="ends badly after its image"),
+        pytest.param([plays(ACCEPTED, then=DOWN), plays(REPLAYED, COMPLETED)], "aa", "1", id="stream breaks"),
+        pytest.param(
+            [plays(ACCEPTED, then=DOWN), plays(then=LEFT), plays(SECOND, COMPLETED)],
+            "aab",
+            "12",
+            id="broken connection taken for a cancel",
+        ),
+        pytest.param(
+            [plays(ACCEPTED, then=DOWN), *[plays(then=DOWN)] * QUICK.tries, plays(REPLAYED, COMPLETED)],
+            "aaaaa",
+            "1",
+            id="its server takes longer to start again",
+        ),
+    ],
+)
+async def test_broken_call_is_made_again_under_its_key(
+    tmp_path: Path, scripts: list[Script], keys: str, accepted: str
+) -> None:
+    """`keys`: letters for equal keys. `accepted`: the last characters of the ids that the caller receives."""
+    service = ScriptedImageService(scripts * 2)
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        image = await client.generate(ImageRequest("a circle"))
+        events = [event async for event in client.stream(ImageRequest("a circle"))]
+
+    assert image.data == b"image"
+    for own in (service.keys[: len(keys)], service.keys[len(keys) :]):
+        letters = {key: "ab"[number] for number, key in enumerate(dict.fromkeys(own))}
+        assert "".join(letters[key] for key in own) == keys and "" not in own
+    assert "".join(event.request_id[-1] for event in events if isinstance(event, Accepted)) == accepted
+
+
+@pytest.mark.parametrize(
+    ("scripts", "key", "error", "calls"),
+    [
+        ([plays(then=DOWN)] * 5, "", DOWN, QUICK.tries),
+        ([plays(then=InvalidArgument.of("prompt", "must not be empty"))], "", InvalidArgument.of("prompt", ""), 1),
+        (
+            [plays(then=ResourceExhausted("QUEUE_FULL", "full", retry_after_ms=700))],
+            "",
+            ResourceExhausted("QUEUE_FULL", "full", retry_after_ms=700),
+            1,
+        ),
+        ([plays(ACCEPTED, then=DOWN), plays(then=LEFT)], "order-7", LEFT, 2),
+        ([plays(ACCEPTED, then=DOWN), plays(then=Cancelled("CANCELLED", "x"))], "", Cancelled("CANCELLED", ""), 2),
+    ],
+    ids=["retries end", "wrong field", "no room", "client left under the caller's key", "cancelled"],
+)
+async def test_error_that_a_retry_cannot_cure_is_raised(
+    tmp_path: Path, scripts: list[Script], key: str, error: PentimentoError, calls: int
+) -> None:
+    service = ScriptedImageService(list(scripts))
 
     async with serving(service, tmp_path) as address:
-        image = await picture_from(address)
+        with pytest.raises(type(error)) as caught:
+            await picture_from(address, key=key)
 
-    assert image == b"image"
-    assert len(service.keys) == 2
-    assert len(set(service.keys)) == 1
-    assert service.keys[0]
+    assert (caught.value.reason, caught.value.retry_after_ms) == (error.reason, error.retry_after_ms)
+    assert [one.field for one in caught.value.violations] == [one.field for one in error.violations]
+    assert len(service.keys) == calls
+    assert not key or set(service.keys) == {key}
 
 
 async def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
@@ -69,48 +137,6 @@ async def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> Non
 
     assert ended.is_set()
     assert not service.cancelled.is_set()
-
-
-async def test_how_a_call_ends_after_its_picture_concerns_nobody(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(COMPLETED, then=Unavailable("DOWN", "down"))])
-
-    async with serving(service, tmp_path) as address:
-        image = await picture_from(address)
-
-    assert image == b"image"
-
-
-async def test_stream_that_breaks_goes_on_without_saying_accepted_twice(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(REPLAYED, COMPLETED)])
-
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        events = [type(event).__name__ async for event in client.stream(ImageRequest("a circle"))]
-
-    assert events == ["Accepted", "Completed"]
-
-
-async def test_broken_connection_taken_for_a_cancel_begins_anew(tmp_path: Path) -> None:
-    cancelled = Cancelled("CLIENT_LEFT", "cancelled by the client")
-    scripts = [plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled), plays(ACCEPTED, COMPLETED)]
-    service = ScriptedImageService(scripts)
-
-    async with serving(service, tmp_path) as address:
-        image = await picture_from(address)
-
-    assert image == b"image"
-    assert service.keys[0] == service.keys[1] != service.keys[2]
-
-
-async def test_what_begins_anew_is_told_under_its_own_id(tmp_path: Path) -> None:
-    cancelled = Cancelled("CLIENT_LEFT", "cancelled by the client")
-    anew = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-2"))
-    scripts = [plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled), plays(anew, COMPLETED)]
-    service = ScriptedImageService(scripts)
-
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        events = [event async for event in client.stream(ImageRequest("a circle"))]
-
-    assert [event.request_id for event in events if isinstance(event, Accepted)] == ["request-1", "request-2"]
 
 
 async def test_what_begins_anew_has_what_is_left_of_the_deadline(tmp_path: Path) -> None:
@@ -140,51 +166,6 @@ async def test_after_its_deadline_nothing_is_asked_for_that_was_not_accepted(tmp
             await client.generate(ImageRequest("a circle", deadline_ms=20))
 
     assert len(service.keys) <= 2
-
-
-@pytest.mark.parametrize(("key", "reason"), [("order-7", "CLIENT_LEFT"), ("", "CANCELLED")])
-async def test_cancel_is_told_when_somebody_asked_or_the_key_is_the_callers(
-    tmp_path: Path, key: str, reason: str
-) -> None:
-    cancelled = Cancelled(reason, "cancelled")
-    service = ScriptedImageService([plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled)])
-
-    async with serving(service, tmp_path) as address:
-        with pytest.raises(Cancelled):
-            await picture_from(address, key=key)
-
-
-async def test_callers_own_key_is_used(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
-
-    async with serving(service, tmp_path) as address:
-        await picture_from(address, key="order-7")
-
-    assert service.keys == ["order-7"]
-
-
-async def test_retries_end(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")) for _ in range(5)])
-
-    async with serving(service, tmp_path) as address:
-        with pytest.raises(Unavailable):
-            await picture_from(address)
-
-    assert len(service.keys) == QUICK.tries
-
-
-async def test_what_is_accepted_is_waited_for_longer_than_a_call_takes_to_fail(tmp_path: Path) -> None:
-    """Its server takes longer to start again."""
-    away = [plays(then=Unavailable("DOWN", "down")) for _ in range(QUICK.tries)]
-    service = ScriptedImageService(
-        [plays(ACCEPTED, then=Unavailable("DOWN", "down")), *away, plays(REPLAYED, COMPLETED)]
-    )
-
-    async with serving(service, tmp_path) as address:
-        image = await picture_from(address)
-
-    assert image == b"image"
-    assert len(set(service.keys)) == 1
 
 
 async def test_who_waits_for_a_job_waits_longer_than_a_call_takes_to_fail(tmp_path: Path) -> None:
@@ -218,28 +199,6 @@ async def test_an_accepted_request_is_not_asked_for_again(tmp_path: Path, tries:
             await client.wait("request-1")
 
     assert len(service.scripts) == 9 - 1
-
-
-async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(then=InvalidArgument.of("prompt", "must not be empty"))])
-
-    async with serving(service, tmp_path) as address:
-        with pytest.raises(InvalidArgument) as wrong:
-            await picture_from(address)
-
-    assert wrong.value.violations[0].field == "prompt"
-    assert len(service.keys) == 1
-
-
-async def test_what_there_was_no_room_for_is_the_callers_to_try_again_and_says_when(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(then=ResourceExhausted("QUEUE_FULL", "full", retry_after_ms=700))])
-
-    async with serving(service, tmp_path) as address:
-        with pytest.raises(ResourceExhausted) as refused:
-            await picture_from(address)
-
-    assert refused.value.retry_after_ms == 700
-    assert len(service.keys) == 1
 
 
 def failed(index: int) -> pb.GenerateResponse:
@@ -352,31 +311,29 @@ class AwayAtFirst(ScriptedImageService):
 
 
 CANCELLED = pb.REQUEST_STATE_CANCELLED
-ASKED: dict[str, tuple[str, object, Callable[[AsyncClient], Awaitable[object]]]] = {
-    "cancel": ("Cancel", pb.CancelResponse(state=CANCELLED), lambda client: client.cancel("r")),
-    "get_request": ("GetRequest", pb.GetRequestResponse(state=CANCELLED), lambda client: client.get_request("r")),
-    "pin": ("Pin", pb.PinResponse(request_id="r"), lambda client: client.pin("r", 1000)),
-    "unpin": ("Unpin", pb.UnpinResponse(), lambda client: client.unpin("r")),
-    "list_models": ("ListModels", pb.ListModelsResponse(), lambda client: client.list_models()),
-    "list_adapters": ("ListModels", pb.ListModelsResponse(), lambda client: client.list_adapters()),
-    "list_requests": ("ListRequests", pb.ListRequestsResponse(), lambda client: client.list_requests()),
-    "explain": (
+ASKED: tuple[tuple[str, object, Callable[[AsyncClient], Awaitable[object]]], ...] = (
+    ("Cancel", pb.CancelResponse(state=CANCELLED), lambda client: client.cancel("r")),
+    ("GetRequest", pb.GetRequestResponse(state=CANCELLED), lambda client: client.get_request("r")),
+    ("Pin", pb.PinResponse(request_id="r"), lambda client: client.pin("r", 1000)),
+    ("Unpin", pb.UnpinResponse(), lambda client: client.unpin("r")),
+    ("ListModels", pb.ListModelsResponse(), lambda client: client.list_models()),
+    ("ListModels", pb.ListModelsResponse(), lambda client: client.list_adapters()),
+    ("ListRequests", pb.ListRequestsResponse(), lambda client: client.list_requests()),
+    (
         "Explain",
         pb.ExplainResponse(route=encode(PROVENANCE.route, generation_pb2.Route)),
         lambda client: client.explain(ImageRequest("a circle")),
     ),
-}
+)
 
 
-@pytest.mark.parametrize("name", ASKED)
-async def test_questions_are_asked_again_where_the_server_did_not_answer(tmp_path: Path, name: str) -> None:
-    rpc, answer, ask = ASKED[name]
-    service = AwayAtFirst([]).answering(rpc, answer)
+async def test_questions_are_asked_again_where_server_did_not_answer(tmp_path: Path) -> None:
+    for rpc, answer, ask in ASKED:
+        service = AwayAtFirst([]).answering(rpc, answer)
+        async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+            await ask(client)
 
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        await ask(client)
-
-    assert service.calls == [rpc, rpc]
+        assert service.calls == [rpc, rpc]
 
 
 async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
