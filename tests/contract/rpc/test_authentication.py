@@ -58,47 +58,29 @@ async def test_without_a_token_file_everybody_is_the_default_tenant(
     assert await embed(channel) == f"{DEFAULT_TENANT}:admin,anyone,service,tenant-admin,user"
 
 
-async def test_a_token_stands_for_its_tenant_and_roles(guarded: Scripted) -> None:
-    async with channel_to(guarded, token=TOKEN) as channel:
-        assert await embed(channel) == "acme:service"
-
-
-async def test_a_token_in_a_file_is_shown_and_its_newline_is_not(guarded: Scripted, tmp_path: Path) -> None:
+async def test_token_names_tenant_and_roles(guarded: Scripted, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
 
-    async with channel_to(guarded, RpcChannelSettings(service_token_file=file)) as channel:
-        assert await embed(channel) == "acme:service"
+    for settings, token in ((RpcChannelSettings(), TOKEN), (RpcChannelSettings(service_token_file=file), None)):
+        async with channel_to(guarded, settings, token=token) as channel:
+            assert await embed(channel) == "acme:service"
 
 
-@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"], ids=["none", "another", "short", "long"])
-async def test_no_token_or_a_wrong_one_is_unauthenticated(guarded: Scripted, token: str | None) -> None:
-    refused = await refusal(guarded, token)
-
-    assert type(refused) is errors.Unauthenticated
-
-
-async def test_another_scheme_is_unauthenticated(guarded: Scripted) -> None:
-    refused = await refusal(guarded, None, metadata=(("authorization", f"Basic {TOKEN}"),))
-
-    assert refused.reason == "MALFORMED_TOKEN"
-
-
-@pytest.mark.parametrize("first", [TOKEN, "another"], ids=["known first", "known last"])
-async def test_two_tokens_are_those_of_nobody(guarded: Scripted, first: str) -> None:
-    """What stands in front may have judged the one, and the last one would count."""
-    second = TOKEN if first != TOKEN else "another"
-    shown = (("authorization", f"Bearer {first}"), ("authorization", f"Bearer {second}"))
-
-    assert (await refusal(guarded, None, metadata=shown)).reason == "MALFORMED_TOKEN"
-
-
-async def test_an_unauthenticated_request_is_not_even_parsed(guarded: Scripted) -> None:
+async def test_missing_wrong_or_second_token_is_unauthenticated(guarded: Scripted) -> None:
+    """What stands in front may have judged one of two tokens, and the last one would count."""
+    for token in (None, "wrong", TOKEN[:-1], TOKEN + "x"):
+        assert type(await refusal(guarded, token)) is errors.Unauthenticated
+    for shown in ((f"Basic {TOKEN}",), (f"Bearer {TOKEN}", "Bearer another"), ("Bearer another", f"Bearer {TOKEN}")):
+        refused = await refusal(guarded, None, metadata=tuple(("authorization", one) for one in shown))
+        assert refused.reason == "MALFORMED_TOKEN"
     async with channel_to(guarded) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:  # before the message is parsed
             await channel.unary_unary("/pentimento.api.embedder.v1.EmbedderService/EmbedText")(b"\xff\xff no message")
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_a_replaced_file_takes_effect_at_the_next_reload(guarded: Scripted, token_file: Path) -> None:
@@ -124,40 +106,24 @@ async def test_a_malformed_replacement_changes_nothing(
     assert "token file not reloaded, the previous tokens stay valid" in caplog.messages
 
 
-async def test_health_needs_no_token(guarded: Scripted) -> None:
-    async with channel_to(guarded) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 
 @pytest.mark.parametrize("service", REFLECTIONS)
-async def test_reflection_needs_some_token(guarded: Scripted, service: str) -> None:
+async def test_reflection_describes_services_to_callers_with_token(guarded: Scripted, service: str) -> None:
+    """As grpcurl's `describe` asks for them."""
     listing = reflection_pb2.ServerReflectionRequest(list_services="")
     async with channel_to(guarded) as stranger, channel_to(guarded, token=TOKEN) as known:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await reflected(stranger, service, listing)
-        (answer,) = await reflected(known, service, listing)
-
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    names = [one.name for one in answer.list_services_response.service]
-    assert len(names) == len(set(names))
-    assert {"pentimento.api.embedder.v1.EmbedderService", "grpc.health.v1.Health", *REFLECTIONS} <= set(names)
-
-
-@pytest.mark.parametrize("service", REFLECTIONS)
-async def test_reflection_describes_every_service_that_it_lists(guarded: Scripted, service: str) -> None:
-    """As grpcurl's `describe` asks for them."""
-    listing = reflection_pb2.ServerReflectionRequest(list_services="")
-    async with channel_to(guarded, token=TOKEN) as known:
         (listed,) = await reflected(known, service, listing)
         names = [one.name for one in listed.list_services_response.service]
         asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names]
         answers = await reflected(known, service, *asked)
 
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert len(names) == len(set(names))
+    assert {"pentimento.api.embedder.v1.EmbedderService", "grpc.health.v1.Health", *REFLECTIONS} <= set(names)
     described = {
         f"{file.package}.{one.name}"
         for answer in answers

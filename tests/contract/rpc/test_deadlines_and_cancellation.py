@@ -52,16 +52,51 @@ async def tell_remaining(request: object) -> str:
     return str(remaining_s())
 
 
+async def tell_remaining_of_stream(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+    yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
+
+
+async def first_credits(channel: grpc.aio.Channel) -> str:
+    return str((await worker_stub(channel).WatchCredits(worker.WatchCreditsRequest()).read()).worker_id)
+
+
+async def test_deadline_is_callers_else_channels_and_none_for_streams(
+    target: Scripted, channel: grpc.aio.Channel
+) -> None:
+    target.embedder.embed, target.worker.credits = tell_remaining, tell_remaining_of_stream
+
+    async with channel_to(target, RpcChannelSettings(default_deadline_ms=100_000)) as patient:
+        assert 11 < float(await embed(patient)) < 110
+    assert 11 < float(await embed(channel, timeout=100)) < 110
+    assert await first_credits(channel) == "None"
+
+
+async def test_remaining_time_and_request_id_travel_downstream(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    downstream.embedder.embed, downstream.worker.credits = tell_remaining, tell_remaining_of_stream
+    async with channel_to(downstream) as below:
+        target.embedder.embed = lambda request: embed(below, timeout=1000)
+        assert 0 < float(await embed(channel, timeout=20)) < 22
+        target.embedder.embed = lambda request: first_credits(below)
+        assert 0 < float(await embed(channel, timeout=20)) < 22
+        target.embedder.embed = lambda request: spawn_detached(embed(below, timeout=1000), "outlives the call")
+        assert 22 < float(await embed(channel, timeout=20)) < 1100
+
+        downstream.embedder.embed = tell_id
+        target.embedder.embed = lambda request: embed(below)
+        assert await embed(channel, metadata=(("x-request-id", "req-1"),)) == "req-1"
+
+
 async def tell_id(request: object) -> str:
     return current_request_id()
 
 
-async def test_call_takes_its_own_timeout_or_the_channels(target: Scripted, channel: grpc.aio.Channel) -> None:
-    target.embedder.embed = tell_remaining
+async def test_request_id_that_could_forge_a_log_line_is_replaced(target: Scripted, channel: grpc.aio.Channel) -> None:
+    target.embedder.embed = tell_id
 
-    assert 11 < float(await embed(channel, timeout=100)) < 110
-    async with channel_to(target, RpcChannelSettings(default_deadline_ms=100_000)) as other:
-        assert 11 < float(await embed(other)) < 110
+    for offered in ("a b", "x" * 65, "{}", "id=1;level=error"):
+        assert await embed(channel, metadata=(("x-request-id", offered),)) not in ("", offered)
 
 
 async def test_call_without_deadline_takes_the_servers(socket_path: Path) -> None:
@@ -74,66 +109,6 @@ async def test_call_without_deadline_takes_the_servers(socket_path: Path) -> Non
 
     assert type(error_from_rpc(caught.value)) is errors.DeadlineExceeded
     assert handler.cancelled.is_set()
-
-
-async def test_stream_without_timeout_has_no_deadline(target: Scripted, channel: grpc.aio.Channel) -> None:
-    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
-        yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
-
-    target.worker.credits = credits
-
-    answers = [one.worker_id async for one in worker_stub(channel).WatchCredits(worker.WatchCreditsRequest())]
-
-    assert answers == ["None"]
-
-
-async def test_remaining_time_bounds_calls_downstream(
-    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
-) -> None:
-    downstream.embedder.embed = tell_remaining
-    async with channel_to(downstream) as below:
-        target.embedder.embed = lambda request: embed(below, timeout=1000)
-        assert 0 < float(await embed(channel, timeout=20)) < 22
-
-
-async def test_remaining_time_bounds_streams_downstream(
-    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
-) -> None:
-    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
-        yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
-
-    downstream.worker.credits = credits
-    async with channel_to(downstream) as below:
-
-        async def first_answer(request: object) -> str:
-            call = worker_stub(below).WatchCredits(worker.WatchCreditsRequest())
-            return str((await call.read()).worker_id)
-
-        target.embedder.embed = first_answer
-        assert 0 < float(await embed(channel, timeout=20)) < 22
-
-
-async def test_detached_work_is_not_bound_by_its_call(
-    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
-) -> None:
-    downstream.embedder.embed = tell_remaining
-    async with channel_to(downstream) as below:
-        target.embedder.embed = lambda request: spawn_detached(embed(below, timeout=1000), "outlives the call")
-        assert 22 < float(await embed(channel, timeout=20)) < 1100
-
-
-async def test_request_id_travels_downstream(target: Scripted, downstream: Scripted, channel: grpc.aio.Channel) -> None:
-    downstream.embedder.embed = tell_id
-    async with channel_to(downstream) as below:
-        target.embedder.embed = lambda request: embed(below)
-        assert await embed(channel, metadata=(("x-request-id", "req-1"),)) == "req-1"
-
-
-async def test_request_id_that_could_forge_a_log_line_is_replaced(target: Scripted, channel: grpc.aio.Channel) -> None:
-    target.embedder.embed = tell_id
-
-    for offered in ("a b", "x" * 65, "{}", "id=1;level=error"):
-        assert await embed(channel, metadata=(("x-request-id", offered),)) not in ("", offered)
 
 
 async def test_cancelled_call_cancels_its_handler(target: Scripted, channel: grpc.aio.Channel) -> None:

@@ -62,34 +62,53 @@ async def test_every_domain_error_arrives_whole(
     assert error.code() is CODE_OF[type(raised)]
 
 
-async def test_a_subclass_travels_as_the_class_of_the_catalogue(target: Scripted, channel: grpc.aio.Channel) -> None:
-    class ObjectMissing(errors.NotFound):
-        pass
+class ObjectMissing(errors.NotFound):
+    """A class that the catalogue does not have."""
+
+
+HUGE = "\U0001f3a8" * 1_000_000
+TOO_LONG = errors.InvalidArgument(
+    "TOO_LONG", HUGE, violations=tuple(FieldViolation(HUGE, HUGE) for _ in range(100)), metadata={HUGE: HUGE}
+)
+
+
+async def test_handler_faults_arrive_as_classes_of_the_catalogue(target: Scripted, channel: grpc.aio.Channel) -> None:
+    raised: list[Exception] = []
 
     async def fail(request: object) -> str:
-        raise ObjectMissing("OBJECT_MISSING", "gone")
+        raise raised.pop()
 
-    target.embedder.embed = fail
+    async def fail_in_group(request: object) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(request))
+        return ""
 
-    received = error_from_rpc(await failure(channel))
+    async def wrong(request: object) -> str:
+        return 7  # type: ignore[return-value]
 
-    assert (type(received), received.reason) == (errors.NotFound, "OBJECT_MISSING")
+    good = target.embedder.embed
+    for handler, error, cls, reason in (
+        (fail, ObjectMissing("OBJECT_MISSING", "gone"), errors.NotFound, "OBJECT_MISSING"),
+        (fail, TOO_LONG, errors.InvalidArgument, "TOO_LONG"),  # larger than headers may be: cut
+        (fail_in_group, errors.NotFound("NO_MODEL", "no such model"), errors.NotFound, "NO_MODEL"),
+        (wrong, None, errors.Internal, None),
+    ):
+        raised[:] = [error] if error else []
+        target.embedder.embed = handler
+        received = error_from_rpc(await failure(channel))
+        assert type(received) is cls
+        assert reason in (None, received.reason)
+        assert len(received.violations) == (6 if error is TOO_LONG else 0)
+    target.embedder.embed = good
+    assert await embed(channel, "next") == "next"
 
-
-async def test_an_error_larger_than_headers_may_be_is_cut_and_still_arrives(
-    target: Scripted, channel: grpc.aio.Channel
-) -> None:
-    async def fail(request: object) -> str:
-        huge = "\U0001f3a8" * 1_000_000
-        violations = tuple(FieldViolation(huge, huge) for _ in range(100))
-        raise errors.InvalidArgument("TOO_LONG", huge, violations=violations, metadata={huge: huge})
-
-    target.embedder.embed = fail
-
-    received = error_from_rpc(await failure(channel))
-
-    assert received.reason == "TOO_LONG"
-    assert len(received.violations) == 6
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await embedder_stub(channel).GetInfo(embedder.GetInfoRequest())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert type(error_from_rpc(caught.value)) is errors.FailedPrecondition
+    with pytest.raises(grpc.aio.AioRpcError) as malformed:
+        await channel.unary_unary(EMBED_TEXT)(b"\x80\x04\x95pickle")
+    assert error_from_rpc(malformed.value).reason == "MALFORMED_MESSAGE"
 
 
 async def test_an_unknown_exception_is_internal_with_an_id_and_nothing_else(
@@ -109,52 +128,6 @@ async def test_an_unknown_exception_is_internal_with_an_id_and_nothing_else(
     assert "canary" not in f"{error.details()} {error.trailing_metadata()} {error.debug_error_string()}"
     assert [(one.levelname, one.error_id) for one in logged] == [("ERROR", received.metadata["error_id"])]
     assert logged[0].exc_info is not None
-
-
-async def test_a_task_group_of_domain_errors_is_its_first(target: Scripted, channel: grpc.aio.Channel) -> None:
-    async def refuse() -> None:
-        raise errors.NotFound("NO_MODEL", "no such model")
-
-    async def fail(request: object) -> str:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(refuse())
-        return ""
-
-    target.embedder.embed = fail
-
-    assert error_from_rpc(await failure(channel)).reason == "NO_MODEL"
-
-
-async def test_a_handler_that_is_not_written_is_unimplemented(channel: grpc.aio.Channel) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await embedder_stub(channel).GetInfo(embedder.GetInfoRequest())
-
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert type(error_from_rpc(caught.value)) is errors.FailedPrecondition
-
-
-async def test_bytes_that_are_no_message_are_invalid(channel: grpc.aio.Channel) -> None:
-    call = channel.unary_unary(EMBED_TEXT)
-
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(b"\x80\x04\x95pickle")
-
-    assert error_from_rpc(caught.value).reason == "MALFORMED_MESSAGE"
-
-
-async def test_an_answer_of_the_wrong_type_is_a_defect_and_the_next_call_succeeds(
-    target: Scripted, channel: grpc.aio.Channel
-) -> None:
-    async def wrong(request: object) -> str:
-        return 7  # type: ignore[return-value]
-
-    good = target.embedder.embed
-    target.embedder.embed = wrong
-    received = error_from_rpc(await failure(channel))
-    target.embedder.embed = good
-
-    assert type(received) is errors.Internal
-    assert await embed(channel, "next") == "next"
 
 
 async def test_a_server_that_is_not_there_is_unavailable_without_its_address() -> None:

@@ -57,68 +57,48 @@ async def ended(target: Scripted, path: str, data: bytes = b"", *, end: bool = F
         return await peer.end_of(stream)
 
 
-@pytest.mark.parametrize("path", [EMBED_TEXT, WATCH_CREDITS, REFLECTION])
-async def test_who_shows_no_token_is_refused_before_a_message_is_read(
-    socket_path: Path, token_file: Path, path: str
-) -> None:
+async def test_stranger_is_refused_before_a_message_is_read(token_file: Path, socket_path: Path) -> None:
     async with serving(on(socket_path, token_file)) as target:
-        answer = await ended(target, path)
+        for path in (EMBED_TEXT, WATCH_CREDITS, REFLECTION):
+            assert (await ended(target, path))["grpc-status"] == UNAUTHENTICATED
 
-    assert answer["grpc-status"] == UNAUTHENTICATED
 
-
-@pytest.mark.parametrize("path", [GET_INFO, WATCH_CREDITS, REFLECTION, HEALTH])
-@pytest.mark.parametrize("data", [b"", message_prefix(60_000) + bytes(1000)], ids=["headers", "half a message"])
-async def test_a_message_that_does_not_come_ends_its_call(socket_path: Path, path: str, data: bytes) -> None:
+async def test_message_that_does_not_come_ends_its_call(socket_path: Path) -> None:
     async with serving(on(socket_path, receive_timeout_ms=100)) as target:
-        answer = await ended(target, path, data)
+        for path in (GET_INFO, WATCH_CREDITS, REFLECTION, HEALTH):
+            for data in (b"", message_prefix(60_000) + bytes(1000)):
+                answer = await ended(target, path, data)
+                assert (answer["grpc-status"], answer["grpc-message"]) == (
+                    DEADLINE_EXCEEDED,
+                    "the request message did not arrive in time",
+                ), path
 
-    assert answer["grpc-status"] == DEADLINE_EXCEEDED
-    assert answer["grpc-message"] == "the request message did not arrive in time"
 
-
-async def test_a_call_that_ends_without_a_message_is_told_so(socket_path: Path) -> None:
-    async with serving(on(socket_path)) as target:
+async def test_message_that_is_none_compressed_or_too_large_is_refused(socket_path: Path) -> None:
+    async with serving(on(socket_path)) as target, channel_to(target) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async with channel_to(target) as channel:
-                await channel.stream_unary(EMBED_TEXT)(iter(()))
+            await channel.stream_unary(EMBED_TEXT)(iter(()))
+        compressed = await ended(target, EMBED_IMAGE, gzip_bomb(MEBIBYTE), end=True, grpc_encoding="gzip")
+        large = await ended(target, EMBED_IMAGE, message_prefix(33 * MEBIBYTE))
 
     assert error_from_rpc(caught.value).reason == "NO_MESSAGE"
+    assert compressed["grpc-status"] == UNIMPLEMENTED and "gzip" in compressed["grpc-message"]
+    assert large["grpc-status"] == RESOURCE_EXHAUSTED
 
 
-async def test_a_compressed_message_is_refused_unopened(socket_path: Path) -> None:
-    async with serving(on(socket_path)) as target:
-        answer = await ended(target, EMBED_IMAGE, gzip_bomb(MEBIBYTE), end=True, grpc_encoding="gzip")
-
-    assert answer["grpc-status"] == UNIMPLEMENTED
-    assert "gzip" in answer["grpc-message"]
-
-
-async def test_a_message_above_the_servers_limit_is_refused_when_it_is_message_prefix(socket_path: Path) -> None:
-    async with serving(on(socket_path)) as target:
-        answer = await ended(target, EMBED_IMAGE, message_prefix(33 * MEBIBYTE))
-
-    assert answer["grpc-status"] == RESOURCE_EXHAUSTED
-
-
-@pytest.mark.parametrize(("size_bytes", "reason"), [(65_536, None), (65_537, "MESSAGE_TOO_LARGE")])
-async def test_an_rpc_that_declares_no_size_takes_64_kib(
-    socket_path: Path, size_bytes: int, reason: str | None
-) -> None:
-    request = worker.WatchCreditsRequest(frontdoor_id="x" * (size_bytes - 4))
-    assert request.ByteSize() == size_bytes
+async def test_rpc_that_declares_no_size_takes_64_kib(socket_path: Path) -> None:
+    largest = worker.WatchCreditsRequest(frontdoor_id="x" * (65_536 - 4))
+    assert largest.ByteSize() == 65_536
 
     async with serving(on(socket_path)) as target, channel_to(target) as channel:
-        refused = None
-        try:
-            async for _ in worker_stub(channel).WatchCredits(request):
-                pass
-        except grpc.aio.AioRpcError as error:
-            refused = error_from_rpc(error)
+        async for _ in worker_stub(channel).WatchCredits(largest):
+            pass
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(frontdoor_id="x" * 65_533)).read()
 
-    assert (refused.reason if refused else None) == reason
-    if refused is not None:
-        assert refused.metadata == {"size_bytes": "65537", "limit_bytes": "65536"}
+    refused = error_from_rpc(caught.value)
+    assert refused.reason == "MESSAGE_TOO_LARGE"
+    assert refused.metadata == {"size_bytes": "65537", "limit_bytes": "65536"}
 
 
 # Everything else takes 64 KiB.
@@ -287,15 +267,11 @@ async def test_calls_that_stay_open_leave_later_ones_waiting(socket_path: Path) 
     assert counts == [1] * 1100
 
 
-@pytest.mark.parametrize("tenants_share_it", [True, False])
-async def test_a_connection_may_open_so_many_calls_whoever_shares_the_server(
-    tenants_share_it: bool, token_file: Path
-) -> None:
-    settings = RpcServerSettings(token_file=token_file if tenants_share_it else None)
-    async with serving(settings) as target, raw_connection(target.address) as peer:
-        await peer.greeting()
-
-        assert peer.max_concurrent_streams == 1024
+async def test_connection_opens_1024_calls_with_or_without_tenants(token_file: Path) -> None:
+    for settings in (RpcServerSettings(token_file=token_file), RpcServerSettings()):
+        async with serving(settings) as target, raw_connection(target.address) as peer:
+            await peer.greeting()
+            assert peer.max_concurrent_streams == 1024
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:

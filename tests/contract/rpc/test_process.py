@@ -75,28 +75,25 @@ def address(socket_path: Path) -> str:
     return f"unix:{socket_path}"
 
 
-async def test_health_is_not_serving_until_warm(address: str) -> None:
-    async with program("--listen", address, "--warm", "never") as process:
-        assert await said(process) == "warming"
-        await health_until(address, lambda status: status == NOT_SERVING)
-
-
-async def test_sigterm_drains_then_exits_0_and_removes_its_socket(address: str, socket_path: Path) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+async def test_process_drains_at_signal_and_removes_its_socket(
+    address: str, socket_path: Path, signal_number: int
+) -> None:
     async with program("--listen", address) as process:
         await serving(address)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal_number)
         words = [await said(process) for _ in range(3)]
         code = await process.wait()
 
-    assert words == ["warming", "draining", "drained"]
-    assert code == 0
+    assert (words, code) == (["warming", "draining", "drained"], 0)
     assert not socket_path.exists()
 
 
-async def test_sigint_does_the_same(address: str) -> None:
-    async with program("--listen", address) as process:
-        await serving(address)
-        process.send_signal(signal.SIGINT)
+async def test_process_that_warms_is_not_serving_and_stops_at_once(address: str) -> None:
+    async with program("--listen", address, "--warm", "never") as process:
+        assert await said(process) == "warming"
+        await health_until(address, lambda status: status == NOT_SERVING)
+        process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 
 
@@ -136,13 +133,6 @@ async def test_a_process_may_have_as_many_files_open_as_it_takes_connections(add
         allowed = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
 
     assert allowed == (756, most)
-
-
-async def test_sigterm_while_warming_stops_at_once(address: str) -> None:
-    async with program("--listen", address, "--warm", "never") as process:
-        assert await said(process) == "warming"
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
 
 
 async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> None:
@@ -200,25 +190,40 @@ async def test_sighup_reads_the_token_file_again(address: str, tmp_path: Path) -
     assert first.worker_id == "open"
 
 
-async def test_an_open_door_to_the_network_is_warned_of() -> None:
-    async with program("--listen", "0.0.0.0:0", "--warm", "fails") as process:
-        assert await process.wait() == 1
-        assert "no token file: any caller that reaches these addresses may call everything" in await stderr_of(process)
+@pytest.mark.parametrize(
+    ("flags", "code", "count", "words"),
+    [
+        (("--listen", "ADDRESS", "--drian-timeout-s", "3"), 2, 1, "--drian-timeout-s"),
+        (
+            ("--listen", "ADDRESS", "--warm", "fails", "--log-level", "error"),
+            1,
+            1,
+            "unet.safetensors: the weights are corrupt",
+        ),
+        (
+            ("--listen", "0.0.0.0:0", "--warm", "fails"),
+            1,
+            None,
+            "no token file: any caller that reaches these addresses may call everything",
+        ),
+        (("--listen", "127.0.0.1:TAKEN"), 2, None, "is it in use?"),
+    ],
+    ids=["wrong setting", "corrupt weights", "open to the network", "port in use"],
+)
+async def test_process_start_that_fails_exits_with_one_line(
+    address: str, socket_path: Path, flags: tuple[str, ...], code: int, count: int | None, words: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        flags = tuple(flag.replace("ADDRESS", address).replace("TAKEN", port) for flag in flags)
+        async with program(*flags) as process:
+            assert await process.wait() == code
+            lines = (await stderr_of(process)).splitlines()
 
-
-async def test_a_wrong_setting_is_one_line_and_exit_2(address: str) -> None:
-    async with program("--listen", address, "--drian-timeout-s", "3") as process:
-        assert await process.wait() == 2
-        lines = (await stderr_of(process)).splitlines()
-
-    assert len(lines) == 1
-    assert "--drian-timeout-s" in lines[0]
-
-
-async def test_a_start_that_cannot_succeed_is_one_line_and_exit_1(address: str, socket_path: Path) -> None:
-    async with program("--listen", address, "--warm", "fails", "--log-level", "error") as process:
-        assert await process.wait() == 1
-        assert (await stderr_of(process)).splitlines() == ["unet.safetensors: the weights are corrupt"]
+    assert count in (None, len(lines))
+    assert words in "\n".join(lines)
     assert not socket_path.exists()
 
 
@@ -259,14 +264,3 @@ async def test_of_two_that_start_at_once_on_one_socket_one_serves(address: str) 
         await serving(address)
         assert [task.result() for task in done] == [2]
         assert len(pending) == 1
-
-
-async def test_a_port_on_which_somebody_listens_is_one_line_and_exit_2() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        async with program("--listen", f"127.0.0.1:{taken.getsockname()[1]}") as process:
-            assert await process.wait() == 2
-            lines = (await stderr_of(process)).splitlines()
-
-    assert "is it in use?" in lines[-1]

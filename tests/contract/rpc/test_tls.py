@@ -73,44 +73,23 @@ def answer_or_error(request: pytest.FixtureRequest) -> Asked:
     return Asked(request.param)
 
 
-async def test_a_server_is_trusted_by_its_authority(answer_or_error: Asked, authority: Authority) -> None:
-    assert await answer_or_error(tls_server(authority), tls_client(authority)) == "hello"
-
-
-async def test_a_server_of_another_authority_is_refused(
+async def test_tls_server_and_client_need_each_others_authority(
     answer_or_error: Asked, authority: Authority, stranger: Authority
 ) -> None:
-    refused = await answer_or_error(tls_server(stranger), tls_client(authority))
+    plain, mutual = tls_server(authority), tls_server(authority, client_ca=authority.certificate)
+    known, other = authority.issue("client"), stranger.issue("other-client")
 
-    assert type(refused) is errors.Unavailable
-
-
-async def test_a_plain_client_cannot_reach_a_tls_server(answer_or_error: Asked, authority: Authority) -> None:
-    refused = await answer_or_error(tls_server(authority), RpcChannelSettings())
-
-    assert type(refused) is errors.Unavailable
-
-
-async def test_mutual_tls_lets_a_known_client_in(answer_or_error: Asked, authority: Authority) -> None:
-    server = tls_server(authority, client_ca=authority.certificate)
-
-    assert await answer_or_error(server, tls_client(authority, authority.issue("client"))) == "hello"
-
-
-async def test_mutual_tls_refuses_a_client_without_a_certificate(answer_or_error: Asked, authority: Authority) -> None:
-    refused = await answer_or_error(tls_server(authority, client_ca=authority.certificate), tls_client(authority))
-
-    assert type(refused) is errors.Unavailable
-
-
-async def test_mutual_tls_refuses_a_client_of_another_authority(
-    answer_or_error: Asked, authority: Authority, stranger: Authority
-) -> None:
-    server = tls_server(authority, client_ca=authority.certificate)
-
-    refused = await answer_or_error(server, tls_client(authority, stranger.issue("client")))
-
-    assert type(refused) is errors.Unavailable
+    for server, client, answered in (
+        (plain, tls_client(authority), True),
+        (plain, RpcChannelSettings(), False),
+        (mutual, tls_client(authority, known), True),
+        (mutual, tls_client(authority), False),
+        (mutual, tls_client(authority, other), False),
+    ):
+        found = await answer_or_error(server, client)
+        assert found == "hello" if answered else type(found) is errors.Unavailable, (server, client)
+    # Its certificate is written in the place of the other one.
+    assert type(await answer_or_error(tls_server(stranger), tls_client(authority))) is errors.Unavailable
 
 
 async def test_a_unix_socket_beside_it_stays_plain(
