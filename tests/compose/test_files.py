@@ -5,7 +5,7 @@ import importlib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,47 +58,72 @@ def settings_given(service: Service, section: str) -> set[str]:
     return {key.removeprefix(prefix).lower() for key in service.get("environment", {}) if key.startswith(prefix)}
 
 
-@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
-def test_the_environment_names_settings_that_exist(file: str, name: str) -> None:
-    section, _ = SETTINGS[name]
+def test_environment_gives_settings_that_exist_and_must_be_given(secrets: Path) -> None:
+    for file, name in OWN_SERVICES:
+        section, _ = SETTINGS[name]
+        service, declared = services(file)[name], declared_settings(name)
+        given = settings_given(service, section)
+        assert given <= set(declared), (file, name)
 
-    assert settings_given(services(file)[name], section) <= set(declared_settings(name))
-
-
-@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
-def test_every_setting_that_must_be_given_is(file: str, name: str, secrets: Path) -> None:
-    section, _ = SETTINGS[name]
-    service = services(file)[name]
-
-    given = settings_given(service, section) | settings_given(service, "common")
-    if "PENTIMENTO_CONFIG" in service["environment"]:
-        config = Path(read(file)["secrets"][Path(service["environment"]["PENTIMENTO_CONFIG"]).name]["file"])
-        given |= set(tomllib.loads((secrets / config.name).read_text())[section])
-
-    assert {key for key, one in declared_settings(name).items() if one.required} <= given
+        given |= settings_given(service, "common")
+        if "PENTIMENTO_CONFIG" in service["environment"]:
+            config = Path(read(file)["secrets"][Path(service["environment"]["PENTIMENTO_CONFIG"]).name]["file"])
+            given |= set(tomllib.loads((secrets / config.name).read_text())[section])
+        assert {key for key, one in declared.items() if one.required} <= given, (file, name)
 
 
-@pytest.mark.parametrize(("file", "name"), [case for case in OWN_SERVICES if case[1] != "controller"])
-def test_replicas_have_the_identity_of_their_container(file: str, name: str) -> None:
-    section, _ = SETTINGS[name]
-    environment = services(file)[name]["environment"]
+def test_shared_settings_are_known_to_some_service() -> None:
+    known = {key for name in SETTINGS for key in declared_settings(name)}
 
-    assert environment[f"PENTIMENTO_{section}_INSTANCE_ID".upper()] == f"{name}-{{hostname}}"
-    assert not [key for key in environment if key.endswith("_ADVERTISE_ADDRESS")]
+    for file in (EMBEDDED, REAL):
+        shared = {key for service in services(file).values() for key in settings_given(service, "common")}
+        assert shared <= known
+
+
+def test_replicas_are_named_after_their_container() -> None:
+    for file, name in OWN_SERVICES:
+        if name != "controller":
+            environment = services(file)[name]["environment"]
+            instance_id = environment[f"PENTIMENTO_{SETTINGS[name][0]}_INSTANCE_ID".upper()]
+            assert instance_id == f"{name}-{{hostname}}"
+            assert not [key for key in environment if key.endswith("_ADVERTISE_ADDRESS")], (file, name)
+
+
+def test_containers_restart_and_have_limits_health_checks_and_time_to_drain() -> None:
+    for file, name in EVERY_SERVICE:
+        service = services(file)[name]
+        limits = service["deploy"]["resources"]["limits"]
+
+        assert service["restart"] == "unless-stopped"
+        assert float(limits["cpus"]) > 0
+        assert int(limits["memory"][:-1]) * UNITS[limits["memory"][-1]] >= 2**27
+        # Ours come with the image.
+        assert name in SETTINGS or "healthcheck" in service
+        if name in SETTINGS:
+            drain_s = declared_settings(name)["drain_timeout_s"].default
+            assert float(service["stop_grace_period"].removesuffix("s")) > drain_s, (file, name)
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
-@pytest.mark.parametrize("policy", sorted({*POLICY_NAMES} - {"static-cascade"}))
-def test_the_controller_plans_by_any_policy_that_one_variable_names(file: str, policy: str) -> None:
+def test_controller_plans_by_any_policy_that_one_variable_names(file: str) -> None:
     given = services(file)["controller"]["environment"]
     environment = {key: str(value) for key, value in given.items() if key.startswith("PENTIMENTO_CONTROLLER_")}
     assert environment["PENTIMENTO_CONTROLLER_ALLOCATOR"] == "resident"
 
-    loaded = load_settings(
-        ControllerSettings, "controller", [], environment | {"PENTIMENTO_CONTROLLER_ALLOCATOR": policy}
-    )
+    for policy in {*POLICY_NAMES} - {"static-cascade"}:
+        chosen = environment | {"PENTIMENTO_CONTROLLER_ALLOCATOR": policy}
+        assert load_settings(ControllerSettings, "controller", [], chosen).policy().name == policy
 
-    assert loaded.policy().name == policy
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_frontdoor_and_edge_alone_are_published_to_this_host(file: str) -> None:
+    published = {name: service["ports"] for name, service in services(file).items() if "ports" in service}
+
+    assert set(published) == {"frontdoor", "edge"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    # Other containers ask the edge by its name.
+    hosts = services(file)["edge"]["environment"]["PENTIMENTO_EDGE_ALLOWED_HOSTS"]
+    assert hosts == "127.0.0.1,localhost,edge"
 
 
 @pytest.mark.parametrize(
@@ -120,42 +145,6 @@ def test_images_have_profiles_of_tiny_models_and_own_folder(
     patterns = copied[1].split()
     assert len(read_files(sorted(file for pattern in patterns for file in ROOT.glob(pattern)))) > 1
     assert {f"!{pattern}" for pattern in patterns} <= {*(ROOT / ".dockerignore").read_text().splitlines()}
-
-
-@pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_shared_settings_mean_something_to_some_service(file: str) -> None:
-    known = {key for name in SETTINGS for key in declared_settings(name)}
-
-    shared = {key for service in services(file).values() for key in settings_given(service, "common")}
-
-    assert shared <= known
-
-
-@pytest.mark.parametrize(("file", "name"), EVERY_SERVICE)
-def test_every_container_restarts_and_has_limits_and_a_health_check(file: str, name: str) -> None:
-    service = services(file)[name]
-    limits = service["deploy"]["resources"]["limits"]
-
-    assert service["restart"] == "unless-stopped"
-    assert float(limits["cpus"]) > 0
-    assert int(limits["memory"][:-1]) * UNITS[limits["memory"][-1]] >= 2**27
-    # Ours come with the image.
-    assert name in SETTINGS or "healthcheck" in service
-
-
-@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
-def test_a_service_may_drain_before_it_is_killed(file: str, name: str) -> None:
-    drain_s = declared_settings(name)["drain_timeout_s"].default
-
-    assert float(services(file)[name]["stop_grace_period"].removesuffix("s")) > drain_s
-
-
-@pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_only_frontdoor_and_edge_are_published_and_only_to_this_host(file: str) -> None:
-    published = {name: service["ports"] for name, service in services(file).items() if "ports" in service}
-
-    assert set(published) == {"frontdoor", "edge"}
-    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_the_embedded_form_has_no_image_of_third_parties() -> None:
@@ -340,51 +329,50 @@ def test_secrets_are_made_once_and_are_those_the_composition_mounts(secrets: Pat
     assert set(first) == mounted | {"user_token", "admin_token"}
 
 
-@pytest.mark.parametrize("written", range(14))
-def test_a_disk_that_is_full_in_between_leaves_no_secret_that_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
-) -> None:
-    left, write = iter(range(written)), Path.write_text
+def test_full_disk_leaves_no_empty_secret(tmp_path: Path) -> None:
+    write = Path.write_text
+    for written in range(14):
+        folder, left = tmp_path / str(written), iter(range(written))
+        folder.mkdir()
 
-    def write_while_there_is_room(path: Path, text: str) -> int:
-        if next(left, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, text)
+        def write_while_there_is_room(path: Path, text: str, left: Iterator[int] = left) -> int:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(path, text)
 
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", write_while_there_is_room)
-        with pytest.raises(OSError, match="No space left"):
-            make_secrets(tmp_path)
-    make_secrets(tmp_path)
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(Path, "write_text", write_while_there_is_room)
+            with pytest.raises(OSError, match="No space left"):
+                make_secrets(folder)
+        make_secrets(folder)
 
-    assert [path.name for path in tmp_path.iterdir() if not path.read_text()] == []
-    password = (tmp_path / "postgres_password").read_text()
-    assert f":{password}@" in (tmp_path / "ledger.toml").read_text()
-    identities = json.loads((tmp_path / "s3_identities.json").read_text())["identities"]
-    assert [one["name"] for one in identities] == ["pentimento", "edge"]
+        assert [path.name for path in folder.iterdir() if not path.read_text()] == []
+        password = (folder / "postgres_password").read_text()
+        assert f":{password}@" in (folder / "ledger.toml").read_text()
+        identities = json.loads((folder / "s3_identities.json").read_text())["identities"]
+        assert [one["name"] for one in identities] == ["pentimento", "edge"]
 
 
-def test_the_tokens_made_are_those_the_services_know(secrets: Path) -> None:
+def assert_tokens_are_known(secrets: Path) -> None:
     tokens = TokenFile(secrets / "tokens.toml")
-
     for role in (Role.USER, Role.SERVICE, Role.ADMIN):
         caller = tokens.identify(f"Bearer {(secrets / f'{role.value}_token').read_text()}")
-
         assert caller is not None
         assert caller.roles == frozenset({role})
 
 
-@pytest.mark.parametrize("lost", ["user_token", "admin_token", "service_token", "tokens.toml"])
-def test_a_token_or_the_file_of_their_digests_that_was_lost_is_made_anew_and_fits(secrets: Path, lost: str) -> None:
-    (secrets / lost).unlink()
-    make_secrets(secrets)
-
-    tokens = TokenFile(secrets / "tokens.toml")
-    for role in (Role.USER, Role.SERVICE, Role.ADMIN):
-        caller = tokens.identify(f"Bearer {(secrets / f'{role.value}_token').read_text()}")
-
-        assert caller is not None
-        assert caller.roles == frozenset({role})
+def test_lost_secrets_are_made_again_and_fit(secrets: Path) -> None:
+    assert_tokens_are_known(secrets)
+    for lost in ("user_token", "admin_token", "service_token", "tokens.toml"):
+        (secrets / lost).unlink()
+        make_secrets(secrets)
+        assert_tokens_are_known(secrets)
+    # In two files each: the other one has it.
+    for lost in ("postgres_password", "ledger.toml", "vectors_key", "vectors_settings.yaml"):
+        first = (secrets / lost).read_text()
+        (secrets / lost).unlink()
+        make_secrets(secrets)
+        assert (secrets / lost).read_text() == first
 
 
 def test_a_token_that_was_revoked_is_not_let_in_again(secrets: Path) -> None:
@@ -395,19 +383,3 @@ def test_a_token_that_was_revoked_is_not_let_in_again(secrets: Path) -> None:
 
     with pytest.raises(Unauthenticated):
         TokenFile(known).identify(f"Bearer {(secrets / 'user_token').read_text()}")
-
-
-@pytest.mark.parametrize("lost", ["postgres_password", "ledger.toml", "vectors_key", "vectors_settings.yaml"])
-def test_what_stands_in_two_files_is_the_same_again_where_one_was_lost(secrets: Path, lost: str) -> None:
-    first = (secrets / lost).read_text()
-    (secrets / lost).unlink()
-    make_secrets(secrets)
-
-    assert (secrets / lost).read_text() == first
-
-
-@pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_other_containers_may_ask_the_edge_by_its_name(file: str) -> None:
-    environment = services(file)["edge"]["environment"]
-
-    assert environment["PENTIMENTO_EDGE_ALLOWED_HOSTS"] == "127.0.0.1,localhost,edge"

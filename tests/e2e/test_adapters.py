@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from lab.fixtures.controlled_generation import conditions_for
-from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.errors import NotFound
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.sdk import AsyncClient, GeneratedImage
@@ -211,35 +211,3 @@ async def test_the_command_takes_them_and_paints_them_again(
 
     again = await asyncio.to_thread(run, "replay", str(picture), "--conditioning-image", str(told))
     assert again.returncode == 0, again.stdout + again.stderr
-
-
-def undecodable() -> bytes:
-    """A PNG whose container is sound and whose pixels are not."""
-    data = bytearray(outline())
-    start = data.index(b"IDAT") + 4
-    data[start + 2 : start + 12] = b"\xff" * 10
-    return bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("fields", "errors", "field"),
-    [
-        ({"controlnets": (AskedControlNet("no-such", outline()),)}, NotFound, "controlnets[0].name"),
-        ({"controlnets": (AskedControlNet(EDGES, b"GIF89a"),)}, InvalidArgument, "controlnets[0].conditioning_image"),
-        ({"controlnets": (AskedControlNet(EDGES, undecodable()),)}, InvalidArgument, "conditioning_image"),
-        (
-            {"controlnets": (AskedControlNet(EDGES, png_of(Image.new("L", (32, 32)))),)},
-            InvalidArgument,
-            "controlnets[0].conditioning_image",
-        ),
-        ({"loras": (AskedLora("no-such"),)}, NotFound, "loras[0].name"),
-    ],
-)
-async def test_what_is_wrong_is_named_and_the_next_request_succeeds(
-    client: AsyncClient, fields: dict[str, object], errors: type[Exception], field: str
-) -> None:
-    with pytest.raises(errors) as caught:
-        await client.generate(request(**fields))
-
-    assert field in str(caught.value)
-    assert (await client.generate(request(num_inference_steps=1))).data
