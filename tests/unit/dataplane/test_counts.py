@@ -12,6 +12,7 @@ from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import Counters, State
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.plan.entry import PlanIndex
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption
 from tests.unit.dataplane.driver import Driver
 
@@ -166,7 +167,7 @@ def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: o
         ),
         (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
         (Backlog(), {}),
-        (State(7), {"settings": DataplaneSettings(), "counters": Counters()}),
+        (State(7), {"settings": DataplaneSettings(), "counters": Counters(), "index": PlanIndex()}),
     ],
     ids=lambda value: type(value).__name__,
 )
