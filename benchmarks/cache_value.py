@@ -234,7 +234,7 @@ def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalE
     """Return an arm's rounds with the log's hits. The images that could be found are the arm's."""
     plan, runs = one.plan, one.runs
     rows = range(plan.warm_count + plan.count)
-    images = encoder.embed_pictures(runs[arm.name].data(rows)) if arm != LATENTS else one.log.embeddings
+    images = encoder.embed_images(runs[arm.name].data(rows)) if arm != LATENTS else one.log.embeddings
     heavy_steps, light_steps = (int(entry_of(model)["default_steps"]) for model in (HEAVY, LIGHT))
     rounds = ArmRounds(
         arm.name,
@@ -325,7 +325,7 @@ def retrieved_images(one: ValuedLog, profile: Profile, encoder: LocalEncoder) ->
     """Return for each counted row the stored image if the images' table makes it a hit, else vanilla's. Only misses are
     stored (retrieval as in MoDM's evaluation)."""
     count = one.plan.warm_count + one.plan.count
-    images = encoder.embed_pictures([one.vanilla[row].data for row in range(count)])
+    images = encoder.embed_images([one.vanilla[row].data for row in range(count)])
     # above any cosine if the table reuses nothing
     lowest = min((row.min_similarity for row in thresholds(profile)), default=2.0)
     donors = donors_above(one.log.embeddings, images, lowest)

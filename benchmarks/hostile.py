@@ -52,7 +52,7 @@ ATTACK_LIMIT_S = 45.0
 RECOVERY_LIMIT_S = 30.0
 REST_LIMIT_S, REST_STEP_S = 30.0, 0.5
 p99 = percentile(0.99)
-QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
+QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "image_bombs")
 # A tenth of the weight of the suite's processes; lower, and the attacker would get no time during a busy suite.
 NICENESS = 10
 ATTACKER = (sys.executable, "-m", "benchmarks.attacks")

@@ -166,7 +166,7 @@ def differences(name: str, generated: GeneratedLog, encoder: LocalEncoder) -> It
     texts = encoder.embed_texts(generated.prompts)
 
     def score(pngs: Sequence[bytes]) -> NDArray[np.float32]:
-        return np.sum(encoder.embed_pictures(pngs) * texts, axis=1)
+        return np.sum(encoder.embed_images(pngs) * texts, axis=1)
 
     for step in KEPT_STEPS:
         exact = generated.resume(step, LatentFormat.EXACT)

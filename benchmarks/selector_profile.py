@@ -72,7 +72,7 @@ class LocalEncoder:
         return _vectors([vector for part in parts for vector in self.model.embed_texts(part)])
 
     @torch.inference_mode()
-    def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
+    def embed_images(self, pictures: Sequence[bytes]) -> Vectors:
         """Return unit vectors (images, dimensions)."""
         steps = self.model.image_side().preprocessing
         pixels = [decode(data, "image", lambda image: to_pixels(image, steps)) for data in pictures]
@@ -169,7 +169,7 @@ def between_seeds(held_out: HeldOut) -> Figure:
         study.large.request(study.prompts[row], study.first_seed + OTHER_SEED + row, NoiseStart()) for row in rows
     ]
     pictures = [picture.png for picture in study.large.painter.paint(requests)]
-    images = study.encoder.embed_pictures(pictures) if pictures else np.zeros((0, 1), np.float32)
+    images = study.encoder.embed_images(pictures) if pictures else np.zeros((0, 1), np.float32)
     kept = [
         bool(image @ study.texts[row] >= alpha * float(study.images[row] @ study.texts[row]))
         for row, image in zip(rows, images, strict=True)

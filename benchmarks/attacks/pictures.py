@@ -47,12 +47,12 @@ def weapons() -> dict[str, bytes]:
     }
 
 
-async def picture_weapons(target: AttackTarget) -> Answers:
+async def image_bombs(target: AttackTarget) -> Answers:
     """Send each hostile image eight times concurrently as a start image."""
     return await sent(target, [data for data in weapons().values() for _ in range(8)])
 
 
-async def picture_weapons_to_the_embedder(target: AttackTarget) -> Answers:
+async def image_bombs_to_the_embedder(target: AttackTarget) -> Answers:
     """Send each hostile image twice to the embedder, as a service."""
     embed = next(method for method in target.methods(EMBEDDER) if method.name == "EmbedImage")
     async with target.channel(target.addresses[EMBEDDER], "service") as channel:
@@ -63,7 +63,7 @@ async def picture_weapons_to_the_embedder(target: AttackTarget) -> Answers:
         return Counter(await asyncio.gather(*calls))
 
 
-async def large_pictures(target: AttackTarget) -> Answers:
+async def large_images(target: AttackTarget) -> Answers:
     """Send 30 concurrent requests, each with a different start image of 8 MiB of noise."""
     return await sent(target, [noise(1670, 1670) for _ in range(30)])
 

@@ -26,9 +26,9 @@ _IN_ORDER: tuple[Attack, ...] = (
     calls.burst_of_1500,
     calls.burst_of_10000,
     calls.one_key,
-    pictures.picture_weapons,
-    pictures.picture_weapons_to_the_embedder,
-    pictures.large_pictures,
+    pictures.image_bombs,
+    pictures.image_bombs_to_the_embedder,
+    pictures.large_images,
     calls.largest_epoch,
 )
 ATTACKS: dict[str, Attack] = {attack.__name__: attack for attack in _IN_ORDER}

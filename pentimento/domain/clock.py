@@ -68,14 +68,14 @@ class SteadyClock:
         """Return trusted wall time."""
         with self._lock:
             now = self._elapsed()
-            self._judge(self._clock.wall() - now, now)
+            self._set_offset(self._clock.wall() - now, now)
             return now + self._believed_s
 
     def wall_as_told(self) -> float:
         """Return wall time as the other clock tells it: for what another process compares with its own."""
         return self._clock.wall()
 
-    def _judge(self, told_s: float, now: float) -> None:
+    def _set_offset(self, told_s: float, now: float) -> None:
         if abs(told_s - self._believed_s) <= JUMP_S:
             self._believed_s, self._jumped_at = told_s, None
             return

@@ -52,7 +52,7 @@ class RemoteEncoder:
         parts = (texts[start : start + TEXTS_A_CALL] for start in range(0, len(texts), TEXTS_A_CALL))
         return _stacked([each for part in parts for each in self._call(self._client.embed_text(part))])
 
-    def embed_pictures(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
+    def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
         """Return unit vectors (images, dimensions)."""
         parts = (pictures[start : start + IMAGES_A_CALL] for start in range(0, len(pictures), IMAGES_A_CALL))
         return _stacked([each for part in parts for each in self._call(self._client.embed_image(part))])

@@ -19,7 +19,7 @@ class ImageEncoder(Protocol):
         """Return unit vectors (texts, dimensions)."""
         ...
 
-    def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
+    def embed_images(self, pictures: Sequence[bytes]) -> Vectors:
         """Return unit vectors (images, dimensions) of encoded images."""
         ...
 

@@ -105,7 +105,7 @@ class ReuseStudy:
             for row in range(len(self.prompts))
         ]
         self._pictures = list(told("from scratch", self.large.painter.paint(requests), len(requests)))
-        self.images = self.encoder.embed_pictures([picture.png for picture in self._pictures])
+        self.images = self.encoder.embed_images([picture.png for picture in self._pictures])
 
     def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
         """Return the pairs of latent reuse: nearest text to text."""
@@ -160,7 +160,7 @@ class ReuseStudy:
         painted = list(told(what, model.painter.paint(requests), len(requests)))
         if not painted:
             return
-        images = self.encoder.embed_pictures([picture.png for picture in painted])
+        images = self.encoder.embed_images([picture.png for picture in painted])
         for pair, image in zip(pairs, images, strict=True):
             text = self.texts[pair.receiver]
             scratch = float(self.images[pair.receiver] @ text)

@@ -29,7 +29,7 @@ class ClipScore:
 
     def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
         """Return the cosines."""
-        images = self._encoder.embed_pictures(pictures)
+        images = self._encoder.embed_images(pictures)
         return [float(image @ self._texts[row]) for image, row in zip(images, rows, strict=True)]
 
 

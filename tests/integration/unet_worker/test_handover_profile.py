@@ -24,7 +24,7 @@ class Alike:
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.ones((len(texts), 1), np.float32)
 
-    def embed_pictures(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
+    def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
         return np.ones((len(pictures), 1), np.float32)
 
 

@@ -30,7 +30,7 @@ class Digests:
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([_vector(text.encode()) for text in texts])
 
-    def embed_pictures(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
+    def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
         return np.stack([_vector(picture) for picture in pictures])
 
 

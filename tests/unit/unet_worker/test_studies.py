@@ -38,7 +38,7 @@ class ColourEncoder:
         words = ("red", "circle", "blue")
         return unit(np.array([[1.0 + 3.0 * (word in text) for word in words] for text in texts], np.float32))
 
-    def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
+    def embed_images(self, pictures: Sequence[bytes]) -> Vectors:
         found = [decode_pixels(data, "image", 32, 32)[0].mean(dim=(1, 2)).numpy() + 1.0 for data in pictures]
         return unit(np.array(found, np.float32))
 
@@ -88,7 +88,7 @@ def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: 
     (donor,) = large.painter.paint([replace(large.request(PROMPTS[1], 8, NoiseStart()), capture_steps=frozenset({4}))])
     resumed = picture(large, PROMPTS[3], 10, LatentStart(donor.latents[4], 4))
     encoder = ColourEncoder()
-    expected = float(encoder.embed_pictures([resumed.png])[0] @ encoder.embed_texts([PROMPTS[3]])[0])
+    expected = float(encoder.embed_images([resumed.png])[0] @ encoder.embed_texts([PROMPTS[3]])[0])
     assert outcome.quality == pytest.approx(expected, abs=1e-6)
     assert outcome.pair is pair
 
