@@ -230,6 +230,7 @@ async def test_wrong_step_ends_the_stream(
 
     with pytest.raises(error):
         await stream.residuals(step, timestep, outgoing_tensor(sent, UNBOUND))
+    stream.close()
     await all_closed(shared_service.client)
 
 
@@ -249,6 +250,7 @@ async def test_latent_of_another_stream_ends_the_stream(
     with pytest.raises(Aborted) as caught:
         await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert caught.value.reason == "STALE_FRAME"
+    stream.close()
     await all_closed(shared_service.client)
 
 
