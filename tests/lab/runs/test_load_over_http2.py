@@ -119,7 +119,7 @@ async def test_every_ending_is_recorded_in_the_workloads_order(tmp_path: Path) -
         Outcome.DROPPED,
         Outcome.FAILED,
     ]
-    assert records[0].model == "tiny" and records[0].steps == 20
+    assert records[0].model == "tiny" and records[0].steps == 10
 
 
 async def test_requests_do_not_wait_for_each_other(tmp_path: Path) -> None:
