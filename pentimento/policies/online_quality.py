@@ -1,21 +1,19 @@
-"""Thresholds that follow what reuse was seen to do: what hits kept of the quality from scratch, with its interval.
+"""Follow the measured quality of hits: raise a threshold that breaks its promise, and lower it again.
 
-A profile was measured once, on some prompts. While the suite serves, some hits are painted again from noise, and what
-that says of a threshold is judged by the profile's own question (`profiles.rules`): by the share of hits that keep
-alpha, which is to be 0.95, or by the mean, where the table is read by the rule MEAN. A threshold moves with
-hysteresis:
+A profile was measured once, on some prompts. While the suite serves, some hits are generated again from noise. These
+samples are tested as the profile was (`profiles.rules`): by the share of hits that keep alpha, with 0.95 as the
+promise, or by the mean, if the rule of the table is MEAN. Then good hits may make up for bad ones, and all count
+together. A threshold moves with hysteresis:
 
-- up, where the promise is surely broken: the upper bound of the share is below 0.95, of the newest JUDGED samples or of
-  the newest RECENT, since what was asked for may have changed and old samples would hide it. It goes to the lowest
-  similarity from which on those samples keep the promise as they are, and the least similar of them do not surely break
-  it, or to HIGHEST where there is none. One that was raised rises again where the least similar hits surely break the
-  promise, whatever the others make up for: it was raised by few samples, and what is wrong is most likely just above.
-- down again, by half of its way back, where the promise is surely kept: the lower bound of the share, among samples
-  since the last move, is at least 0.95. So no sample carries two moves down, and it takes 59 of them at the least.
-- not at all in between, never below the profile's own similarity, and never down to where the newest JUDGED samples, or
-  the least similar of them, still say that the promise is broken.
-
-Where the table is read by the mean, all hits are judged together: some may make up for others there.
+- Up if the promise is surely broken: the share's upper bound is below 0.95, in the newest JUDGED samples or in the
+  newest RECENT, as old samples may hide a change of prompts. The threshold goes to the lowest similarity from which
+  the samples keep the promise and the least similar ones do not surely break it; to HIGHEST if there is none. A raised
+  threshold rises again if the least similar hits surely break the promise, whatever the other hits keep: few samples
+  raised it, and the error is most likely just above it.
+- Down by half of its way back if the promise is surely kept: the share's lower bound, in the samples since the last
+  move, is at least 0.95. No sample carries two moves down, and a move takes at least 59 samples.
+- Not at all in between, never below the profile's similarity, and never to where the newest JUDGED samples, or the
+  least similar of them, still break the promise.
 
 Bounds are Clopper and Pearson's (1934), one-sided at CONFIDENCE each.
 """

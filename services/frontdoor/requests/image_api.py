@@ -189,8 +189,10 @@ class ImageApi:
                 self._leave([listener])
 
     async def _paint_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
-        """As `_paint`, of `count` pictures, each a request of its own: those that nobody has asked for yet arrive
-        together. Whoever calls with the same key meanwhile waits until these are accepted, and joins them."""
+        """Generate `count` images, each a request of its own; new ones are accepted together.
+
+        A call with the same key waits until they are accepted, and joins them.
+        """
         check_idempotency_key(call.idempotency_key, self._limits)
         check_image_count(count, self._limits)
         with self._callers.calling(call.tenant, call.idempotency_key):
@@ -213,8 +215,10 @@ class ImageApi:
                 self._leave(listeners)
 
     def _give_up(self, call: ArrivingCall, listeners: list[Listener], refusal: PentimentoError) -> None:
-        """Leave the other pictures of a call of which one was refused. Those that a retry finds by their key go on;
-        all others are cancelled, jobs too: nobody would find them again."""
+        """Leave the other images of a call if one was rejected.
+
+        Images with a key continue, as a retry finds them; all others are cancelled, jobs too.
+        """
         if call.idempotency_key and refusal.reason != KEY_REUSED:
             for listener in listeners:
                 listener.leave()
@@ -223,7 +227,7 @@ class ImageApi:
             self._parts.submit(CancelRequested(listener.audience.request_id))
 
     async def _told(self, listeners: Sequence[Listener], *, is_several: bool) -> AsyncGenerator[GenerateEvent, None]:
-        """What one, or all of several, listeners hear."""
+        """Yield the events of one listener, or of all."""
         for listener in listeners if self._superseded else ():
             listener.end(superseded())
         if not is_several:

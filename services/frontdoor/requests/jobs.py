@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """Of a request that goes on without listeners: who is to be told of its end, "" for nobody."""
+    """Hold what applies to a request that continues without listeners: the webhook of its end, "" for none."""
 
     webhook_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client asked, judged and complete; it never changes.
+    """Hold a client's validated request; it never changes.
 
-    `resolved` is what is painted, less the bytes it came with; `stages` are those of its cascade. `arrived_at` and
+    `resolved` is the image to generate, without uploaded bytes; `stages` are its cascade's. `arrived_at` and
     `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds. `draw` is its own for the shares of
     plans, uniform in 0..1. `terms` None: it ends when its last listener leaves.
     """
@@ -115,14 +115,14 @@ class Job:
     routed: dict[int, RoutedStage] = field(default_factory=dict)
     executions: dict[int, Execution] = field(default_factory=dict)
     embedding: "asyncio.Task[Embedding | None] | None" = None
-    # Whether it asks the cache, where there is one, and may leave something there.
+    # whether it uses the cache: a lookup, and an insertion afterwards
     asks_cache: bool = True
     # device seconds of its image from noise, as predicted when it came; None if unknown
     noise_s: float | None = None
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()
-    # The probability, by its prompt alone, that its light picture would be good enough; None where nobody told.
+    # predicted probability that its light image is good enough; None if not predicted
     foreseen: float | None = None
     # Seconds of its light stage ÷ those of the next one; 0 if unknown.
     light_price: float = 0.0

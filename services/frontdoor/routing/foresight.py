@@ -53,8 +53,10 @@ async def foresee(
     embedding: Embedding | None,
     note: Note,
 ) -> float | None:
-    """Return the probability that the light picture from that start would be good enough; None where that is not asked
-    of such a start, and with a note where nobody told in time. Raises nothing."""
+    """Return the probability that the light image from that start is good enough.
+
+    None if such a start is not predicted, and with a note if no discriminator answered in time. Raises nothing.
+    """
     if not foresees(parts, stages, price) or _threshold(parts, stages[0], start) is None:
         return None
     told: float | None = None
@@ -86,8 +88,7 @@ def left_out_note(model: str, foreseen: float | None, price: float) -> str:
 
 
 def _threshold(parts: FrontdoorParts, first: Stage, start: Start) -> float | None:
-    """The confidence that a light picture must exceed; None where none from that start is scored, or the prompt's
-    probability is not of such a start."""
+    """Return the confidence that a light image must exceed; None if images from that start are not scored."""
     if kind_of(start) != NOISE:
         return None
     if first.cascade:

@@ -1,5 +1,4 @@
-"""The effects that decide where a request starts: embedding, then lookup, each with a bounded wait. What is down costs
-the cache alone."""
+"""Decide where a request starts: embed, then look up, each with a bounded wait; a service that is down costs a hit."""
 
 import asyncio
 import logging
@@ -74,7 +73,7 @@ def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
 
 
 def _left_out(parts: FrontdoorParts, job: Job) -> bool:
-    """Whether its prompt alone led past the light stage, and not that nobody was left for it."""
+    """Return whether the prompt's prediction, and not a lack of workers, skipped the light stage."""
     routed = job.routed.get(0)
     if routed is None or not routed.options or 1 in job.routed or job.executions:
         return False
@@ -84,8 +83,10 @@ def _left_out(parts: FrontdoorParts, job: Job) -> bool:
 async def embed(
     parts: FrontdoorParts, tenant: str, resolved: ResolvedRequest, note: Note, *, scored: bool
 ) -> Embedding | None:
-    """The prompt's retrieval embedding, or None with a note where cache or discriminator have to do without it.
-    `scored`: whether a discriminator may be asked."""
+    """Return the prompt's embedding; None with a note if cache or discriminator must do without it.
+
+    `scored`: whether a discriminator may score the image.
+    """
     if parts.embedder is None or not _is_embedded(parts, resolved, scored=scored):
         return None
     prompts, timeout_s = [resolved.spec.prompt], parts.timeouts.embed_s
@@ -96,15 +97,17 @@ async def embed(
 
 
 async def prompt_of(parts: FrontdoorParts, job: Job) -> Embedding | None:
-    """The embedding for the discriminator of a request's pictures. It is there already, but for a request that an
-    earlier start of this frontdoor routed, or one whose start alone made it one of a cascade."""
+    """Return the embedding for a discriminator.
+
+    It is missing only if an earlier process of this frontdoor routed the request, or if its start made it a cascade's.
+    """
     if job.embedding is None:
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=True), "embed for a score")
     return await job.embedding
 
 
 async def _embed_job(parts: FrontdoorParts, job: Job, *, scored: bool) -> Embedding | None:
-    """Whatever is wrong here costs the cache alone, or the picture its score."""
+    """Embed the prompt; a failure costs only the cache, or the image its score."""
     try:
         return await embed(parts, job.request.tenant, job.request.resolved, job.note, scored=scored)
     except Exception:
@@ -184,8 +187,10 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
 
 
 async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
-    """The stages of before, of which nobody is left, and those of the plan of now. After a start their first model is
-    waited for: not all workers have told yet."""
+    """Return the earlier stages, which have no worker left, and those of the present plan.
+
+    After a start it waits for their first model, as not all workers have registered yet.
+    """
     request, quota = job.request, parts.tenants.quota_of(job.request.tenant)
     planned = replanned_stages(parts.dataplane.state.index, request.draw, quota)
     if planned:
@@ -194,7 +199,7 @@ async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
 
 
 async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldModel | None:
-    """The model, as soon as a worker has it; None where the request ends before."""
+    """Return the model as soon as a worker has it; None if the request ends before."""
     while (known := parts.catalogue.known(name)) is None and not job.ended.is_set():
         waiting = [asyncio.ensure_future(parts.catalogue.wait_for(name)), asyncio.ensure_future(job.ended.wait())]
         try:
@@ -206,7 +211,7 @@ async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldMode
 
 
 async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
-    """None, at once, where neither a lookup nor a discriminator needs it before the picture is there."""
+    """Return the embedding; None at once if neither a lookup nor a prediction needs it before the image."""
     needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages, job.light_price)
     return await job.embedding if job.embedding is not None and needed else None
 
@@ -224,7 +229,7 @@ def _note_saved(parts: FrontdoorParts, job: Job, entered: PoolOption) -> None:
 
 
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:
-    """The stages of a request whose start is known, under the plan of now."""
+    """Return the stages of a request with a known start under the present plan."""
     plan, request = parts.dataplane.state.index, job.request
     start, quota = kind_of(entered.route.start), parts.tenants.quota_of(request.tenant)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw, quota)
