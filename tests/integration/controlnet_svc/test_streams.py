@@ -48,7 +48,6 @@ OPEN_S = 120.0
 
 
 def pixels() -> Tensor:
-
     values = np.array(Image.open(io.BytesIO(condition())))
     return torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0).float() / 255.0
 

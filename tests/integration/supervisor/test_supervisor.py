@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ import pytest
 
 from pentimento.domain.backoff import Backoff
 from pentimento.supervisor.child import Child, start_child
-from pentimento.supervisor.leftovers import MARK, clean_leftovers, marked_processes
+from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
 from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.supervisor import Supervisor
-from tests.integration.supervisor.started_toys import toy_suite
 from tests.support.processes import runs
 from tests.support.waiting import until
 
@@ -235,48 +234,6 @@ async def test_who_did_not_stop_in_time_is_told_and_nobody_beside_it(
         await running
 
     assert "│ worker-1 did not stop within 1 s" in capfd.readouterr().err
-
-
-LEFTOVER = """
-import socket, time
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-time.sleep(600)
-"""
-
-
-@contextmanager
-def leftover_of(state: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """Run what a crashed supervisor of that state left: a process that listens on the port."""
-    environment = {**os.environ, MARK: str(state)}
-    with subprocess.Popen([sys.executable, "-c", LEFTOVER], env=environment, stdout=subprocess.PIPE, text=True) as left:
-        assert left.stdout is not None
-        try:
-            # Its environment may be seen only a moment after it was made.
-            yield left, int(left.stdout.readline())
-        finally:
-            left.kill()
-
-
-def test_clean_leftovers_ends_processes_and_removes_sockets(tmp_path: Path) -> None:
-    sockets = tmp_path / "sockets"
-    sockets.mkdir()
-    (sockets / "frontdoor.sock").touch()
-    with leftover_of(tmp_path / "state") as (left, _):
-        count = clean_leftovers(tmp_path / "state", sockets)
-
-        assert count == 1
-        assert left.poll() is not None
-        assert not sockets.exists()
-
-
-def test_up_takes_the_port_that_a_leftover_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with leftover_of(tmp_path / "state") as (left, port):
-        monkeypatch.setenv("PUBLIC", f"127.0.0.1:{port}")
-        with toy_suite(tmp_path) as suite:
-            assert suite.is_announced()
-            assert left.poll() is not None
-            assert suite.stop_ends_everything()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
