@@ -52,6 +52,7 @@ NAVIGATION = {
         "Look up": [
             "docs/reference/README",
             "docs/glossary",
+            "docs/papers",
             "docs/benchmarks",
             "docs/trace-study",
             "scenarios/README",

@@ -6,9 +6,9 @@ Each fault is a line on standard error; with any, the exit code is 1. The rules 
 """
 
 from fault_rules import list_faults
-from pages import figures, names, navigation, snippets, steps
+from pages import figures, names, navigation, papers, snippets, steps
 
-RULES = [rule for module in (names, figures, navigation, steps, snippets) for rule in module.RULES]
+RULES = [rule for module in (names, figures, navigation, steps, papers, snippets) for rule in module.RULES]
 
 
 if __name__ == "__main__":

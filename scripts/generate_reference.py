@@ -1,4 +1,4 @@
-"""Generate the reference pages under `docs/reference/` from the code that they describe.
+"""Generate the reference pages under `docs/reference/` from the code that they describe, and `docs/papers.md`.
 
     python scripts/generate_reference.py            # write the committed pages
     python scripts/generate_reference.py --check    # exit 1 and list the committed pages that are out of date
@@ -9,6 +9,7 @@
 | `settings.md` | the settings classes of the services | committed |
 | `metrics.md` | the metrics that the processes register | committed |
 | `reasons.md` | `pentimento.domain.reasons` | committed |
+| `../papers.md` | `docs/papers.toml` and the results of the benchmarks | committed |
 | `api.md` | the contracts in `protos/` | built with the site |
 | `http.md` | the OpenAPI document of the edge | built with the site |
 """
@@ -28,6 +29,7 @@ from typing import Any, get_args, get_origin
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from openapi_page import http_page
+from pages import papers
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -343,7 +345,12 @@ def edge_page() -> str:
     return http_page(HEAD, importlib.import_module("services.edge.api_document").api_document())
 
 
-COMMITTED = {"settings.md": settings_page, "metrics.md": metrics_page, "reasons.md": reasons_page}
+COMMITTED = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "reasons.md": reasons_page,
+    "../papers.md": papers.page,
+}
 # Git ignores these: `make docs` writes them before it builds the site.
 OF_THE_SITE = {"api.md": api_page, "http.md": edge_page}
 
@@ -356,7 +363,7 @@ def main() -> None:
     options = parser.parse_args()
     stale = []
     for name, page in (OF_THE_SITE if options.site else COMMITTED).items():
-        path, text = REFERENCE / name, page()
+        path, text = (REFERENCE / name).resolve(), page()
         if not path.exists() or path.read_text() != text:
             stale.append(str(path.relative_to(ROOT)))
             if not options.check:
