@@ -13,6 +13,7 @@ from rich.text import Text
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import MatchPredictor
 from pentimento.cli.allocation_samples import AllocationSample, sample_of_plan, sparkline, violation_shares
 from pentimento.cli.plain_names import plain_pool, plain_stage
 from pentimento.clients.suite_status import SuiteStatus
@@ -59,6 +60,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
         yield from frontdoor_lines(status.frontdoor, {pool.pool: pool.model for pool in pools})
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
+        yield Text(f"predictor {predictor_line(status.cache.match_predictor)}")
     for name, reason in status.unanswered.items():
         age = f"; its last report is {ages_s[name]:.0f} s old" if name in ages_s else ""
         yield Text(f"{name} does not answer: {reason}{age}", style="red")
@@ -177,7 +179,21 @@ def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_
 def cache_line(cache: CacheStatistics) -> str:
     share = f"{cache.hit_count / cache.lookup_count:.0%}" if cache.lookup_count else "none yet"
     line = f"{cache.entry_count} entries, {cache.size_bytes / 1e6:.1f} MB, {cache.lookup_count} lookups, hits {share}"
+    if cache.hole_count:
+        line += f", {cache.hole_count} lookups met a hole and lost {cache.hole_step_count} steps"
     return line + (", read-only" if cache.read_only else "")
+
+
+def predictor_line(predictor: MatchPredictor) -> str:
+    """Return whether searches of the cache are skipped, why, and the measured prices."""
+    line = f"{'on' if predictor.on else 'off'}: {predictor.reason or 'the gateway does not say why'}"
+    if predictor.search_s:
+        line += f"; a search takes {1000 * predictor.search_s:.1f} ms"
+    if predictor.image_s:
+        line += f", an image {predictor.image_s:.2f} s"
+    if predictor.skipped_count:
+        line += f"; {predictor.skipped_count} searches skipped, {predictor.net_s:+.2f} s gained"
+    return line
 
 
 def version(plan: PlanVersion) -> str:

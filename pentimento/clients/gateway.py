@@ -30,14 +30,17 @@ class GatewayClient:
         quality: float | None = None,
         timeout_s: float | None = None,
         repeat_key: str = "",
+        noise_s: float | None = None,
     ) -> LookupAnswer:
         """Return the start of each candidate and its reason, in order. `quality`: requested share of the from-scratch
-        quality, 0..1, None for the deployment's default. `repeat_key`: digest of the request's prompt and seed."""
+        quality, 0..1, None for the deployment's default. `repeat_key`: digest of the request's prompt and seed.
+        `noise_s`: device seconds of its image from noise, None for unknown."""
         request = pb.LookupRequest(
             candidates=[nested(candidate, pb.LookupCandidate) for candidate in candidates],
             text_embedding=nested(embedding, embedder_pb.Embedding),
             quality=quality,
             repeat_key=repeat_key,
+            noise_s=noise_s,
         )
         with domain_errors():
             return decode(await self._stub.Lookup(request, timeout=timeout_s), LookupAnswer)

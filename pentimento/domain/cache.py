@@ -140,12 +140,14 @@ class Neighbour:
 @dataclass(frozen=True)
 class CandidateStart:
     """Where one candidate would start, and why. The similarities (cosine) are those of the nearest compatible entries,
-    also where they were not near enough; None where nothing was searched or found."""
+    also where they were not near enough; None where nothing was searched or found. `hole_steps`: how many more it would
+    save if the nearest entries held all K of the table."""
 
     start: Start
     reason: str
     text_similarity: float | None = None
     image_similarity: float | None = None
+    hole_steps: int = 0
 
 
 @dataclass(frozen=True)

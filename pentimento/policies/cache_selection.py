@@ -112,12 +112,14 @@ AS_STORED = Renoising()
 
 @dataclass(frozen=True)
 class UseLatent:
-    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`."""
+    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`. `hole_steps`: the steps
+    up to the K that the similarity allows and the entry does not hold (NIRVANA, section 5.4)."""
 
     resume_step: int
     reason: str
     entry: int = 0
     renoising: Renoising = AS_STORED
+    hole_steps: int = 0
 
     @property
     def saved_steps(self) -> int:
@@ -142,9 +144,10 @@ class UseImage:
 
 @dataclass(frozen=True)
 class Miss:
-    """A start from noise."""
+    """A start from noise. `hole_steps`: the steps that the nearest entry would save, were its latents still there."""
 
     reason: str
+    hole_steps: int = 0
 
 
 Selection = UseLatent | UseImage | Miss
@@ -192,29 +195,33 @@ def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) ->
 @dataclass(frozen=True)
 class _Compared:
     """The entry that saves most of those that were read, by its number; `allowed` is what its similarity allows, and
-    `steps` what it saves, 0 where none saves any: then it is the nearest one."""
+    `steps` what it saves, 0 where none saves any: then it is the nearest one. `most` is the largest `allowed` of all
+    that were read."""
 
     number: int
     entry: NearestEntry
     allowed: int
     steps: int
+    most: int
 
 
 def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images: bool) -> _Compared | None:
     """Of the nearest entries the one that saves most steps; None where there is none."""
     best: _Compared | None = None
+    most = 0
     for number, entry in enumerate(context.by_image if from_images else context.by_text):
         if from_images and not entry.has_image:
             continue
         allowed = allowed_steps(entry.similarity, context.step_count, thresholds)
+        most = max(most, allowed)
         # The farther ones are allowed no more than this one.
         if best is not None and allowed <= best.steps:
             break
         steps = allowed if from_images else max((step for step in entry.latent_steps if step <= allowed), default=0)
         if entry.is_own and (steps or from_images):
-            return _Compared(number, entry, allowed, steps)
+            return _Compared(number, entry, allowed, steps, most)
         if best is None or steps > best.steps:
-            best = _Compared(number, entry, allowed, steps)
+            best = _Compared(number, entry, allowed, steps, most)
     return best
 
 
@@ -238,12 +245,16 @@ def _select_latent(context: SelectionContext, rules: SelectionRules) -> UseLaten
     if not allowed:
         return Miss(_too_far("nearest similarity", similarity, thresholds))
     if not steps:
-        return Miss(f"miss: similarity {similarity:.3f} allows step {allowed}, but no latent up to it is stored")
+        why = f"miss: similarity {similarity:.3f} allows step {allowed}, but no latent up to it is stored"
+        return Miss(why, allowed)
+    lost = best.most - steps
     reason = f"latent at step {steps} of {context.step_count}: similarity {similarity:.3f} allows {allowed}"
+    if lost:
+        reason += f", a hole loses {lost} steps"
     renoising = AS_STORED if best.entry.is_own else renoising_of(steps, rules)
     if rules.renoised_share and renoising == AS_STORED and not best.entry.is_own:
         return Miss(f"miss: a latent at step {steps} would give every seed the same image")
-    return UseLatent(steps, reason + _told(steps, renoising), best.number, renoising)
+    return UseLatent(steps, reason + _told(steps, renoising), best.number, renoising, lost)
 
 
 def _select_image(context: SelectionContext, rules: SelectionRules) -> UseImage | Miss:

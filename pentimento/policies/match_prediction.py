@@ -38,7 +38,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True)
 class LookupPrices:
-    """Seconds: of a search (l_s), of a picture from noise (C), of one prediction."""
+    """Seconds: of a search (l_s), of an image from noise (C), of one prediction."""
 
     search_s: float
     generation_s: float
@@ -116,7 +116,13 @@ class MatchGate:
         self._calibration: SkipThreshold | None = None
         self._fresh_count = 0
         self._recent = NetLatency()
+        self._why = "no search compared yet"
         self.total = NetLatency()
+
+    @property
+    def why(self) -> str:
+        """Why it is on or off, by the last review."""
+        return self._why
 
     @property
     def calibration(self) -> SkipThreshold | None:
@@ -171,13 +177,17 @@ class MatchGate:
             self._calibration = calibrate(self._outcomes, prices) or self._calibration
 
     def _keep_recall(self, recall: float) -> None:
+        self._why = self._compared(len(self._outcomes))
         if len(self._outcomes) >= self._settings.needed_count:
+            self._why = f"always on, at a recall of {recall:g}"
             self._calibration = SkipThreshold(threshold_for_recall(self._outcomes, recall), math.nan, math.nan)
 
     def _switch_on(self, prices: LookupPrices) -> None:
         if self._fresh_count < self._settings.needed_count:
+            self._why = self._compared(self._fresh_count)
             return
         found = calibrate(self._outcomes, prices)
+        self._why = _gain(found)
         if found is not None and found.at_least_s > 0:
             self._calibration, self._recent = found, NetLatency()
 
@@ -187,15 +197,28 @@ class MatchGate:
     def _loses(self, prices: LookupPrices) -> bool:
         recent = self._recent
         if recent.lookup_count >= self._settings.needed_count / 4 and recent.net_s <= 0:
+            lost_ms = -1000 * recent.net_s / recent.lookup_count
+            self._why = f"skipping lost {lost_ms:.2f} ms a lookup, off until more searches are compared"
             return True
         best = calibrate(self._outcomes, prices)
+        self._why = _gain(best)
         return best is None or best.expected_s <= 0
+
+    def _compared(self, count: int) -> str:
+        return f"{count} of {self._settings.needed_count} searches compared"
 
     def _book(self, entry: NetLatency) -> None:
         self.total = self.total.plus(entry)
         self._recent = self._recent.plus(entry)
         if self._recent.lookup_count >= self._settings.account_count:
             self._recent = self._recent.scaled(0.5)
+
+
+def _gain(found: SkipThreshold | None) -> str:
+    if found is None:
+        return "scores do not tell hits from misses"
+    expected_ms, surely_ms = 1000 * found.expected_s, 1000 * found.at_least_s
+    return f"skipping would gain {expected_ms:.2f} ms a lookup, at least {surely_ms:.2f} ms"
 
 
 def threshold_for_recall(outcomes: Iterable[SearchOutcome], recall: float) -> float:

@@ -10,6 +10,12 @@ STUCK_SECONDS = gauge(
     "Age of the oldest running call: reads and writes (above 6: NOT_SERVING), maintenance (above 120: hung).",
     ["what"],
 )
+HOLES = counter(
+    "pentimento_gateway_holes_total",
+    "Lookups whose nearest entry lacks the latent that its similarity allows, by the start: latent (a smaller K), noise.",
+    ["start"],
+)
+HOLE_STEPS = counter("pentimento_gateway_hole_steps_total", "Steps that starts save less because of holes.")
 STARTS = counter(
     "pentimento_gateway_starts_total",
     "Cached starts: taken, or passed_over (unusable).",

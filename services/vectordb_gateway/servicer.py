@@ -21,6 +21,7 @@ from services.vectordb_gateway.entries.pinning import Pinning
 from services.vectordb_gateway.entries.rules import QualityWatch
 from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun
 from services.vectordb_gateway.lookup.lookup import Lookup
+from services.vectordb_gateway.match_predictor.match_watch import Standing
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.uses import UseNotes
 
@@ -52,7 +53,8 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         candidates = [decode(candidate, LookupCandidate) for candidate in request.candidates]
         embedding = decode(request.text_embedding, Embedding, "text_embedding")
         quality = request.quality if request.HasField("quality") else None
-        answer = await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key)
+        noise_s = request.noise_s if request.HasField("noise_s") else None
+        answer = await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key, noise_s)
         return encode(answer, pb.LookupResponse)
 
     async def ListNeighbours(self, request: pb.ListNeighboursRequest, context: Context) -> pb.ListNeighboursResponse:
@@ -128,7 +130,22 @@ class GatewayServicer(VectordbGatewayServiceServicer):
             object_backend=gateway.object_backend,
             taken_count=gateway.uses.taken_count,
             passed_over_count=gateway.uses.passed_over_count,
+            match_predictor=_standing(gateway.lookup.standing),
+            hole_count=gateway.lookup.hole_count,
+            hole_step_count=gateway.lookup.hole_step_count,
         )
+
+
+def _standing(now: Standing) -> pb.MatchPredictor:
+    return pb.MatchPredictor(
+        on=now.on,
+        reason=now.why,
+        search_s=now.prices.search_s,
+        image_s=now.prices.generation_s,
+        prediction_s=now.prices.prediction_s,
+        net_s=now.total.net_s,
+        skipped_count=round(now.total.skipped_count),
+    )
 
 
 def _captured(request: pb.CommitRequest) -> CapturedEntries:

@@ -140,7 +140,8 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
     else:
         embedding = await _awaited_embedding(parts, job)
         left_out = "" if job.asks_cache else parts.cache_worth.why_left_out(request.tenant, job.noise_s)
-        asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0, left_out=left_out)
+        asked = (request.tenant, request.resolved, stage, request.draw)
+        asker = Asker(*asked, stays=number > 0, left_out=left_out, noise_s=job.noise_s or None)
         decided = await decide_route(parts, asker, held, embedding, job.note)
         decided = tuple(started_from_light(job, number, option) for option in decided)
         if number == 0:

@@ -32,7 +32,7 @@ FROM_NOISE = FromNoise()
 class Asker:
     """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
     plans. `stays`: it was sent on to that stage, and goes nowhere else. `left_out`: why the cache is not asked, empty
-    where it is."""
+    where it is. `noise_s`: device seconds of its image from noise, None for unknown."""
 
     tenant: str
     resolved: ResolvedRequest
@@ -40,6 +40,7 @@ class Asker:
     draw: float
     stays: bool = False
     left_out: str = ""
+    noise_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ async def _look_up(
         LookupCandidate(one.scope(asker.tenant), one.candidate.latents, one.candidate.images) for one in asked
     ]
     quality, repeat_key = asker.resolved.quality, repeat_key_of(asker.resolved.spec)
-    lookup = parts.gateway.lookup(candidates, embedding, quality, timeout_s, repeat_key)
+    lookup = parts.gateway.lookup(candidates, embedding, quality, timeout_s, repeat_key, asker.noise_s)
     answer = await bounded("gateway", timeout_s, lookup, note)
     if answer is None or len(answer.starts) != len(asked):
         return _not_asked(asked, "the cache did not answer")

@@ -62,6 +62,13 @@ def check_quality(quality: float | None) -> None:
         raise InvalidArgument.of("quality", f"must be between 0 and 1, got {quality}")
 
 
+def check_noise_s(noise_s: float | None) -> None:
+    """Check the device seconds of an image from noise. Raises InvalidArgument unless finite and above 0; None is
+    unknown."""
+    if noise_s is not None and not 0 < noise_s < math.inf:
+        raise InvalidArgument.of("noise_s", f"must be above 0 and finite, got {noise_s}")
+
+
 def check_attempt(attempt: Attempt, scope: CacheScope) -> None:
     """Raises InvalidArgument unless the attempt can own a grant in that scope."""
     check_name("attempt.request_id", attempt.request_id)

@@ -21,14 +21,14 @@ from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.entries.checks import check_candidates, check_quality, pools_of
+from services.vectordb_gateway.entries.checks import check_candidates, check_noise_s, check_quality, pools_of
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.lookup.neighbours import MAX_NEIGHBOUR_COUNT, neighbours_of
 from services.vectordb_gateway.lookup.repeats import RepeatedStarts
 from services.vectordb_gateway.lookup.rows import EntryRows
 from services.vectordb_gateway.lookup.search import LookupBounds, LookupSearch, Matches
 from services.vectordb_gateway.lookup.selection import RuledCandidate, decide
-from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
+from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch, Standing
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class Lookup:
         self._repeats = RepeatedStarts()
         self.lookup_count = 0
         self.hit_count = 0
+        self.hole_count = 0
+        self.hole_step_count = 0
 
     async def lookup(
         self,
@@ -76,11 +78,14 @@ class Lookup:
         embedding: Embedding,
         quality: float | None,
         repeat_key: str = "",
+        noise_s: float | None = None,
     ) -> LookupAnswer:
-        """Return where each of the candidates starts; `repeat_key` is the digest of the request's prompt and seed.
-        Raises InvalidArgument for an incomplete scope or an embedding that is not of the cache's encoder."""
+        """Return where each of the candidates starts; `repeat_key` is the digest of the request's prompt and seed,
+        `noise_s` what its image takes from noise, None for unknown. Raises InvalidArgument for an incomplete scope or
+        an embedding that is not of the cache's encoder."""
         check_candidates(candidates)
         check_quality(quality)
+        check_noise_s(noise_s)
         self._guard.check(embedding, "text_embedding")
         now = self._in_force()
         wanted = quality if quality is not None else now.alpha
@@ -88,6 +93,8 @@ class Lookup:
         # All candidates are of one tenant and pool.
         pools = pools_of(candidates[0].scope)
         search = LookupSearch(self._index, self._read, embedding.values, pools, self._bounds, repeat_key=repeat_key)
+        if noise_s is not None:
+            self._watch.note_image(noise_s)
         answer = await self._answer(asked, search, wanted)
         self._count(answer)
         return _explained(answer, now.told)
@@ -111,6 +118,11 @@ class Lookup:
                 return await neighbours_of(candidate, search)
         except TimeoutError:
             raise DeadlineExceeded("STORE_SLOW", f"the index did not answer in {bounds.timeout_s:g} s") from None
+
+    @property
+    def standing(self) -> Standing:
+        """Return whether the match predictor skips searches now, and why."""
+        return self._watch.standing
 
     def close(self) -> None:
         """Release the threads; a read that still runs ends by its own timeout."""
@@ -227,6 +239,11 @@ class Lookup:
         self.hit_count += bool(kinds)
         outcome = "skipped" if answer.search_skipped else "miss"
         metrics.LOOKUPS.labels(kinds[0].__name__.removeprefix("From").lower() if kinds else outcome).inc()
+        if lost := max(found.hole_steps for found in answer.starts):
+            self.hole_count += 1
+            self.hole_step_count += lost
+            metrics.HOLES.labels("latent" if kinds else "noise").inc()
+            metrics.HOLE_STEPS.inc(lost)
 
 
 def _explained(answer: LookupAnswer, by: str) -> LookupAnswer:

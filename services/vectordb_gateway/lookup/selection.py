@@ -71,6 +71,7 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repea
         asked.reason(selection),
         matches.by_text[0].similarity if matches.by_text else None,
         matches.by_image[0].similarity if matches.by_image else None,
+        0 if isinstance(selection, UseImage) else selection.hole_steps,
     )
 
 

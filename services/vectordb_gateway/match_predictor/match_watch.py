@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, Ruling
+from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, NetLatency, Ruling
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
@@ -30,8 +30,6 @@ _QUICK_COUNT = 3
 # Weight of a new measurement in the running means of what searches and predictions take.
 _FRESHNESS = 0.05
 _RECALL = 0.95
-# Seconds of an image from noise: the price of a missed hit.
-_IMAGE_S = 10.0
 # Share of the time of searches that predictions may take while the gate is off, unless the predictor always runs: they
 # save nothing then.
 _STUDY_SHARE = 0.1
@@ -51,6 +49,16 @@ class Forecast:
     vector: bytes
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Whether searches are skipped, why, the measured prices (0: not known yet), and what skipping gained so far."""
+
+    on: bool
+    why: str
+    prices: LookupPrices
+    total: NetLatency
+
+
 class MatchWatch:
     """Rules on lookups, learns from them, follows the ledger. Thread-safe.
 
@@ -63,18 +71,15 @@ class MatchWatch:
         ledger: CacheLedger,
         choice: MatchPredictorChoice = MatchPredictorChoice.AUTO,
         random: Random | None = None,
-        image_s: float = _IMAGE_S,
     ) -> None:
-        """`image_s` are the seconds of an image from noise, the price of a missed hit."""
         self._ledger = ledger
-        self._image_s = image_s
         self._random = random or Random()
         self._enabled = choice is not MatchPredictorChoice.OFF
         self._always = choice is MatchPredictorChoice.ALWAYS
         self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if self._always else None))
         self._study_share = math.inf if self._always else _STUDY_SHARE
         self._predictor: MatchPredictor | None = None
-        self._search_s = self._prediction_s = 0.0
+        self._search_s = self._prediction_s = self._image_s = 0.0
         self._timed: deque[float] = deque(maxlen=_TIMED_COUNT)
         self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
         # Whether the ledger may have entries that the following thread has not read.
@@ -84,6 +89,25 @@ class MatchWatch:
     def prices(self) -> LookupPrices:
         """Return the seconds of a search, an image and a prediction, as measured so far."""
         return LookupPrices(self._search_s, self._image_s, self._prediction_s)
+
+    @property
+    def standing(self) -> Standing:
+        """Return whether it is on, and why."""
+        with self._booking:
+            return Standing(self._gate.on, self._why(), self.prices, self._gate.total)
+
+    def _why(self) -> str:
+        if not self._enabled:
+            return "off by the settings"
+        timed = sorted(self._timed)
+        if self._predictor is None and len(timed) < _TIMED_COUNT:
+            return f"{len(timed)} of {_TIMED_COUNT} searches timed"
+        if self._predictor is None and timed[_QUICK_COUNT] <= _LEAST_SEARCH_S:
+            taken_ms, least_ms = 1000 * timed[_QUICK_COUNT], 1000 * _LEAST_SEARCH_S
+            return f"a search takes {taken_ms:.1f} ms, predictions pay from {least_ms:g} ms on"
+        if not (self._image_s or self._always):
+            return "no frontdoor says what an image takes"
+        return self._gate.why
 
     @property
     def scores_slowly(self) -> bool:
@@ -103,6 +127,11 @@ class MatchWatch:
                 self._gate.note_skipped(self.prices)
         metrics.PREDICTIONS.labels(ruling.value).inc()
         return Forecast(ruling, score, pools, vector)
+
+    def note_image(self, noise_s: float) -> None:
+        """Changes state: learn what an image of the fleet takes from noise, the price of a missed hit."""
+        with self._booking:
+            self._image_s = _running_mean(self._image_s, noise_s)
 
     def note_search(self, forecast: Forecast, search_s: float, saved_share: float) -> None:
         """Changes state: learn what a search took and what share of the steps it saves, 0 for a miss."""
@@ -157,7 +186,8 @@ class MatchWatch:
         self.follow()
         self._retrain_if_stale()
         with self._booking:
-            self._gate.review(self.prices)
+            if self._image_s or self._always:
+                self._gate.review(self.prices)
         self._publish()
 
     def _is_worth_it(self) -> bool:

@@ -55,6 +55,8 @@ async def test_cache_that_saves_nothing_is_used_by_one_in_sixteen(
     assert later == 2 * [*15 * [told], "as the test chose"]
     # The last one is the explanation's.
     assert (len(gateway.lookups), len(gateway.reserved)) == (1 + 2 + 1, 1 + 2)
+    # The fleet's image time is the price of a miss; an explanation prices nothing.
+    assert [asked.noise_s > 0.0 for asked in gateway.lookups] == [False, True, True, False]
     assert f"start: {told}" in explained.reasons
 
 

@@ -127,11 +127,16 @@ class LookupRequest(_message.Message):
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     REPEAT_KEY_FIELD_NUMBER: _builtins.int
+    NOISE_S_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     """Share of the from-scratch quality asked for, 0..1; absent means the deployment's alpha."""
     repeat_key: _builtins.str
     """Digest of the request's prompt and seed. An entry of the same one gives the same image again; every other start is noised again
     by the request's seed, so that the images differ. Empty: not known.
+    """
+    noise_s: _builtins.float
+    """Device seconds of the request's image from noise, as the fleet generates it now: the price of a missed hit. Absent where no
+    speed is known.
     """
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___LookupCandidate]:
@@ -146,13 +151,19 @@ class LookupRequest(_message.Message):
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
         quality: _builtins.float | None = ...,
         repeat_key: _builtins.str = ...,
+        noise_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s", "_quality", b"_quality", "noise_s", b"noise_s", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s", "_quality", b"_quality", "candidates", b"candidates", "noise_s", b"noise_s", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__noise_s: _TypeAlias = _typing.Literal["noise_s"]  # noqa: Y015
+    _WhichOneofArgType__noise_s: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__noise_s) -> _WhichOneofReturnType__noise_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
 
 Global___LookupRequest: _TypeAlias = LookupRequest  # noqa: Y015
@@ -167,10 +178,13 @@ class CandidateStart(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_SIMILARITY_FIELD_NUMBER: _builtins.int
     IMAGE_SIMILARITY_FIELD_NUMBER: _builtins.int
+    HOLE_STEPS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     text_similarity: _builtins.float
     """Of the nearest compatible entries, even where they were not near enough; absent when nothing was searched or found."""
     image_similarity: _builtins.float
+    hole_steps: _builtins.int
+    """Steps that it would save more if the nearest entries held all K of the table."""
     @_builtins.property
     def start(self) -> _generation_pb2.Start: ...
     def __init__(
@@ -180,10 +194,11 @@ class CandidateStart(_message.Message):
         reason: _builtins.str = ...,
         text_similarity: _builtins.float | None = ...,
         image_similarity: _builtins.float | None = ...,
+        hole_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "image_similarity", b"image_similarity", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "image_similarity", b"image_similarity", "reason", b"reason", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "hole_steps", b"hole_steps", "image_similarity", b"image_similarity", "reason", b"reason", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__image_similarity: _TypeAlias = _typing.Literal["image_similarity"]  # noqa: Y015
     _WhichOneofArgType__image_similarity: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity"]  # noqa: Y015
@@ -794,6 +809,9 @@ class GetStatisticsResponse(_message.Message):
     OBJECT_BACKEND_FIELD_NUMBER: _builtins.int
     TAKEN_COUNT_FIELD_NUMBER: _builtins.int
     PASSED_OVER_COUNT_FIELD_NUMBER: _builtins.int
+    MATCH_PREDICTOR_FIELD_NUMBER: _builtins.int
+    HOLE_COUNT_FIELD_NUMBER: _builtins.int
+    HOLE_STEP_COUNT_FIELD_NUMBER: _builtins.int
     entry_count: _builtins.int
     object_count: _builtins.int
     size_bytes: _builtins.int
@@ -807,6 +825,11 @@ class GetStatisticsResponse(_message.Message):
     taken_count: _builtins.int
     """Since the start of the process: starts that workers took, and starts that they could not use."""
     passed_over_count: _builtins.int
+    hole_count: _builtins.int
+    """Since the start of the process: lookups whose allowed K was a hole, so that a smaller K or none served, and the steps lost."""
+    hole_step_count: _builtins.int
+    @_builtins.property
+    def match_predictor(self) -> Global___MatchPredictor: ...
     def __init__(
         self,
         *,
@@ -821,11 +844,54 @@ class GetStatisticsResponse(_message.Message):
         object_backend: _builtins.str = ...,
         taken_count: _builtins.int = ...,
         passed_over_count: _builtins.int = ...,
+        match_predictor: Global___MatchPredictor | None = ...,
+        hole_count: _builtins.int = ...,
+        hole_step_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["match_predictor", b"match_predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "hit_count", b"hit_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "object_backend", b"object_backend", "object_count", b"object_count", "passed_over_count", b"passed_over_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes", "taken_count", b"taken_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "hit_count", b"hit_count", "hole_count", b"hole_count", "hole_step_count", b"hole_step_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "match_predictor", b"match_predictor", "object_backend", b"object_backend", "object_count", b"object_count", "passed_over_count", b"passed_over_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes", "taken_count", b"taken_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatisticsResponse: _TypeAlias = GetStatisticsResponse  # noqa: Y015
+
+@_typing.final
+class MatchPredictor(_message.Message):
+    """Whether searches are skipped where no near entry is likely, why, and the measured prices that decide it (0: not known yet)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ON_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SEARCH_S_FIELD_NUMBER: _builtins.int
+    IMAGE_S_FIELD_NUMBER: _builtins.int
+    PREDICTION_S_FIELD_NUMBER: _builtins.int
+    NET_S_FIELD_NUMBER: _builtins.int
+    SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
+    on: _builtins.bool
+    reason: _builtins.str
+    search_s: _builtins.float
+    image_s: _builtins.float
+    prediction_s: _builtins.float
+    net_s: _builtins.float
+    """Since the start of the process: seconds gained by skipping, and skipped searches."""
+    skipped_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        on: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        search_s: _builtins.float = ...,
+        image_s: _builtins.float = ...,
+        prediction_s: _builtins.float = ...,
+        net_s: _builtins.float = ...,
+        skipped_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_s", b"image_s", "net_s", b"net_s", "on", b"on", "prediction_s", b"prediction_s", "reason", b"reason", "search_s", b"search_s", "skipped_count", b"skipped_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchPredictor: _TypeAlias = MatchPredictor  # noqa: Y015

@@ -21,6 +21,8 @@ function tiles({ frontdoor, cache }) {
     const lookups = Number(cache.lookup_count ?? 0);
     shown.push(tileOf("Cache", bytes(Number(cache.size_bytes ?? 0)), `${counted(cache.entry_count, "entry", "entries")}${cache.read_only ? ", read-only" : ""}`));
     shown.push(tileOf("Hits", lookups ? percent(Number(cache.hit_count ?? 0) / lookups) : "–", counted(lookups, "lookup", "lookups")));
+    const predictor = cache.match_predictor ?? {};
+    shown.push(tileOf("Match predictor", predictor.on ? "on" : "off", predictor.reason));
   }
   return h("div", { class: "figures" }, shown);
 }

@@ -113,11 +113,18 @@ def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_sh
     return forecast.ruling
 
 
+def opened(ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorChoice.AUTO) -> MatchWatch:
+    """A watch of a fleet whose images take a second."""
+    watch = MatchWatch(ledger, choice, Random(0))
+    watch.note_image(1.0)
+    return watch
+
+
 def learnt(
     ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorChoice.AUTO, search_s: float = FAR_S
 ) -> MatchWatch:
     """A watch after its first 64 lookups, a training, 600 lookups half of which are hits, and a review."""
-    watch = MatchWatch(ledger, choice, Random(0), image_s=1.0)
+    watch = opened(ledger, choice)
     rulings(watch, STRANGE[:64], search_s)
     watch.maintain()
     for number in range(300):
@@ -150,7 +157,7 @@ def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> Non
 
 def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-    watch = MatchWatch(ledger, image_s=1.0)
+    watch = opened(ledger)
 
     rulings(watch, STRANGE[:63], FAR_S)
 
@@ -159,7 +166,7 @@ def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, mo
 
 def test_searches_on_a_busy_processor_are_not_slow(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-    watch = MatchWatch(ledger, image_s=1.0)
+    watch = opened(ledger)
 
     rulings(watch, STRANGE[:60], FAR_S)
     rulings(watch, STRANGE[60:64], LOCAL_S)
@@ -303,7 +310,7 @@ def test_a_training_that_fails_leaves_lookups_as_they_were(
         raise MemoryError
 
     monkeypatch.setattr(predictor_module, "fit_support", fail)
-    watch = MatchWatch(ledger, image_s=1.0)
+    watch = opened(ledger)
     rulings(watch, STRANGE[:64])
 
     with pytest.raises(MemoryError):
