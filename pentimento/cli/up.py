@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pentimento.cli.cache_options import cache_arguments, cache_options
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
 from pentimento.cli.forwarding import RenamedOptions
@@ -113,6 +114,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
+@cache_options
 @click.option(
     "--controlnets",
     default="",
@@ -208,6 +210,7 @@ def up(
         profiles=with_shipped(options["profiles"], encoder_path) if emulated is None else (),
         thinning=options["thinning"],
         unprofiled_reuse=options["unprofiled_reuse"],
+        cache=cache_arguments(options),
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],

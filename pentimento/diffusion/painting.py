@@ -286,6 +286,8 @@ def _state_from_image(
     noise = _noise(model, shape, generator)
     if start.from_noise or clean is None:
         state = SamplerState(schedule.initial_latent(noise), start.first_step)
+    elif start.first_step == schedule.step_count:
+        state = SamplerState(clean, start.first_step)
     else:
         state = SamplerState(schedule.noised_latent(clean, noise, start.first_step), start.first_step)
     if start.mask is None or sees_mask or clean is None:

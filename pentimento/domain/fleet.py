@@ -190,7 +190,8 @@ class CachePlan:
 
     `admits`: kinds of start that may enter with their images and latents; `admits_light`: whether a cascade's earlier
     stages may. `alpha`: the share of the from-scratch quality that hits must keep where a request does not say; None
-    leaves it to the gateway. `bias` moves every K of the selector by that many rows (NIRVANA, section 5.3.1).
+    leaves it to the gateway. `bias` moves every K of the selector by that many tenths of the steps (NIRVANA, section
+    5.3.1).
     `eviction` names the eviction rule; empty: the gateway's own.
     """
 

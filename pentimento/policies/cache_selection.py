@@ -60,7 +60,8 @@ class SelectionRules:
     `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
     of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). A start of another
     seed's image is noised again by the request's seed, so that the images differ (NIRVANA, appendix C): by
-    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0007).
+    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0007). `retrieves`: an
+    entry that is near enough is answered with its image, without a denoising step (K = N).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
@@ -70,6 +71,7 @@ class SelectionRules:
     keeps_images_of_hits: bool = True
     renoised_share: float = 0.0
     retaken_share: float = 1.0
+    retrieves: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,14 @@ class UseLatent:
 
 @dataclass(frozen=True)
 class UseImage:
-    """A start from an image, re-noised to `start_step`; `entry` is the number of its entry in `by_image`."""
+    """A start from an image, re-noised to `start_step`; `entry` is the number of its entry in `by_image`, or in
+    `by_text` where it was found there."""
 
     start_step: int
     reason: str
     entry: int = 0
     renoising: Renoising = AS_STORED
+    found_by_text: bool = False
 
     @property
     def saved_steps(self) -> int:
@@ -158,6 +162,8 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
     own."""
     if context.quality is not None and context.quality > rules.quality:
         return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
+    if rules.retrieves:
+        return _select_stored(context, rules)
     latent = _select_latent(context, rules)
     image = _select_image(context, rules)
     if isinstance(latent, UseLatent) and isinstance(image, UseImage):
@@ -269,6 +275,22 @@ def _select_image(context: SelectionContext, rules: SelectionRules) -> UseImage 
     reason = f"image at step {best.steps} of {context.step_count}: text-to-image similarity {best.entry.similarity:.3f}"
     renoising = renoising_of(best.steps, rules)
     return UseImage(best.steps, reason + _told(best.steps, renoising), best.number, renoising)
+
+
+def _select_stored(context: SelectionContext, rules: SelectionRules) -> UseImage | Miss:
+    """Return the nearest stored image, the one found by its prompt first."""
+    miss = Miss("miss: no stored image")
+    for by_text, entries, table in ((True, context.by_text, rules.latents), (False, context.by_image, rules.images)):
+        nearest = next(((number, one) for number, one in enumerate(entries) if one.has_image), None)
+        if nearest is None or not table:
+            continue
+        number, entry = nearest
+        what = "similarity" if by_text else "text-to-image similarity"
+        if allowed_steps(entry.similarity, context.step_count, table):
+            reason = f"the stored image, no step of {context.step_count}: {what} {entry.similarity:.3f}"
+            return UseImage(context.step_count, reason, number, found_by_text=by_text)
+        miss = Miss(_too_far(f"nearest {what}", entry.similarity, table))
+    return miss
 
 
 def _told(step: int, renoising: Renoising) -> str:

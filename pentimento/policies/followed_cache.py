@@ -16,8 +16,9 @@ _FIRST_IN_FIRST_OUT = "fifo"
 @dataclass(frozen=True)
 class CacheChoice:
     """What the operator chose; None where nothing was said. `alpha`: the share of the from-scratch quality (0..1) that
-    hits keep where a request does not say; `bias`: rows that every K of the selector is moved by; `eviction`: the name
-    of a rule. `keeps_light`: whether anything of a cascade's earlier stages may enter, as far as a plan admits it."""
+    hits keep where a request does not say; `bias`: tenths of the steps that every K of the selector is moved by;
+    `eviction`: the name of a rule. `keeps_light`: whether anything of a cascade's earlier stages may enter, as far as a
+    plan admits it."""
 
     alpha: float | None = None
     bias: int | None = None

@@ -10,7 +10,7 @@ from typing import Protocol
 from pentimento.policies.cache_selection import SelectionRules, Thresholds
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
-from pentimento.profiles.kinds import biased, profile_name, reuses_images, thresholds
+from pentimento.profiles.kinds import RETRIEVAL_BIAS, biased, profile_name, reuses_images, thresholds
 from pentimento.profiles.rules import ThresholdRule
 
 UNPROFILED = "thresholds that are not profiled"
@@ -70,9 +70,9 @@ class ReuseSource(Protocol):
 @dataclass(frozen=True)
 class ReuseRules:
     """The rules of a gateway. `base` holds the tables of models without a profile: empty ones for no reuse. `rule`
-    is the profiles' own where it is None; `bias` moves every K of their tables by so many rows (NIRVANA, section
-    5.3.1): a table that is biased to larger ones promises no quality. Of the kinds that are `given` the tables of
-    `base` stand over every profile."""
+    is the profiles' own where it is None; `bias` moves every K of every table by that many tenths of the steps
+    (NIRVANA, section 5.3.1): a table that is biased to larger ones promises no quality, and from RETRIEVAL_BIAS on hits
+    are stored images, unchanged. Of the kinds that are `given` the tables of `base` stand over every profile."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
@@ -86,13 +86,19 @@ class ReuseRules:
             None if kind in self.given else self.profiles.reuse(kind, model_digest, encoder_digest)
             for kind in (ReuseKind.LATENTS, ReuseKind.IMAGES)
         )
-        return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), self.base)
+        base = replace(self.base, retrieves=self._retrieves)
+        return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), base)
+
+    @property
+    def _retrieves(self) -> bool:
+        return self.bias >= RETRIEVAL_BIAS
 
     def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
         """Return the rules by which a model's pictures are kept: latents at the K of its own table, and images where
         any model may reuse some, for it does not matter to who refines them whose they are."""
         own = self.of(model_digest, encoder_digest)
-        return replace(self.base, latents=own.latents.thresholds, images=self._images_of_any())
+        images = self._images_of_any() or (own.latents.thresholds if self._retrieves else ())
+        return replace(self.base, latents=own.latents.thresholds, images=images)
 
     def _images_of_any(self) -> Thresholds:
         profiles = self.profiles.of(ProfileKind.REUSE)
@@ -106,12 +112,14 @@ class ReuseRules:
         return bool(self.base.latents or self.base.images) or any(tables)
 
     def _table(self, profile: Profile | None, unprofiled: Thresholds) -> ReuseTable:
+        if profile is None and not unprofiled:
+            return ReuseTable((), self.base.quality, NO_PROFILE)
+        table = unprofiled if profile is None else thresholds(profile, self.rule)
+        alpha = self.base.quality if profile is None else profile.asked.alpha
+        source = UNPROFILED if profile is None else profile_name(profile, self.rule)
+        if self.bias:
+            source += f", cache bias {self.bias:+}"
+        moved = (table if self._retrieves else biased(table, self.bias), alpha if self.bias <= 0 else 0.0, source)
         if profile is None:
-            return ReuseTable(unprofiled, self.base.quality, UNPROFILED if unprofiled else NO_PROFILE)
-        alpha = profile.asked.alpha if self.bias <= 0 else 0.0
-        table, rule = biased(thresholds(profile, self.rule), self.bias), self.rule or profile.asked.rule
-        return ReuseTable(table, alpha, self._source(profile), rule, profile.of.reference_digest)
-
-    def _source(self, profile: Profile) -> str:
-        named = profile_name(profile, self.rule)
-        return named if self.bias == 0 else f"{named}, cache bias {self.bias:+}"
+            return ReuseTable(*moved)
+        return ReuseTable(*moved, self.rule or profile.asked.rule, profile.of.reference_digest)

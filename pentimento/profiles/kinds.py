@@ -38,6 +38,10 @@ from pentimento.profiles.rules import (
 )
 
 StepsKey = tuple[int, float, float, int, int]
+# Share of the steps by which a bias of 1 moves a K, and the largest share that a biased K skips.
+BIAS_STEP, LARGEST_BIASED_SHARE = 0.1, 0.9
+# From this bias on K is N: a hit is the stored image, without a denoising step.
+RETRIEVAL_BIAS = 10
 
 
 def profile_name(profile: Profile, rule: ThresholdRule | None = None) -> str:
@@ -101,17 +105,18 @@ def caution(profile: Profile) -> float:
 
 
 def biased(table: Thresholds, bias: int) -> Thresholds:
-    """Return a table with every K moved by `bias` rows (NIRVANA, section 5.3.1, quality vs. performance).
+    """Return a table with every K moved by `bias` tenths of the steps (NIRVANA, section 5.3.1).
 
-    Above 0 each similarity allows a larger K, which is cheaper; below 0 a smaller one, which is closer to an image from
-    scratch. Rows beyond the largest K get it; rows below the smallest reuse nothing.
+    A tenth is the distance of the paper's K. Above 0 each similarity allows a larger K, which is cheaper; below 0 a
+    smaller one, which is closer to an image from scratch. At least a tenth of the steps remains; a row whose K falls
+    to 0 reuses nothing.
     """
-    rows = sorted(table, key=lambda row: row.min_similarity)
-    moved = [(row.min_similarity, min(index + bias, len(rows) - 1)) for index, row in enumerate(rows)]
     least: dict[float, float] = {}
-    for similarity, index in moved:
-        if index >= 0:
-            least.setdefault(rows[index].saved_share, similarity)
+    for row in sorted(table, key=lambda row: row.min_similarity):
+        most = max(row.saved_share, LARGEST_BIASED_SHARE)
+        share = min(row.saved_share + bias * BIAS_STEP, most)
+        if share > 0:
+            least.setdefault(share, row.min_similarity)
     return tuple(Threshold(similarity, share) for share, similarity in least.items())
 
 

@@ -174,7 +174,8 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
     """Return the gateway's flags for reuse. Emulated models cannot be measured and reuse without a profile."""
     unprofiled = settings.unprofiled_reuse or settings.emulated is not None
-    return profile_arguments(settings.profiles) + (("--unprofiled-reuse",) if unprofiled else ())
+    switches = (("--unprofiled-reuse",) if unprofiled else ()) + (("--follow-plan",) if settings.policy else ())
+    return profile_arguments(settings.profiles) + settings.cache + switches
 
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:

@@ -72,7 +72,8 @@ class SuiteSettings:
     `copies`: workers of each model. `public`: host:port of the public API, next to its unix socket; `http`: that of the
     HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
     `policy`: the controller's, which plans for the SLO `slo_s`. `profiles`: files of any kind;
-    with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `controlnets`: the registry that
+    with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the
+    plan of a `policy` decides the others. `controlnets`: the registry that
     `controlnet_copies` processes serve. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
     (off, deadline, load, always). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
@@ -97,6 +98,7 @@ class SuiteSettings:
     profiles: tuple[Path, ...] = ()
     thinning: str = "off"
     unprofiled_reuse: bool = False
+    cache: tuple[str, ...] = ()
     controlnets: Path | None = None
     controlnet_copies: int = 1
     loras: Path | None = None

@@ -47,8 +47,8 @@ class SelectionSettings:
     )
     cache_bias: int | None = setting(
         None,
-        help="rows of the profiles' tables to move every K by: above 0 saves more than measured, "
-        "below 0 less; empty: the plan's if followed, else 0",
+        help="tenths of the steps to move every K by: above 0 saves more than measured, below 0 less; 10: hits are "
+        "the stored image, without a step; empty: the plan's if followed, else 0",
         minimum=-10,
         maximum=10,
     )

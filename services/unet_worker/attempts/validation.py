@@ -193,7 +193,8 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
             if not (math.isfinite(start.sigma) and start.sigma > 0.0):
                 raise InvalidArgument.of("route.start.latent.sigma", f"must be above 0 and finite, got {start.sigma}")
         case FromImage():
-            _check_range("route.start.image.start_step", start.start_step, 0, spec.num_inference_steps - 1)
+            # All steps: the image is the answer.
+            _check_range("route.start.image.start_step", start.start_step, 0, spec.num_inference_steps)
             _check_bridge("route.start.image", start, start.start_step)
             _check_range("route.start.image.image.size_bytes", start.image.size_bytes, 1, MAX_DONOR_BYTES)
             if start.noise_form is not noise_form:

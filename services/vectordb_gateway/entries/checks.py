@@ -79,9 +79,10 @@ def check_attempt(attempt: Attempt, scope: CacheScope) -> None:
 
 
 def check_start_step(start_step: int, step_count: int) -> None:
-    """Raises InvalidArgument for a start outside of the schedule; 0 is a start from noise."""
-    if not 0 <= start_step < step_count:
-        raise InvalidArgument.of("start_step", f"must be between 0 and {step_count - 1}, got {start_step}")
+    """Raises InvalidArgument for a start outside of the schedule; 0 is a start from noise, `step_count` a stored image
+    that is the answer."""
+    if not 0 <= start_step <= step_count:
+        raise InvalidArgument.of("start_step", f"must be between 0 and {step_count}, got {start_step}")
 
 
 def check_tenant_bytes(most_bytes: int | None) -> None:
@@ -116,8 +117,8 @@ def check_compared_hit(seen: ComparedHit) -> None:
         check_name(name, getattr(seen, name))
     if not 1 <= seen.step_count <= MAX_STEP_COUNT:
         raise InvalidArgument.of("step_count", f"must be between 1 and {MAX_STEP_COUNT}, got {seen.step_count}")
-    if not 1 <= seen.skipped_steps < seen.step_count:
-        steps = f"between 1 and {seen.step_count - 1}"
+    if not 1 <= seen.skipped_steps <= seen.step_count:
+        steps = f"between 1 and {seen.step_count}"
         raise InvalidArgument.of("skipped_steps", f"must be {steps}, got {seen.skipped_steps}")
     for name in ("similarity", "quality", "scratch_quality"):
         value = getattr(seen, name)

@@ -118,6 +118,8 @@ class EntryWriting:
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
             return _refused(f"{run.ancestor_depth} ancestors in a row: its image is not reused")
+        if run.start_step == scope.num_inference_steps:
+            return _refused("the image is of the cache, unchanged")
         if refusal := self._planned.in_force.refusal(kind_of_run(run.start_kind, run.start_step), light=run.light):
             return _refused(refusal)
         rules = self._planned.keeping(scope.model_digest, self._guard.encoder_digest)

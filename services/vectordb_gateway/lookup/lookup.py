@@ -179,7 +179,7 @@ class Lookup:
     ) -> LookupAnswer:
         """Return the starts of all candidates. Candidates with the same query share a search, and all candidates one
         forecast."""
-        queries = [search.latent_query(one.candidate.scope) for one in asked if one.wants_latent]
+        queries = [one.text_query(search) for one in asked if one.wants_latent]
         queries += [search.image_query(one.candidate.scope) for one in asked if one.wants_image]
         forecast = await self._forecast(search) if queries else None
         if forecast is not None and forecast.ruling is Ruling.SKIP:
@@ -214,7 +214,7 @@ class Lookup:
             if not isinstance(again.start, FromNoise):
                 return again
         matches = Matches(
-            await search.latents(scope) if one.wants_latent else (),
+            await one.by_text(search) if one.wants_latent else (),
             await search.images(scope) if one.wants_image else (),
         )
         found = decide(one, matches, quality, key)

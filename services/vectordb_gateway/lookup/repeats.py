@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from pentimento.domain.cache import CacheScope, image_key
+from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import FromImage, FromLatent, Start
 from pentimento.stores.ledger.cache_records import CachedEntry
-from services.vectordb_gateway.lookup.search import Match, Matches, latents_for
+from services.vectordb_gateway.lookup.search import Match, Matches, has_image_for, latents_for
 
 # Beyond it the starts that were asked for longest ago are forgotten.
 _MOST_COUNT = 10_000
@@ -38,7 +38,7 @@ class RepeatedStarts:
         only = [Match(entry, known[2])]
         if known[0] is FromLatent:
             return Matches(by_text=only) if latents_for(scope, entry) else None
-        return Matches(by_image=only) if entry.image is not None and entry.image_key == image_key(scope) else None
+        return Matches(by_image=only) if has_image_for(scope, entry) else None
 
     def note(self, repeat_key: str, scope: CacheScope, start: Start) -> None:
         """Remember where a request starts; a start from noise needs no entry."""

@@ -77,6 +77,10 @@ class LookupSearch:
         """Return the query for entries with a latent for the scope, by their prompts."""
         return VectorQuery(Space.TEXT, self.vector, self.pools, latent_keys(scope), self._limit_count)
 
+    def stored_query(self, scope: CacheScope) -> VectorQuery:
+        """Return the query for entries with an image for the scope, by their prompts."""
+        return VectorQuery(Space.TEXT, self.vector, self.pools, (image_key(scope),), self._limit_count)
+
     def image_query(self, scope: CacheScope) -> VectorQuery:
         """Return the query for entries with an image for the scope, by their images."""
         return VectorQuery(Space.IMAGE, self.vector, self.pools, (image_key(scope),), self._limit_count)
@@ -102,12 +106,13 @@ class LookupSearch:
         """Return the nearest entries by their prompts that hold a latent for the scope."""
         return await self._nearest(self.latent_query(scope), lambda entry: bool(latents_for(scope, entry)))
 
+    async def stored(self, scope: CacheScope) -> Sequence[Match]:
+        """Return the nearest entries by their prompts that hold an image for the scope."""
+        return await self._nearest(self.stored_query(scope), lambda entry: has_image_for(scope, entry))
+
     async def images(self, scope: CacheScope) -> Sequence[Match]:
         """Return the nearest entries by their images that hold an image for the scope."""
-        key = image_key(scope)
-        return await self._nearest(
-            self.image_query(scope), lambda entry: entry.image is not None and entry.image_key == key
-        )
+        return await self._nearest(self.image_query(scope), lambda entry: has_image_for(scope, entry))
 
     async def _nearest(self, query: VectorQuery, serves: Serves) -> Sequence[Match]:
         """Return the matches that may serve: the request's own first, then the nearest; of one prompt the oldest first,
@@ -147,6 +152,11 @@ def is_own(match: Match, repeat_key: str) -> bool:
 
 def _is_same_prompt(match: Match) -> bool:
     return match.similarity >= _SAME_PROMPT
+
+
+def has_image_for(scope: CacheScope, entry: CachedEntry) -> bool:
+    """Return whether the entry holds an image that the scope may start from."""
+    return entry.image is not None and entry.image_key == image_key(scope)
 
 
 def latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:

@@ -23,7 +23,8 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
-from services.vectordb_gateway.lookup.search import Match, Matches, is_own, latents_for
+from pentimento.stores.vectors import VectorQuery
+from services.vectordb_gateway.lookup.search import LookupSearch, Match, Matches, has_image_for, is_own, latents_for
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,20 @@ class RuledCandidate:
         """Return whether an image is worth searching for."""
         return self.candidate.images and bool(self.rules.images)
 
+    def text_query(self, search: LookupSearch) -> VectorQuery:
+        """Return the query by the prompt: for latents, or for whole images where those are the answer."""
+        scope = self.candidate.scope
+        return search.stored_query(scope) if self.rules.retrieves else search.latent_query(scope)
+
+    async def by_text(self, search: LookupSearch) -> Sequence[Match]:
+        """Return what `text_query` finds."""
+        scope = self.candidate.scope
+        return await (search.stored(scope) if self.rules.retrieves else search.latents(scope))
+
     def reason(self, selection: Selection) -> str:
         """Return the reason with its profile, for provenance."""
         match selection:
-            case UseLatent():
+            case UseLatent() | UseImage(found_by_text=True):
                 return _with_source(selection.reason, self.reuse.latents)
             case UseImage():
                 return _with_source(selection.reason, self.reuse.images)
@@ -78,7 +89,7 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repea
 def _texts(matches: Sequence[Match], scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:
     for match in matches:
         steps = tuple(latent.resume_step for latent in latents_for(scope, match.entry))
-        yield NearestEntry(match.similarity, steps, is_own=is_own(match, repeat_key))
+        yield NearestEntry(match.similarity, steps, has_image_for(scope, match.entry), is_own(match, repeat_key))
 
 
 def _images(matches: Sequence[Match], repeat_key: str) -> Iterator[NearestEntry]:
@@ -93,7 +104,8 @@ def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
         case UseLatent():
             return _from_latent(scope, matches.by_text[selection.entry], selection)
         case UseImage():
-            return _from_image(scope, matches.by_image[selection.entry], selection)
+            found = matches.by_text if selection.found_by_text else matches.by_image
+            return _from_image(scope, found[selection.entry], selection)
     return FromNoise()
 
 

@@ -69,10 +69,37 @@ async def test_miss_gives_the_nearest_similarity(shared: RunningGateway) -> None
 async def test_a_hole_is_served_by_the_next_lower_latent(shared: RunningGateway) -> None:
     await shared.store(embedding(1), steps=(5, 15))
 
+    before = await shared.client.statistics()
     answer = await shared.lookup(at_similarity(0.92))
+    none = await shared.lookup(at_similarity(0.92), scope("another"))
+    after = await shared.client.statistics()
 
     assert isinstance(answer.start, FromLatent)
-    assert answer.start.resume_step == 15
+    assert (answer.start.resume_step, answer.hole_steps, none.hole_steps) == (15, 5, 0)
+    assert answer.reason.startswith("latent at step 15 of 50: similarity 0.920 allows 20, a hole loses 5 steps")
+    assert (after.hole_count - before.hole_count, after.hole_step_count - before.hole_step_count) == (1, 5)
+
+
+@pytest.mark.parametrize(("bias", "steps"), [(-1, [None, 5, 20]), (2, [15, 20, 35])])
+async def test_cache_bias_moves_k_of_every_similarity(tmp_path: Path, bias: int, steps: list[int | None]) -> None:
+    async with running_gateway(tmp_path, "--cache-bias", str(bias)) as gateway:
+        await gateway.store(embedding(1), steps=range(50))
+        answers = [await gateway.lookup(at_similarity(similarity)) for similarity in (0.66, 0.76, 0.96)]
+
+    assert [getattr(answer.start, "resume_step", None) for answer in answers] == steps
+    assert answers[2].reason.endswith(f"cache bias {bias:+})")
+
+
+async def test_largest_cache_bias_returns_the_stored_image(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--cache-bias", "10") as gateway:
+        entry_id = await gateway.store(embedding(1), image=embedding(0, 1))
+        near, far = await gateway.lookup(at_similarity(0.66)), await gateway.lookup(at_similarity(0.6))
+        again = await gateway.client.reserve(scope(), attempt(), 50, 1, start_kind="image")
+
+    assert isinstance(near.start, FromImage) and near.start.donor.entry_id == entry_id
+    assert (near.start.start_step, near.start.saved_steps) == (50, 50)
+    assert (far.start, far.reason) == (FromNoise(), "miss: nearest similarity 0.600, needed 0.650")
+    assert again is None
 
 
 async def test_an_empty_cache_is_not_searched(gateway: RunningGateway) -> None:

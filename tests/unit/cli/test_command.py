@@ -127,6 +127,23 @@ def test_a_token_file_that_is_none_stops_up_with_one_line(tmp_path: Path) -> Non
     assert line.startswith(f"pentimento: {tmp_path}/tokens.toml: not valid TOML")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--eviction", "mru", "'fifo', 'lru', 'lfu', 'lcbfu', 'aged', 'none'"),
+        ("--cache-bias", "11", "-10<=x<=10"),
+        ("--scratch-share", "1.5", "0.0<=x<=1.0"),
+        ("--renoised-share", "nan", "finite"),
+        ("--match-predictor", "on", "'auto', 'off', 'always'"),
+    ],
+)
+def test_up_names_allowed_values_of_cache_options(option: str, value: str, allowed: str) -> None:
+    done = CliRunner().invoke(cli, ["up", option, value])
+
+    assert done.exit_code == 2
+    assert option in done.output and allowed in " ".join(done.output.split())
+
+
 def test_wrong_usage_is_exit_code_2() -> None:
     done = run("generate", "a circle", "--seed", "-1")
 

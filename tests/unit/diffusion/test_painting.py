@@ -74,6 +74,17 @@ def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, ste
         torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
 
 
+def test_an_image_at_the_last_level_runs_no_step(any_model: DiffusionModel) -> None:
+    pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    spec = spec_with()
+
+    latent = paint(any_model, PaintingRequest(spec, ImageStart(pixels, spec.num_inference_steps)))
+
+    with torch.inference_mode():
+        clean = any_model.encode_image(pixels, torch.Generator().manual_seed(spec.seed))
+    torch.testing.assert_close(latent, clean, rtol=0, atol=0)
+
+
 def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: float) -> Tensor:
     """MoDM's equation 2, and its DDPM form, from the ratio of noise to signal; infinite at the start of a flow."""
     if form is NoiseForm.FLOW_MATCHING:

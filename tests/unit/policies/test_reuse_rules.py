@@ -76,9 +76,24 @@ def test_another_rule_is_used_and_named() -> None:
 def test_a_bias_moves_the_table_and_a_larger_one_promises_nothing() -> None:
     cheaper = ReuseRules(NOTHING, PROFILES, bias=1).of("sha256:heavy", "sha256:clip").latents
     closer = ReuseRules(NOTHING, PROFILES, bias=-1).of("sha256:heavy", "sha256:clip").latents
-    assert (cheaper.thresholds, cheaper.alpha) == ((Threshold(0.7, 0.2),), 0.0)
+    assert (cheaper.thresholds, cheaper.alpha) == ((Threshold(0.7, 0.2), Threshold(0.9, pytest.approx(0.3))), 0.0)
     assert (closer.thresholds, closer.alpha) == ((Threshold(0.9, 0.1),), 0.9)
     assert cheaper.source.endswith("cache bias +1")
+
+
+def test_a_bias_moves_given_tables_too() -> None:
+    cheaper = ReuseRules(TOLD, bias=2).of("another-digest", "sha256:clip")
+    assert (cheaper.latents.thresholds, cheaper.images.thresholds) == ((Threshold(0.5, 0.7),), (Threshold(0.2, 0.4),))
+    assert (cheaper.latents.alpha, cheaper.latents.source) == (0.0, f"{UNPROFILED}, cache bias +2")
+
+
+def test_the_largest_bias_keeps_and_retrieves_images_by_the_tables_of_latents() -> None:
+    rules = ReuseRules(NOTHING, ProfileSet((LATENTS,)), bias=10)
+    reuse = rules.of("sha256:heavy", "sha256:clip")
+    refines = ReuseRules(NOTHING, PROFILES, bias=9).of("sha256:heavy", "sha256:clip")
+    assert (reuse.rules().retrieves, refines.rules().retrieves) == (True, False)
+    assert (reuse.latents.thresholds, reuse.latents.alpha) == (thresholds(LATENTS), 0.0)
+    assert keeps_image(0, rules.keeping("sha256:heavy", "sha256:clip"))
 
 
 def test_a_models_latents_are_kept_at_the_steps_of_its_own_table() -> None:

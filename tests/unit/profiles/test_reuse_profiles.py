@@ -86,12 +86,24 @@ def test_a_profile_made_for_another_encoder_is_refused_by_digest() -> None:
 
 @pytest.mark.parametrize(
     ("bias", "allowed"),
-    [(0, (5, 10, 15, 20, 25)), (1, (10, 15, 20, 25, 25)), (-1, (0, 5, 10, 15, 20)), (9, (25,) * 5), (-9, (0,) * 5)],
+    [
+        (0, (5, 10, 15, 20, 25)),
+        (1, (10, 15, 20, 25, 30)),
+        (-1, (0, 5, 10, 15, 20)),
+        (6, (35, 40, 45, 45, 45)),
+        (9, (45,) * 5),
+        (-9, (0,) * 5),
+    ],
 )
 def test_the_bias_moves_every_k(bias: int, allowed: tuple[int, ...]) -> None:
     table = biased(NIRVANA_LATENT_THRESHOLDS, bias)
     asked = (row.min_similarity for row in NIRVANA_LATENT_THRESHOLDS)
     assert tuple(allowed_steps(similarity, 50, table) for similarity in asked) == allowed
+
+
+@pytest.mark.parametrize(("bias", "allowed"), [(-2, 4), (-1, 6), (0, 7), (1, 8), (2, 9), (9, 10)])
+def test_the_bias_moves_the_k_of_a_single_row(bias: int, allowed: int) -> None:
+    assert allowed_steps(0.8, 12, biased((Threshold(0.7074, 0.6),), bias)) == allowed
 
 
 @pytest.mark.parametrize(

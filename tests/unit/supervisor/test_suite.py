@@ -49,6 +49,18 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
 
 
+def test_cache_flags_reach_the_gateway_which_follows_a_policy(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path, cache=("--cache-bias", "2"))
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
+    )
+
+    own, followed = (next(one for one in suite.processes if one.name == "gateway") for suite in (resident, planned))
+    assert own.arguments[own.arguments.index("--cache-bias") + 1] == "2"
+    assert ("--follow-plan" in own.arguments, "--follow-plan" in followed.arguments) == (False, True)
+
+
 def test_a_model_of_one_digest_alone_is_that_wherever_a_plan_places_it(tmp_path: Path) -> None:
     digest = f"sha256:{'1' * 64}"
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b", digest))
