@@ -38,7 +38,7 @@ from pentimento.profiles.rules import (
 )
 
 StepsKey = tuple[int, float, float, int, int]
-# Share of the steps by which a bias of 1 moves a K, and the largest share that a biased K skips.
+# Share of the steps that a bias of 1 moves K, and the largest share that a biased K skips.
 BIAS_STEP, LARGEST_BIASED_SHARE = 0.1, 0.9
 # From this bias on K is N: a hit is the stored image, without a denoising step.
 RETRIEVAL_BIAS = 10
@@ -108,8 +108,8 @@ def biased(table: Thresholds, bias: int) -> Thresholds:
     """Return a table with every K moved by `bias` tenths of the steps (NIRVANA, section 5.3.1).
 
     A tenth is the distance of the paper's K. Above 0 each similarity allows a larger K, which is cheaper; below 0 a
-    smaller one, which is closer to an image from scratch. At least a tenth of the steps remains; a row whose K falls
-    to 0 reuses nothing.
+    smaller one, which is closer to an image from scratch. At least a tenth of the steps remains; a row with K = 0 is
+    left out.
     """
     least: dict[float, float] = {}
     for row in sorted(table, key=lambda row: row.min_similarity):

@@ -1,0 +1,130 @@
+"""Measure what the match predictor gains on live gateways with a Qdrant server 5 and 100 ms away.
+
+    python -m benchmarks.match_predictor_live --data DIR
+
+For each distance two gateways run as processes, one with `--match-predictor auto` and one with `off`, each with an
+index server (a double of Qdrant's gRPC API that delays every query). DiffusionDB's first 3,500 prompts are looked
+up in their order, by turns of 250 on each, eight in flight; a prompt that misses becomes an entry, as in NIRVANA. Each
+lookup tells what an image takes from noise, 0.87 s: a zoo image's time on two cores.
+
+The net gain of a window is measured, not the gate's estimate: the lookups' seconds saved, minus the seconds of the
+steps that only the gateway without a predictor saves. Precision: hits ÷ searched lookups. Recall: lookups that were
+searched ÷ all that hit on the other gateway. Both count windows with the predictor on.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.prompt_logs import DIFFUSIONDB, Vectors, read_vectors
+from benchmarks.suites.instant import free_port
+from benchmarks.suites.log_gateways import LoggedLookup, ask_all, log_gateway
+from lab.runs.intervals import percentile
+from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish, share
+from pentimento.clients.gateway import GatewayClient
+
+DISTANCES_MS = (5, 100)
+SIDES = ("auto", "off")
+IMAGE_S = 0.87
+WINDOW, IN_FLIGHT = 250, 8
+
+
+@dataclass(frozen=True)
+class LiveWindow:
+    """Store a window's answers by side, and whether the predictor was on at its end."""
+
+    auto: Sequence[LoggedLookup]
+    off: Sequence[LoggedLookup]
+    on: bool
+
+    @property
+    def net_ms(self) -> float:
+        """Return the milliseconds gained per lookup."""
+        pairs = zip(self.auto, self.off, strict=True)
+        return fmean(
+            off.took_ms - auto.took_ms - 1000 * IMAGE_S * (off.saved_share - auto.saved_share) for auto, off in pairs
+        )
+
+
+@asynccontextmanager
+async def far_gateway(choice: str, distance_ms: float) -> AsyncIterator[GatewayClient]:
+    """Run a gateway process and its index server, and yield a client."""
+    index = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "lab.fixtures.qdrant_double", index, str(distance_ms / 1000)]
+    server = await asyncio.create_subprocess_exec(*command)
+    try:
+        async with log_gateway("--match-predictor", choice, index_url=f"qdrant://{index}") as client:
+            yield client
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def play(vectors: Vectors, distance_ms: float) -> tuple[list[LiveWindow], str]:
+    """Return the windows of a log at a distance, and what the predictor says of itself at the end."""
+    windows = []
+    async with AsyncExitStack() as stack:
+        clients = {side: await stack.enter_async_context(far_gateway(side, distance_ms)) for side in SIDES}
+        for number, first in enumerate(range(0, len(vectors) - WINDOW + 1, WINDOW)):
+            turns = SIDES if number % 2 == 0 else SIDES[::-1]
+            window = vectors[first : first + WINDOW]
+            found = {side: await ask_all(clients[side], first, window, IN_FLIGHT, IMAGE_S) for side in turns}
+            now = (await clients["auto"].statistics()).match_predictor
+            windows.append(LiveWindow(found["auto"], found["off"], now.on))
+            print(f"{distance_ms} ms, window {number}: {windows[-1].net_ms:+.2f} ms a lookup, on {now.on}", flush=True)
+    return windows, f"{'on' if now.on else 'off'}: {now.reason}"
+
+
+def figures_of(name: str, windows: Sequence[LiveWindow]) -> list[Figure]:
+    """Return the net gain, the lookups' times on both sides, and precision and recall."""
+    skipping = [window for window in windows if any(answer.skipped for answer in window.auto)]
+    figures = [
+        measured(f"{name}: net gain", [window.net_ms for window in windows], fmean, at_least(0.0, "ms a lookup")),
+        share(f"{name}: windows with the predictor on", sum(one.on for one in windows), len(windows), informative()),
+    ]
+    if skipping:
+        worst = min(window.net_ms for window in skipping)
+        figures.append(Figure(f"{name}: worst window that skips", worst, at_least(0.0, "ms a lookup"), len(skipping)))
+        figures += _prediction(name, skipping)
+    for side in SIDES:
+        took = [answer.took_ms for window in windows for answer in getattr(window, side)]
+        for what, part in (("p50", 0.5), ("p99", 0.99)):
+            figures.append(measured(f"{name}: {what} of a lookup, {side}", took, percentile(part), informative("ms")))
+    return figures
+
+
+def _prediction(name: str, windows: Sequence[LiveWindow]) -> list[Figure]:
+    pairs = [pair for window in windows for pair in zip(window.auto, window.off, strict=True)]
+    searched = [auto for auto, _ in pairs if not auto.skipped]
+    hits = [auto for auto, off in pairs if off.saved_share]
+    found, kept = sum(one.saved_share > 0 for one in searched), sum(not one.skipped for one in hits)
+    return [
+        share(f"{name}: hit rate without the predictor", len(hits), len(pairs), informative()),
+        share(f"{name}: precision", found, len(searched), informative()),
+        share(f"{name}: recall", kept, len(hits), at_least(0.95)),
+        share(f"{name}: searches skipped", len(pairs) - len(searched), len(pairs), informative()),
+    ]
+
+
+def main() -> int:
+    options = parse_options("match_predictor_live", __doc__, _own_options)
+    vectors = read_vectors(DIFFUSIONDB, options.rest["data"], 1500 if options.quick else 3500)
+    figures: list[Figure] = []
+    said: dict[str, str] = {}
+    for distance_ms in DISTANCES_MS:
+        windows, said[f"{distance_ms} ms"] = asyncio.run(play(vectors, distance_ms))
+        figures += figures_of(f"{distance_ms} ms away", windows)
+    return publish(options, figures, notes={"image_s": IMAGE_S, "at the end": said})
+
+
+def _own_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, help="directory with prompts/")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
