@@ -30,7 +30,7 @@ PAPERS_RULE, PAPERS_HOLES = "lcbfu", 0.05
 
 
 @dataclass
-class PlayedRule:
+class RuleHoles:
     """Store a gateway's answers, and its counts of holes and of the steps lost to them."""
 
     answers: list[LoggedLookup] = field(default_factory=list)
@@ -38,9 +38,9 @@ class PlayedRule:
     hole_steps: int = 0
 
 
-async def play(vectors: Vectors, size: int) -> dict[str, PlayedRule]:
+async def play(vectors: Vectors, size: int) -> dict[str, RuleHoles]:
     """Return the log played under every rule in a store of that many latents."""
-    played = {rule: PlayedRule() for rule in RULES}
+    played = {rule: RuleHoles() for rule in RULES}
     async with AsyncExitStack() as stack:
         small = ("--max-size-bytes", str(size * LATENT_BYTES), "--object-grace-s", "0")
         quick = ("--maintenance-interval-s", "0.05", "--match-predictor", "off")
@@ -57,7 +57,7 @@ async def play(vectors: Vectors, size: int) -> dict[str, PlayedRule]:
     return played
 
 
-def figures_of(size: int, played: dict[str, PlayedRule]) -> list[Figure]:
+def figures_of(size: int, played: dict[str, RuleHoles]) -> list[Figure]:
     """Return for each rule the share of lookups that met a hole, the steps lost, and the steps saved."""
     figures = []
     for rule, one in played.items():

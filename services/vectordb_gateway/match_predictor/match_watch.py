@@ -98,7 +98,7 @@ class MatchWatch:
 
     def _why(self) -> str:
         if not self._enabled:
-            return "off by the settings"
+            return "by the settings"
         timed = sorted(self._timed)
         if self._predictor is None and len(timed) < _TIMED_COUNT:
             return f"{len(timed)} of {_TIMED_COUNT} searches timed"

@@ -239,6 +239,16 @@ async def test_reuse_can_be_switched_off(tmp_path: Path) -> None:
         assert await gateway.client.reserve(scope(), attempt()) is None
 
 
+@pytest.mark.parametrize(("share", "start"), [("0", FromLatent), ("1", FromNoise)])
+async def test_scratch_share_misses_on_purpose(tmp_path: Path, share: str, start: type[Start]) -> None:
+    async with running_gateway(tmp_path, "--scratch-share", share) as gateway:
+        await gateway.store(embedding(1))
+        answer = await gateway.lookup(embedding(1))
+
+    assert isinstance(answer.start, start)
+    assert (answer.reason == "miss: from scratch, as a share of all are") is (share == "1")
+
+
 async def test_statistics_count_what_happened(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1))
     await gateway.lookup(embedding(1))

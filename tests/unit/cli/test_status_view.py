@@ -13,6 +13,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus, RejectionCount
 from pentimento.api.generation.v1.generation_pb2 import RejectedAdapter
 from pentimento.api.image.v1.image_service_pb2 import Model
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse, MatchPredictor
 from pentimento.cli import status
 from pentimento.cli.allocation_samples import AllocationSample
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
@@ -177,6 +178,27 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
     assert "worker-7" in done.stdout
     assert "controller does not answer: nobody is there; its last report is 3 s old" in done.stdout
     assert "frontdoor does not answer: nobody is there\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("predictor", "line"),
+    [
+        (MatchPredictor(reason="by the settings"), "predictor off: by the settings"),
+        (
+            MatchPredictor(on=True, reason="it gains", search_s=0.1, image_s=0.87, net_s=1.5, skipped_count=30),
+            "predictor on: it gains; a search takes 100.0 ms, an image 0.87 s; 30 searches skipped, +1.50 s gained",
+        ),
+    ],
+)
+def test_status_says_why_predictor_is_on_or_off(predictor: MatchPredictor, line: str) -> None:
+    gone, console = Unavailable("GONE", "no"), Console(width=200, record=True)
+    cache = GetStatisticsResponse(entry_count=3, hole_count=2, hole_step_count=25, match_predictor=predictor)
+
+    console.print(Group(*render(SuiteStatus.of(gone, gone, cache))))
+
+    lines = [one.strip() for one in console.export_text().splitlines()]
+    assert line in lines
+    assert any(one.endswith("hits none yet, 2 lookups met a hole and lost 25 steps") for one in lines)
 
 
 def test_status_shows_why_policy_does_not_plan() -> None:
