@@ -190,7 +190,7 @@ async def test_hit_of_an_unknown_threshold_is_not_counted(tmp_path: Path, change
         ({"request_id": ""}, "request_id"),
         ({"encoder_digest": "sha256:another"}, "encoder_digest"),
         ({"skipped_steps": 0}, "skipped_steps"),
-        ({"skipped_steps": 50}, "skipped_steps"),
+        ({"skipped_steps": 51}, "skipped_steps"),
         ({"step_count": 0}, "step_count"),
         ({"similarity": 1.1}, "similarity"),
         ({"quality": float("nan")}, "quality"),

@@ -92,7 +92,7 @@ def test_check_order_takes_sound_orders() -> None:
             order_with(start=replace(FROM_LATENT, latent=replace(FROM_LATENT.latent, size_bytes=2**40))),
             "route.start.latent.latent.size_bytes",
         ),
-        (order_with(start=replace(FROM_IMAGE, start_step=8)), "route.start.image.start_step"),
+        (order_with(start=replace(FROM_IMAGE, start_step=9)), "route.start.image.start_step"),
         (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
         (replace(ORDER, image_format="gif"), "image_format"),
         (replace(ORDER, image_format="jpeg", encoding_quality=101), "encoding_quality"),
