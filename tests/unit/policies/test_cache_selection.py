@@ -78,7 +78,24 @@ def test_holes_are_served_from_below(stored: tuple[int, ...], step: int) -> None
 def test_holes_are_never_served_from_above(stored: tuple[int, ...]) -> None:
     selection = select_start(by_text(0.91, stored), RULES)
 
-    assert selection == Miss("miss: similarity 0.910 allows step 20, but no latent up to it is stored")
+    assert selection == Miss("miss: similarity 0.910 allows step 20, but no latent up to it is stored", 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "image", "found"),
+    [(0.66, 0.2, (True, 50)), (0.66, 0.9, (True, 50)), (0.6, 0.25, (False, 50)), (0.6, 0.2, None)],
+)
+def test_whole_images_are_found_by_both_tables(text: float, image: float, found: tuple[bool, int] | None) -> None:
+    rules = replace(WITH_IMAGES, retrieves=True, renoised_share=1.0)
+    texts = [NearestEntry(text, ALL, has_image=True)]
+
+    selection = select_start(SelectionContext(50, texts, [NearestEntry(image, has_image=True)]), rules)
+
+    if found is None:
+        assert selection == Miss("miss: nearest text-to-image similarity 0.200, needed 0.250")
+    else:
+        assert isinstance(selection, UseImage)
+        assert (selection.found_by_text, selection.saved_steps) == found
 
 
 def test_nothing_near_is_a_miss() -> None:
@@ -211,7 +228,8 @@ def test_of_the_nearest_entries_the_one_that_saves_most_serves() -> None:
     # At 0.96 K = 25 would be allowed, but the nearest entry holds K = 5 alone.
     context = SelectionContext(50, [NearestEntry(0.96, (5,)), NearestEntry(0.91, ALL), NearestEntry(0.9, ALL)])
 
-    assert select_start(context, RULES) == UseLatent(20, "latent at step 20 of 50: similarity 0.910 allows 20", 1)
+    why = "latent at step 20 of 50: similarity 0.910 allows 20, a hole loses 5 steps"
+    assert select_start(context, RULES) == UseLatent(20, why, 1, hole_steps=5)
 
 
 def test_of_entries_that_save_as_much_the_nearest_serves() -> None:
@@ -234,9 +252,8 @@ def test_an_entry_without_an_image_is_passed_over_for_one_that_is_farther() -> N
 def test_a_miss_tells_of_the_nearest_entry() -> None:
     context = SelectionContext(50, [NearestEntry(0.91, (25,)), NearestEntry(0.9, (25,))])
 
-    assert select_start(context, RULES) == Miss(
-        "miss: similarity 0.910 allows step 20, but no latent up to it is stored"
-    )
+    why = "miss: similarity 0.910 allows step 20, but no latent up to it is stored"
+    assert select_start(context, RULES) == Miss(why, 20)
 
 
 @pytest.mark.parametrize(("nearest", "read"), [(NearestEntry(0.91, ALL), 2), (NearestEntry(0.91, (5,)), 3)])
