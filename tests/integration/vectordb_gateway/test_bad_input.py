@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from pentimento.domain.cache import CacheScope
+from pentimento.domain.cache import CacheScope, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries, FromLatent
@@ -114,9 +114,15 @@ async def test_qualities_outside_of_0_to_1_are_refused(shared: RunningGateway, q
         await shared.lookup(embedding(1), quality=quality)
 
 
-@pytest.mark.parametrize("step", [50, 2**31])
+@pytest.mark.parametrize("noise_s", [0.0, -1.0, math.nan, math.inf])
+async def test_image_times_that_are_none_are_refused(shared: RunningGateway, noise_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="noise_s: must be above 0 and finite"):
+        await shared.client.lookup([LookupCandidate(scope())], embedding(1), noise_s=noise_s)
+
+
+@pytest.mark.parametrize("step", [51, 2**31])
 async def test_starts_outside_of_the_schedule_are_refused(shared: RunningGateway, step: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"start_step: must be between 0 and 49, got {step}"):
+    with pytest.raises(InvalidArgument, match=f"start_step: must be between 0 and 50, got {step}"):
         await shared.client.reserve(scope(), attempt(), step)
 
 
