@@ -145,7 +145,8 @@ def shipped_table(kind: ReuseKind, model: StudyModel) -> Thresholds:
 
 def images_at(reuse: BiasedReuse, made: BiasLog, bias: int, rules: SelectionRules) -> tuple[list[bytes], list[float]]:
     """Return the hits' images at a bias, and the share of its steps that each one saves."""
-    starts, saved = [], []
+    starts: list[Start] = []
+    saved: list[float] = []
     for pair in reuse.pairs:
         step = reuse.steps_at(pair, bias)
         if step == 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, model_input, prepare
+from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest, model_input, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
@@ -104,6 +104,20 @@ def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: Diffu
     assert short.heard.steps == [5, 6]
     assert_same_picture(model, long)
     assert_same_picture(model, short)
+
+
+def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    other = loop.add(request(1))
+    pixels = torch.zeros(1, 3, 64, 64)
+    stored = loop.add(replace(request(2), start=ImageStart(pixels, 6)))
+
+    loop.run()
+
+    assert loop.observer.sizes == [1] * 6
+    assert (stored.heard.start, stored.heard.steps) == ((6, 6), [])
+    assert torch.equal(stored.heard.latent, paint(model, stored.ticket.request))
+    assert_same_picture(model, other)
 
 
 def test_a_batch_of_one_gives_the_bits_of_the_picture_alone(model: DiffusionModel) -> None:
