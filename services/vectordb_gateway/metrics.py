@@ -12,7 +12,7 @@ STUCK_SECONDS = gauge(
 )
 HOLES = counter(
     "pentimento_gateway_holes_total",
-    "Lookups whose nearest entry lacks the latent that its similarity allows, by start: latent (smaller K), noise.",
+    "Lookups without the latent that the nearest entry's similarity allows, by start: latent (smaller K), noise.",
     ["start"],
 )
 HOLE_STEPS = counter("pentimento_gateway_hole_steps_total", "Steps that starts save less because of holes.")
