@@ -14,8 +14,10 @@ from typing import IO, Any
 
 import httpx
 import pytest
+from PIL import Image, ImageDraw
 
 from pentimento import Client
+from tests.support.tiny_models import size_px
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -33,6 +35,25 @@ def answers(command: Sequence[str]) -> bool:
     if shutil.which(command[0]) is None:
         return False
     return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+def has_image(name: str) -> bool:
+    """Return whether an image is here, or can be pulled within a minute."""
+    if answers(["docker", "image", "inspect", name]):
+        return True
+    try:
+        return subprocess.run(["docker", "pull", "--quiet", name], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def outline(file: Path) -> Path:
+    """Draw a circle's edge, of the size of the model's images, for a ControlNet."""
+    width, height = size_px("tiny-heavy")
+    image = Image.new("RGB", (width, height))
+    ImageDraw.Draw(image).ellipse((width // 4, height // 4, 3 * width // 4, 3 * height // 4), outline="white")
+    image.save(file)
+    return file
 
 
 def free_port() -> int:
@@ -135,9 +156,9 @@ class Composition:
         ]
         return {labels: float(value) for labels, value in samples}
 
-    def await_adapters(self, *names: str) -> None:
-        """Returns once requests may name them: nothing waits for the replicas that have them."""
-        with Client(self.address) as client:
+    def await_adapters(self, *names: str, token: str = "") -> None:
+        """Return once requests may name them: nothing waits for the replicas that have them."""
+        with Client(self.address, token=token) as client:
             while not {adapter.name for adapter in client.list_adapters()} >= {*names}:
                 time.sleep(0.2)
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from tests.compose.composition import Composition, running
+from tests.compose.composition import Composition, outline, running
 from tests.support.tiny_models import size_px
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
@@ -94,15 +94,6 @@ def test_workers_share_one_memory_volume(suite: Composition) -> None:
     suite.python(WORKERS[0], "open('/dev/shm/pentimento/left-here', 'w').write('by the other')")
 
     assert suite.python(WORKERS[1], "print(open('/dev/shm/pentimento/left-here').read())") == "by the other"
-
-
-def outline(file: Path) -> Path:
-    """A circle's edge, of the size of the model's pictures."""
-    width, height = size_px("tiny-heavy")
-    image = Image.new("RGB", (width, height))
-    ImageDraw.Draw(image).ellipse((width // 4, height // 4, 3 * width // 4, 3 * height // 4), outline="white")
-    image.save(file)
-    return file
 
 
 def test_a_controlnet_and_a_lora_paint_together_and_residuals_go_through_the_shared_volume(

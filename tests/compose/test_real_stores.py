@@ -1,4 +1,7 @@
-"""docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place."""
+"""docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place.
+
+Qdrant's server is the real one where its image is here or can be pulled; else its own test is skipped.
+"""
 
 import io
 import json
@@ -9,7 +12,8 @@ import pytest
 from PIL import Image
 
 from deploy.make_secrets import main as make_secrets
-from tests.compose.composition import Composition, running
+from tests.compose.composition import Composition, compose_command, has_image, outline, running
+from tests.compose.declared import services
 from tests.support.tiny_models import WEIGHTS, size_px
 
 # Prints how many entries are in the index that the gateway uses.
@@ -23,6 +27,9 @@ index.prepare(DIMENSION_COUNT)
 print(len(list(index.entry_ids())))
 """
 
+QDRANT = services("docker-compose.yml")["vectors"]["image"]
+EDGES = "tiny-controlnet-edges"
+
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 
@@ -35,7 +42,9 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def suite(secrets: Path) -> Iterator[Composition]:
-    files = ("docker-compose.yml", "tests/compose/standins.yml")
+    files = ["docker-compose.yml", "tests/compose/standins.yml"]
+    if compose_command() is not None and not has_image(QDRANT):
+        files.append("tests/compose/standins_vectors.yml")
     with running(*files, PENTIMENTO_SECRETS=str(secrets)) as composition:
         yield composition
 
@@ -59,15 +68,39 @@ def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path
         suite.generate(tmp_path / "picture.png")
 
 
-def test_generate_again_starts_from_an_entry_in_qdrant(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+def test_generate_again_starts_from_cached_entry(suite: Composition, secrets: Path, tmp_path: Path) -> None:
     request = ("--token", f"@{secrets / 'user_token'}", "--model", "tiny-heavy", "--seed", "8")
     suite.generate(tmp_path / "first.png", *request)
 
     answer = suite.await_start_from_cache(tmp_path / "again.png", *request)
 
     assert answer["route"]["start"]["resume_step"] > 0
+
+
+def test_cached_entry_is_in_a_qdrant_server(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    if suite.container("vectors")["Config"]["Image"] != QDRANT:
+        pytest.skip(f"not run: {QDRANT} is neither here nor can it be pulled; a double took its place")
+    request = ("--token", f"@{secrets / 'user_token'}", "--model", "tiny-heavy", "--seed", "8")
+    suite.generate(tmp_path / "first.png", *request)
+    suite.await_start_from_cache(tmp_path / "again.png", *request)
+
     dimension_count = json.loads((WEIGHTS / "tiny-clip" / "config.json").read_text())["projection_dim"]
+
     assert int(suite.python("vectordb-gateway", INDEXED.replace("DIMENSION_COUNT", str(dimension_count)))) > 0
+
+
+def test_controlnet_changes_image_of_its_caller(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    suite.await_adapters(EDGES, token=(secrets / "user_token").read_text().strip())
+    asked = ("--token", f"@{secrets / 'user_token'}", "--model", "tiny-heavy", "--seed", "5", "--no-cache")
+    suite.generate(tmp_path / "plain.png", *asked)
+
+    control = f"{EDGES}:{outline(tmp_path / 'edges.png')}"
+    answer = json.loads(suite.generate(tmp_path / "controlled.png", *asked, "--controlnet", control, "--json"))
+
+    assert [controlnet["name"] for controlnet in answer["spec"]["controlnets"]] == [EDGES]
+    with Image.open(tmp_path / "plain.png") as plain, Image.open(tmp_path / "controlled.png") as controlled:
+        assert plain.tobytes() != controlled.tobytes()
+    assert suite.metrics("controlnet-svc", "pentimento_tensor_sent_bytes_total")['{transport="shared_memory"}'] > 0
 
 
 def test_requests_are_in_the_ledger_and_pictures_in_the_object_store(
