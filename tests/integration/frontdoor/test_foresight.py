@@ -16,8 +16,9 @@ from pentimento.dataplane.events import PlanReceived, ProfilesReceived, SpeedPro
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan
-from pentimento.domain.generation import PlanVersion
+from pentimento.domain.generation import Donor, FromLatent, ObjectReference, PlanVersion
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.policies import cache_worth
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)
@@ -126,6 +127,22 @@ async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(f
     assert ended.provenance.model_digest == "sha256:heavy"
     assert not any("the prompt predicts" in note for note in ended.provenance.notes)
     assert left_out_count() == left_out
+
+
+async def test_cache_that_saves_heavy_steps_pays_where_light_is_skipped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_worth, "_INVESTED_IMAGES", 1e-9)
+    gateway = ChosenGateway()
+    gateway.start = FromLatent(ObjectReference("latents/x", "sha256:0", 64), 2, 4, 4.5, Donor("e", "sha256:1", 0.9))
+    async with reading(folder, gateway=gateway, cache_cost_ms=1e-6, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.03
+        asked = [replace(UNNAMED, seed=seed, cache=CacheMode.READ_WRITE) for seed in range(4)]
+        starts = [(await cascade.suite.paint(one)).provenance.route.start for one in asked]
+
+    assert {type(start) for start in starts} == {FromLatent}
+    # one for each stage of each request
+    assert len(gateway.lookups) == 8
 
 
 async def test_a_request_that_names_its_model_is_not_foreseen(folder: Path) -> None:
