@@ -19,7 +19,7 @@ from statistics import fmean
 
 from benchmarks.filled_cache import LATENT_BYTES
 from benchmarks.prompt_logs import DIFFUSIONDB, Vectors, read_vectors
-from benchmarks.suites.log_gateways import LoggedLookup, ask_all, log_gateway
+from benchmarks.suites.log_gateways import LoggedLookup, ask, log_gateway
 from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish, share
 
 RULES = ("fifo", "lru", "lcbfu", "aged")
@@ -49,7 +49,8 @@ async def play(vectors: Vectors, size: int) -> dict[str, RuleHoles]:
         }
         for first in range(0, len(vectors) - WINDOW + 1, WINDOW):
             for rule, client in clients.items():
-                played[rule].answers += await ask_all(client, first, vectors[first : first + WINDOW], in_flight=1)
+                for row in range(first, first + WINDOW):
+                    played[rule].answers.append(await ask(client, row, vectors[row]))
             print(f"{size} latents, {first + WINDOW} of {len(vectors)} prompts", flush=True)
         for rule, client in clients.items():
             told = await client.statistics()

@@ -69,24 +69,8 @@ async def _answering(client: GatewayClient) -> None:
     raise RuntimeError("a gateway does not answer")
 
 
-async def ask_all(
-    client: GatewayClient, first: int, vectors: Vectors, in_flight: int, noise_s: float | None = None
-) -> list[LoggedLookup]:
-    """Look prompts up in their order, the first is number `first` of the log; an image takes `noise_s`."""
-    answers: dict[int, LoggedLookup] = {}
-    left = iter(range(len(vectors)))
-
-    async def one_after_the_other() -> None:
-        for row in left:
-            answers[row] = await _ask(client, first + row, vectors[row], noise_s)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(in_flight):
-            group.create_task(one_after_the_other())
-    return [answers[row] for row in range(len(vectors))]
-
-
-async def _ask(client: GatewayClient, number: int, vector: Vectors, noise_s: float | None) -> LoggedLookup:
+async def ask(client: GatewayClient, number: int, vector: Vectors, noise_s: float | None = None) -> LoggedLookup:
+    """Look the log's prompt of that number up, and keep a miss as an entry; an image takes `noise_s`."""
     text = Embedding(vector.tobytes(), len(vector), ENCODER)
     sent = time.perf_counter()
     answer = await client.lookup([LookupCandidate(ASKED)], text, noise_s=noise_s)
