@@ -11,7 +11,7 @@ The net gain of a window is measured, not the gate's estimate. A skipped lookup 
 other gateway, minus the seconds of the steps that the other one saves there; while the predictor is on, every lookup
 costs a prediction, as the gateway measures it. Lookups that both gateways search differ by the machine's noise alone,
 and count in p50 and p99. Precision: hits ÷ searched lookups. Recall: lookups that were searched ÷ all that hit on the
-other gateway. Both count windows in which searches were skipped.
+other gateway. Both count windows with skipped searches.
 """
 
 import argparse
