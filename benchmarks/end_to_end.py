@@ -19,6 +19,7 @@ encoder and an attribute scorer that neither route nor were trained with the rou
 import argparse
 import asyncio
 import os
+import re
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -297,7 +298,7 @@ def figures_of(
         found.append(measured(f"{name}: steps of an image", run.steps, fmean, informative("steps")))
         found += [
             Figure(f"{name}: {service}, processor time of an image", spent / len(run.steps), informative("s"))
-            for service, spent in sorted(run.processor_s.items())
+            for service, spent in of_services(run.processor_s).items()
         ]
         rate = len(run.latencies_s) / sum(run.round_s)
         found.append(Figure(f"{name}: images a second", rate, informative("1/s"), len(run.round_s)))
@@ -309,7 +310,17 @@ def figures_of(
     reference = scored(peer, log, rows, scorers)
     for arm in ARMS:
         of_arm = image_figures(arm.name, scored(runs[arm.name], log, rows, scorers), reference, GATE)
-        found += of_arm if arm is EVERYTHING else (replace(figure, target=informative()) for figure in of_arm)
+        # CLIPScore alone for the other arms
+        found += of_arm if arm is EVERYTHING else [replace(of_arm[0], target=informative())]
+    return found
+
+
+def of_services(processor_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds by service, the workers of a model together."""
+    found = dict[str, float]()
+    for process, seconds in sorted(processor_s.items()):
+        service = re.sub(r"-\d+$", "", process)
+        found[service] = found.get(service, 0.0) + seconds
     return found
 
 
