@@ -309,7 +309,7 @@ def figures_of(
     rows = sorted(set.intersection(*(set(run.images) for run in runs.values())))
     reference = scored(peer, log, rows, scorers)
     for arm in ARMS:
-        of_arm = image_figures(arm.name, scored(runs[arm.name], log, rows, scorers), reference, GATE)
+        of_arm = list(image_figures(arm.name, scored(runs[arm.name], log, rows, scorers), reference, GATE))
         # CLIPScore alone for the other arms
         found += of_arm if arm is EVERYTHING else [replace(of_arm[0], target=informative())]
     return found
