@@ -34,10 +34,8 @@ from lab.runs.measure import (
     surely_above,
 )
 from pentimento.diffusion.painting import NoiseStart
-from pentimento.diffusion.preprocessing import to_pixels
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
-from pentimento.pictures.decoding import decode
 from pentimento.policies.cache_selection import Threshold, allowed_steps
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
@@ -74,8 +72,7 @@ class LocalEncoder:
     @torch.inference_mode()
     def embed_images(self, pictures: Sequence[bytes]) -> Vectors:
         """Return unit vectors (images, dimensions)."""
-        steps = self.model.image_side().preprocessing
-        pixels = [decode(data, "image", lambda image: to_pixels(image, steps)) for data in pictures]
+        pixels = [self.model.image_side().prepare(data, "image") for data in pictures]
         parts = (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
         return _vectors([vector for part in parts for vector in self.model.embed_images(part)])
 

@@ -15,8 +15,9 @@
     speed_variation = 0.1                       # a tenth more or less of it, changing every two seconds
     speed_period_s = 2.0
 
-`[adapters]` follows `lab.emulation.adapter_costs`. The emulated worker, the suite's plug-in and the parity benchmark
-read the file.
+`[reuse.latents]` and `[reuse.images]` have the tables `similarity` and `saved_share` of the cache; without them latents
+are reused by NIRVANA's. `[adapters]` follows `lab.emulation.adapter_costs`. The emulated worker, the suite's plug-in
+and the parity benchmark read the file.
 """
 
 import json
@@ -26,10 +27,12 @@ from pathlib import Path
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
 from lab.emulation.speed import STEADY, SpeedChanges
+from lab.files.thresholds import read_thresholds
 from lab.files.toml_document import TomlTable, read_toml
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
 from pentimento.pictures.png_text import text_of, with_text
+from pentimento.policies.cache_selection import Thresholds
 from pentimento.profiles.costs import (
     NOTHING,
     BatchProfile,
@@ -95,11 +98,20 @@ class EmulatedDiscriminator:
 
 
 @dataclass(frozen=True)
+class EmulatedReuse:
+    """The cache's tables for latents and for images, of all models; similarities are of prompts, since an emulated
+    image is embedded as the prompt that it was generated for."""
+
+    latents: Thresholds = ()
+    images: Thresholds = ()
+
+
+@dataclass(frozen=True)
 class EmulatedFleet:
     """A fleet. `step_batching`: requests join and leave a batch at any step; otherwise a batch runs from its first to
-    its last step. `cache`: start embedder and gateway. `cascade`: models of requests that name none, light first;
-    images below `confidence_threshold` are deferred. `deferral`: f(t) of the cascade as points (threshold, share of
-    images with a confidence up to it), for models without a recording."""
+    its last step. `cache`: start embedder and gateway; `reuse`: its tables, None for NIRVANA's latents. `cascade`:
+    models of requests that name none, light first; images below `confidence_threshold` are deferred. `deferral`: f(t)
+    of the cascade as points (threshold, share of images with a confidence up to it), for models without a recording."""
 
     path: Path
     models: tuple[EmulatedModel, ...]
@@ -109,6 +121,7 @@ class EmulatedFleet:
     step_batching: bool = True
     preempt: bool = True
     cache: bool = False
+    reuse: EmulatedReuse | None = None
     cascade: tuple[str, ...] = ()
     confidence_threshold: float = 0.0
     discriminator: EmulatedDiscriminator | None = None
@@ -146,6 +159,7 @@ def read_fleet(path: Path) -> EmulatedFleet:
         step_batching=_one_of(table, "batching", ["steps", "requests"], "steps") == "steps",
         preempt=table.flag("preempt", True),
         cache=table.flag("cache", False),
+        reuse=_reuse(table.table("reuse")),
         cascade=_cascade(table, [model.name for model in models]),
         confidence_threshold=table.number("confidence_threshold", 0.0, maximum=1.0),
         discriminator=_discriminator(table.table("discriminator")),
@@ -292,6 +306,15 @@ def _deferral(table: TomlTable | None) -> tuple[tuple[float, float], ...]:
     return tuple(zip(thresholds, shares, strict=True))
 
 
+def _reuse(table: TomlTable | None) -> EmulatedReuse | None:
+    if table is None:
+        return None
+    reuse = EmulatedReuse(read_thresholds(table.table("latents")), read_thresholds(table.table("images")))
+    if reuse == EmulatedReuse():
+        raise table.error("images", "must be given, or latents")
+    return reuse
+
+
 def _check_names(table: TomlTable, field: str, names: list[str]) -> None:
     if not names:
         raise table.error(field, "must have at least one entry")
@@ -321,13 +344,14 @@ def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
 
 @dataclass(frozen=True)
 class ImageLabel:
-    """The label inside an emulated image: its model, the discriminator's confidence in it, its quality if known, and
-    its first step."""
+    """The label inside an emulated image: its model, the discriminator's confidence in it, its quality if known, its
+    first step, and its prompt."""
 
     model: str
     confidence: float
     quality: float | None = None
     start_step: int = 0
+    prompt: str = ""
 
 
 _KEYWORD = "pentimento-emulated"

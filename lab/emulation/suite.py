@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.emulation.fleet_file import EmulatedFleet, read_fleet, served_profile
 from lab.emulation.fleet_settings import fleet_settings
+from pentimento.policies.cache_selection import Thresholds
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 from pentimento.profiles.costs import costs_to_json
 from pentimento.settings import setting
@@ -28,6 +29,7 @@ from pentimento.supervisor.suite import (
 from pentimento.supervisor.suite_settings import SuiteSettings
 
 _WORKER, _DISCRIMINATOR = "lab.emulation.emulated_worker", "lab.emulation.emulated_discriminator"
+_EMBEDDER = "lab.emulation.embedder"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class EmulatedSuite:
         """Return whether the suite has a cache."""
         return self.fleet.cache
 
+    @property
+    def embedder_module(self) -> str:
+        """Return the embedder that finds emulated images by their prompts."""
+        return _EMBEDDER
+
+    def gateway_arguments(self) -> tuple[str, ...]:
+        """Return the tables of the file; without them latents are reused by NIRVANA's."""
+        if self.fleet.reuse is None:
+            return ("--unprofiled-reuse",)
+        return (
+            *_flag("latent-thresholds", _pairs(self.fleet.reuse.latents)),
+            *_flag("image-thresholds", _pairs(self.fleet.reuse.images)),
+        )
+
     def workers(
         self, settings: SuiteSettings, state: StateDirectory
     ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
@@ -87,11 +103,12 @@ class EmulatedSuite:
 
         serving = fleet_settings(self.fleet)
         heavy, light = given("heavy") or serving.heavy, given("light") or serving.light
-        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else [])]
+        small = given("small") or serving.small
+        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else []), *_flag("small", small)]
         if not given("deferral_thresholds") and not given("deferral_shares"):
             arguments += _flag("deferral-thresholds", serving.deferral.thresholds)
             arguments += _flag("deferral-shares", serving.deferral.shares)
-        planned = {heavy, light, *given("small")}
+        planned = {heavy, light, *small}
         return (*arguments, *_flag("qualities", _qualities(given("qualities"), serving, planned)))
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
@@ -133,6 +150,10 @@ def _qualities(given: Sequence[str], serving: ServingSettings, planned: set[str]
 
 def _quality(quality: ModelQuality) -> str:
     return f"{quality.model}={max(quality.quality, 0.0)}:{quality.spread}:{quality.reuse}"
+
+
+def _pairs(thresholds: Thresholds) -> list[str]:
+    return [f"{one.min_similarity}:{one.saved_share}" for one in thresholds]
 
 
 def _flag(name: str, values: Sequence[object]) -> list[str]:

@@ -23,6 +23,7 @@ from lab.emulation.costs import costs_of
 from lab.emulation.fleet_file import EmulatedFleet, largest_batch, read_fleet
 from lab.emulation.fleet_settings import fleet_settings
 from lab.emulation.jobs import DeviceSettings
+from lab.files.thresholds import read_thresholds
 from lab.files.toml_document import TomlTable, read_toml
 from lab.planners.registry import POLICIES
 from lab.simulator.cache import CacheSettings
@@ -32,7 +33,7 @@ from lab.simulator.workload_table import existing, read_workload
 from lab.workloads import Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.domain.errors import InvalidArgument
-from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
+from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
@@ -245,8 +246,8 @@ def _cache(table: TomlTable | None) -> CacheSettings:
         return CacheSettings()
     default = CacheSettings()
     rules = SelectionRules(
-        latents=_thresholds(table.table("latents"), default.rules.latents),
-        images=_thresholds(table.table("images"), default.rules.images),
+        latents=read_thresholds(table.table("latents"), default.rules.latents),
+        images=read_thresholds(table.table("images"), default.rules.images),
         renoised_share=table.number("renoised_share", default.rules.renoised_share, maximum=1.0),
         retaken_share=table.number("retaken_share", default.rules.retaken_share, maximum=1.0),
     )
@@ -262,22 +263,6 @@ def _cache(table: TomlTable | None) -> CacheSettings:
         max_depth=table.whole("max_depth", default.max_depth, minimum=1),
         eviction=eviction,
     )
-
-
-def _thresholds(table: TomlTable | None, default: Thresholds) -> Thresholds:
-    """`similarity` and `saved_share`, lists of the same length."""
-    if table is None:
-        return default
-    similarity, saved = table.numbers("similarity", minimum=-1.0), table.numbers("saved_share")
-    if len(similarity) != len(saved):
-        raise table.error("saved_share", f"must be one for each similarity, {len(similarity)}, got {len(saved)}")
-    for field, values in (("similarity", similarity), ("saved_share", saved)):
-        if list(values) != sorted(values):
-            raise table.error(field, f"must ascend: what is nearer saves no less; got {list(values)}")
-    try:
-        return tuple(Threshold(*pair) for pair in zip(similarity, saved, strict=True))
-    except ValueError as error:
-        raise table.error("saved_share", str(error)) from None
 
 
 def _outage(table: TomlTable, fleet: EmulatedFleet) -> Outage:

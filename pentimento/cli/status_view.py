@@ -17,7 +17,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import MatchPredict
 from pentimento.cli.allocation_samples import AllocationSample, sample_of_plan, sparkline, violation_shares
 from pentimento.cli.plain_names import plain_pool, plain_stage
 from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
+from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 
@@ -48,13 +48,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
     processes that do not answer."""
     if status.fleet is not None:
         yield fleet_table(status.fleet)
-        yield from plan_lines(status.fleet.plan)
-        if status.fleet.plan.placements:
-            yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
-        yield from (Text(f"note      {note}") for note in status.fleet.plan.notes)
-        for one in status.fleet.unplanned:
-            where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
-            yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")
+        yield from fleet_lines(status.fleet)
     if status.frontdoor is not None:
         pools = status.fleet.plan.pools if status.fleet is not None else ()
         yield from frontdoor_lines(status.frontdoor, {pool.pool: pool.model for pool in pools})
@@ -66,12 +60,31 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
         yield Text(f"{name} does not answer: {reason}{age}", style="red")
 
 
+def fleet_lines(fleet: Fleet) -> Iterator[Text]:
+    """Yield the plan in force, what it moves towards, and what it leaves out."""
+    yield from plan_lines(fleet.plan)
+    if fleet.steered is not None:
+        yield Text(f"monitor   {steered_line(fleet.steered)}")
+    if fleet.plan.placements:
+        yield Text(f"adapters  {adapters_line(fleet.plan)}")
+    yield from (Text(f"note      {note}") for note in fleet.plan.notes)
+    for one in fleet.unplanned:
+        where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
+        yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")
+
+
 def plan_lines(plan: Plan) -> Iterator[Text]:
     """Yield the plan in force, and the models without a plan with the reasons."""
     policy = f" by {plan.allocator}" if plan.allocator else ""
     yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
     for note in plan.notes:
         yield Text(f"          {note}", style="yellow")
+
+
+def steered_line(steered: SteeredCount) -> str:
+    """Return the workers of a model that the policy moves towards."""
+    damped = f"{steered.damped_count:.1f} after damping"
+    return f"{steered.model}: {steered.target_count} workers wanted, {damped}, {steered.planned_count} planned"
 
 
 def why_unplanned(one: UnplannedModel) -> str:

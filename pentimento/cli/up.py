@@ -95,6 +95,11 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--policy", default="", metavar="NAME", help="policy of the controller, such as diffserve [resident]")
 @click.option(
+    "--modm-mode",
+    type=click.Choice(["quality", "throughput"]),
+    help="what --policy modm optimises: quality, with as many large workers as the hits allow, or throughput [quality]",
+)
+@click.option(
     "--slo-s",
     type=FiniteRange(min=0.0, min_open=True),
     help="latency objective of the policy",
@@ -179,8 +184,7 @@ def up(
     keep_files_private()
     emulated = emulated_devices(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
-    if options["policy"]:
-        check_policy(options["policy"], "--policy")
+    check_planning(options["policy"], options["modm_mode"])
     cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
     if cascade is not None and len(cascade.models) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
@@ -206,6 +210,7 @@ def up(
         token_file=absolute(token_file),
         emulated=emulated,
         policy=options["policy"],
+        modm_mode=options["modm_mode"] or "",
         slo_s=options["slo_s"],
         profiles=with_shipped(options["profiles"], encoder_path) if emulated is None else (),
         thinning=options["thinning"],
@@ -221,6 +226,14 @@ def up(
     if detach:
         return start_detached(state, as_json=as_json)
     return run_suite(settings, state, show_logs=show_logs and not as_json, as_json=as_json)
+
+
+def check_planning(policy: str, modm_mode: str | None) -> None:
+    """Raise SettingsError for an unknown policy, UsageError for a mode of another one."""
+    if policy:
+        check_policy(policy, "--policy")
+    if modm_mode and policy != "modm":
+        raise click.UsageError(f"--modm-mode is of --policy modm, got {policy or 'no policy'}")
 
 
 def gpu_places(

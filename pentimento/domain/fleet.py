@@ -69,7 +69,8 @@ class ModelCost:
     """Cost of a model on a device. `run_s`: (batch size, seconds of that many requests together from noise to their
     last latents). `memory_bytes` held; `load_s` until a device that held another model holds this one. `fixed_s` of
     a run are spent once per request before its first step, the rest on `step_count` steps; `finish_s` (decoding,
-    encoding) comes after them, in parallel with the next batch. 0 where unknown."""
+    encoding) comes after them, in parallel with the next batch. 0 where unknown. `estimated`: from a step of one image
+    that a worker measured before it served; any profile stands over it."""
 
     model: str
     run_s: tuple[tuple[int, float], ...]
@@ -78,6 +79,7 @@ class ModelCost:
     step_count: int = 0
     fixed_s: float = 0.0
     finish_s: float = 0.0
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -375,11 +377,24 @@ class UnplannedModel:
 
 
 @dataclass(frozen=True)
+class SteeredCount:
+    """The workers of a model that a policy moves towards: `target_count` by the load, `damped_count` after damping,
+    `planned_count` in the plan."""
+
+    model: str
+    target_count: int
+    damped_count: float
+    planned_count: int
+
+
+@dataclass(frozen=True)
 class Fleet:
-    """`slo_s`: SLO of a request that the policy plans by; 0 for none."""
+    """`slo_s`: SLO of a request that the policy plans by; 0 for none. `steered`: None for a policy that does not move
+    step by step."""
 
     replicas: tuple[ReplicaStatus, ...]
     plan: Plan
     leader_epoch: int
     unplanned: tuple[UnplannedModel, ...] = ()
     slo_s: float = 0.0
+    steered: SteeredCount | None = None

@@ -12,6 +12,7 @@ from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.devices import CPU
 from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.planned_models import planned_models
 from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
@@ -141,7 +142,8 @@ def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> Pro
         str(settings.threads),
     )
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.embedder", arguments, address, CACHE_STAGE)
+    module = settings.emulated.embedder_module if settings.emulated is not None else "services.embedder"
+    return ProcessSpec(name, module, arguments, address, CACHE_STAGE)
 
 
 def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -172,10 +174,12 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
 
 
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Return the gateway's flags for reuse. Emulated models cannot be measured and reuse without a profile."""
-    unprofiled = settings.unprofiled_reuse or settings.emulated is not None
-    switches = (("--unprofiled-reuse",) if unprofiled else ()) + (("--follow-plan",) if settings.policy else ())
-    return profile_arguments(settings.profiles) + settings.cache + switches
+    """Return the gateway's flags for reuse. Emulated models cannot be measured: their fleet's file has the tables."""
+    follows = ("--follow-plan",) if settings.policy else ()
+    if settings.emulated is not None:
+        return (*settings.emulated.gateway_arguments(), *settings.cache, *follows)
+    unprofiled = ("--unprofiled-reuse",) if settings.unprofiled_reuse else ()
+    return (*profile_arguments(settings.profiles), *settings.cache, *unprofiled, *follows)
 
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -187,8 +191,12 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         arguments += settings.emulated.controller_arguments(settings.config_file)
     if settings.policy:
         arguments += ("--allocator", settings.policy)
+    if settings.modm_mode:
+        arguments += ("--modm-mode", settings.modm_mode)
     if settings.cascade is not None:
         arguments += planned_cascade(settings, settings.cascade)
+    elif settings.policy and settings.emulated is None:
+        arguments += planned_models(settings.models, settings.config_file)
     if settings.slo_s is not None:
         arguments += ("--slo-s", str(settings.slo_s))
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)

@@ -44,6 +44,15 @@ class SuitePlugin(Protocol):
         """Whether embedder and gateway are started."""
         ...
 
+    @property
+    def embedder_module(self) -> str:
+        """The embedder that a suite with a cache runs."""
+        ...
+
+    def gateway_arguments(self) -> tuple[str, ...]:
+        """Return flags of what may be reused."""
+        ...
+
     def workers(
         self, settings: "SuiteSettings", state: StateDirectory
     ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
@@ -71,7 +80,8 @@ class SuiteSettings:
 
     `copies`: workers of each model. `public`: host:port of the public API, next to its unix socket; `http`: that of the
     HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
-    `policy`: the controller's, which plans for the SLO `slo_s`. `profiles`: files of any kind;
+    `policy`: the controller's, which plans for the SLO `slo_s`; `modm_mode`: what modm optimises, "" for the
+    controller's own. `profiles`: files of any kind;
     with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the
     plan of a `policy` decides the others. `controlnets`: the registry that
     `controlnet_copies` processes serve. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
@@ -94,6 +104,7 @@ class SuiteSettings:
     signing_key_file: Path | None = None
     emulated: SuitePlugin | None = None
     policy: str = ""
+    modm_mode: str = ""
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
     thinning: str = "off"

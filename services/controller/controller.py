@@ -150,7 +150,7 @@ class Controller:
         self.check_leading()
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
-        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s)
+        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s, self._planner.steered)
 
     async def run(self) -> None:
         """Plan now, then whenever the fleet changes, a lease ends, or a planning period is over; and every `pause_s`,

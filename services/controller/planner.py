@@ -11,7 +11,7 @@ from functools import partial
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Plan, UnplannedModel
+from pentimento.domain.fleet import Plan, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares
@@ -89,6 +89,11 @@ class Planner:
         """Changes state: decide by the last round's time and demand on the fleet as it is now, as `look` returns. A
         policy's memory takes each round once, however often the fleet changes."""
         return await self._replan(given, self._before)
+
+    @property
+    def steered(self) -> SteeredCount | None:
+        """Return what the policy moves towards; None for a policy that does not move step by step."""
+        return self._decision.steered
 
     @property
     def _in_force(self) -> ServingPolicy:

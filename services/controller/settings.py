@@ -10,7 +10,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
 from pentimento.policies.plan.registry import SERVING_POLICIES, PolicyBuilder, ServingPolicy
-from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.plan.settings import DeferralCurve, MixtureMode, ModelQuality, ServingSettings
 from pentimento.profiles.catalogue import ReusePromise
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcServerSettings
@@ -34,6 +34,8 @@ _OPTIONS = {
     "fixed_threshold": (0.0, 1.0),
     "demand_weight": (0.001, 1.0),
     "hysteresis": (0.0, 0.9),
+    "dwell_s": (0.0, 3600.0),
+    "damping_period_s": (0.0, 3600.0),
 }
 
 
@@ -62,6 +64,11 @@ class PolicySettings:
         maximum=1,
     )
 
+    modm_mode: MixtureMode = setting(
+        MixtureMode.QUALITY,
+        help="what modm optimises: quality (as many large workers as the hits allow) or throughput "
+        "(large workers by the misses' share of the work)",
+    )
     qualities: tuple[str, ...] = setting(
         (),
         help="image quality for joint, one measure for all models: "
@@ -73,7 +80,9 @@ class PolicySettings:
         (),
         help="NAME=NUMBER of a policy's own: expected_per_s (demand to begin with), peak_per_s (static-cascade), "
         "fixed_threshold (static-threshold), demand_weight (of the newest second in the average), "
-        "hysteresis (spare throughput before modm returns to the better model)",
+        "hysteresis (spare throughput before modm returns to the better model), "
+        "dwell_s (seconds between two changes of models by modm), "
+        "damping_period_s (seconds of one step of modm's PID controller; 0: undamped)",
     )
 
     def serving(self) -> ServingSettings:
@@ -87,6 +96,7 @@ class PolicySettings:
             overprovision=self.overprovision,
             batch_sizes=self.batch_sizes,
             run_price=self.run_price,
+            modm_mode=self.modm_mode,
         )
         qualities = self._qualities({serving.heavy, serving.light, *serving.small_models})
         return replace(serving, qualities=qualities, **self._options())

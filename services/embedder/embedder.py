@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
-from pentimento.pictures.decoding import decode
 from pentimento.service.batching import BatchingLimits, Compute, ModelThread, TakenWork
 from services.embedder import metrics
 from services.embedder.memo import EmbeddingMemo
@@ -72,10 +70,10 @@ class Embedder:
         ready = self.ready()
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
         with self._taken.taking():
-            steps = ready.model.image_side().preprocessing
+            side = ready.model.image_side()
 
             async def prepare(indices: Sequence[int]) -> Sequence[Any]:
-                return await run(lambda: [_pixels(steps, images[index], index) for index in indices])
+                return await run(lambda: [side.prepare(images[index], f"images[{index}]") for index in indices])
 
             keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
             return await _embed(ready, IMAGE, keys, prepare)
@@ -138,10 +136,6 @@ def _count(kind: str, waited_s: Sequence[float], seconds: float) -> None:
     metrics.BATCHES.labels(kind).inc()
     metrics.BATCHED_ITEMS.labels(kind).inc(len(waited_s))
     metrics.BATCH_SECONDS.labels(kind).observe(seconds)
-
-
-def _pixels(steps: ImagePreprocessing, image: bytes, index: int) -> Any:
-    return decode(image, f"images[{index}]", lambda picture: to_pixels(picture, steps))
 
 
 def _check_count(field: str, count: int, limit: int) -> None:

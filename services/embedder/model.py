@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.clip_encoder import LEGACY_END_TOKEN
-from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
+from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.reasons import Reason
+from pentimento.pictures.decoding import decode
 from services.embedder.dual_encoder import DualEncoder, EncoderConfig, open_encoder
 from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids, open_sentence_encoder
 from services.embedder.tokenization import TextTokenizer, open_tokenizer
@@ -37,12 +38,33 @@ class TextTower(Protocol):
         ...
 
 
+class ImageSide(Protocol):
+    """The part that takes images into the same space."""
+
+    def prepare(self, image: bytes, field: str) -> Any:
+        """Return what `embed` takes of an encoded image, off the model thread. Raises InvalidArgument naming the
+        field."""
+        ...
+
+    def embed(self, prepared: Sequence[Any]) -> list[bytes]:
+        """Return a unit vector per prepared image, float32 little-endian. The model thread runs it."""
+        ...
+
+
 @dataclass(frozen=True)
-class ImageSide:
-    """The tower that takes images into the same space, and how it wants their pixels."""
+class ImageTower:
+    """The image tower of a dual encoder, and how it wants its pixels."""
 
     tower: DualEncoder
     preprocessing: ImagePreprocessing
+
+    def prepare(self, image: bytes, field: str) -> NDArray[np.float32]:
+        """Return preprocessed pixels (3, height, width). Raises InvalidArgument naming the field."""
+        return decode(image, field, lambda picture: to_pixels(picture, self.preprocessing))
+
+    def embed(self, prepared: Sequence[NDArray[np.float32]]) -> list[bytes]:
+        """Return a unit vector per image of preprocessed pixels."""
+        return _as_bytes(self.tower.embed_pixels(torch.from_numpy(np.stack(prepared))))
 
 
 @dataclass(frozen=True)
@@ -60,9 +82,9 @@ class EmbeddingModel:
         """Return a unit vector per text, float32 little-endian."""
         return _as_bytes(self.encoder.embed_tokens([self.tokenizer.encode(text) for text in texts]))
 
-    def embed_images(self, images: Sequence[NDArray[np.float32]]) -> list[bytes]:
-        """Return a unit vector per image of preprocessed pixels (3, height, width)."""
-        return _as_bytes(self.image_side().tower.embed_pixels(torch.from_numpy(np.stack(images))))
+    def embed_images(self, images: Sequence[Any]) -> list[bytes]:
+        """Return a unit vector per image that `image_side` prepared."""
+        return self.image_side().embed(images)
 
     def image_side(self) -> ImageSide:
         """Return the image tower. Raises FailedPrecondition NO_IMAGE_TOWER if the encoder embeds texts only."""
@@ -95,7 +117,7 @@ def _open_dual_model(directory: Path) -> EmbeddingModel:
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
     _check_tokenizer(directory, tokenizer, config)
     encoder = DualEncoder(checkpoint)
-    images = ImageSide(encoder, preprocessing)
+    images = ImageTower(encoder, preprocessing)
     model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
     _try_out(directory, model, config.image_size)
     return model

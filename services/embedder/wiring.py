@@ -1,7 +1,9 @@
 """Put an embedder process together."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -13,20 +15,23 @@ from pentimento.service.batching import BatchingLimits
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
 from services.embedder.embedder import CallLimits, Embedder
-from services.embedder.model import open_model
+from services.embedder.model import EmbeddingModel, open_model
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
 from services.embedder.settings import EmbedderSettings
+
+OpenModel = Callable[[Path], EmbeddingModel]
 
 
 @dataclass(kw_only=True)
 class EmbedderProcess(ServiceProcess):
     embedder: Embedder
     settings: EmbedderSettings
+    open_model: OpenModel
 
     async def prepare(self) -> None:
         """Load the encoder off the event loop, so that health is answered meanwhile."""
         torch.set_num_threads(self.settings.threads)
-        model = await asyncio.to_thread(open_model, self.settings.encoder)
+        model = await asyncio.to_thread(self.open_model, self.settings.encoder)
         if not self.settings.accept_other_digest:
             check_digest(self.settings.encoder, model.digest, self.settings.expected_encoder_digest)
         self.embedder.start(model)
@@ -35,8 +40,8 @@ class EmbedderProcess(ServiceProcess):
         await self.embedder.close()
 
 
-def wire(settings: EmbedderSettings) -> EmbedderProcess:
-    """Call it inside the event loop that the process runs on."""
+def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> EmbedderProcess:
+    """Build the process, inside its event loop. `open_model` loads the encoder's directory."""
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(
         CallLimits(settings.max_texts, settings.max_text_bytes, settings.max_images, settings.max_image_bytes),
@@ -46,4 +51,6 @@ def wire(settings: EmbedderSettings) -> EmbedderProcess:
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
     member = FleetMember(server, ReplicaKind.EMBEDDER, settings)
     registration = member.registration(lambda replica: replace(replica, device="cpu"))
-    return EmbedderProcess(server=server, registration=registration, embedder=embedder, settings=settings)
+    return EmbedderProcess(
+        server=server, registration=registration, embedder=embedder, settings=settings, open_model=open_model
+    )

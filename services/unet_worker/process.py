@@ -12,6 +12,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
+    HeldModel,
     ModelCost,
     Plan,
     Replica,
@@ -97,6 +98,7 @@ class WorkerProcess(ServiceProcess):
         self._models = models
         # Model and LoRA, of the newest plan; of an uploaded one its digest, too.
         self._prefetched = frozenset[tuple[str, str, str]]()
+        self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._identity = WorkerIdentity(
             self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.capacity.changed
@@ -171,9 +173,18 @@ class WorkerProcess(ServiceProcess):
             resident_models=self._resident(backend),
             held_model_digest=_held_digest(backend),
             capabilities=backend.capabilities,
-            costs=costs,
+            costs=self._with_measured(costs, backend.held),
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
         )
+
+    def _with_measured(self, costs: tuple[ModelCost, ...], held: HeldModel) -> tuple[ModelCost, ...]:
+        """Return the costs, with those of models without a profile that were held here: a policy can plan by a step of
+        one image until there is a profile."""
+        if held.step_s:
+            run_s = ((1, held.step_s * held.default_steps),)
+            self._measured[held.model] = ModelCost(held.model, run_s, step_count=held.default_steps, estimated=True)
+        profiled = {cost.model for cost in costs}
+        return (*costs, *(cost for name, cost in sorted(self._measured.items()) if name not in profiled))
 
     def _report(self, report: ReplicaReport, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()

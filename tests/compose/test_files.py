@@ -113,6 +113,7 @@ def test_controller_plans_by_any_policy_that_one_variable_names(file: str) -> No
     for policy in {*POLICY_NAMES} - {"static-cascade"}:
         chosen = environment | {"PENTIMENTO_CONTROLLER_ALLOCATOR": policy}
         assert load_settings(ControllerSettings, "controller", [], chosen).policy().name == policy
+    assert environment["PENTIMENTO_CONTROLLER_MODM_MODE"] == "quality"
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])

@@ -44,14 +44,16 @@ class EmulatedImages:
         number = self._recording.index_of(prompt, seed)
         picture = self._recorded.pictures[number]
         confidence = self._confidence(prompt, seed) if picture.confidence is None else picture.confidence
-        label = ImageLabel(self._model.name, confidence, self._kept(picture.clip_score, start_step), start_step)
+        quality = self._kept(picture.clip_score, start_step)
+        label = ImageLabel(self._model.name, confidence, quality, start_step, prompt)
         png = self._pngs[number % len(self._pngs)] if self._pngs else self._plain(prompt, seed)
         return EmulatedImage(labelled(png, label), label)
 
     def _made_up(self, prompt: str, seed: int, start_step: int) -> ImageLabel:
         model, share = self._model, quantile_of(prompt, seed)
         quality = None if model.quality is None else model.quality + model.quality_spread * (share - 0.5)
-        return ImageLabel(model.name, self._confidence(prompt, seed), self._kept(quality, start_step), start_step)
+        kept = self._kept(quality, start_step)
+        return ImageLabel(model.name, self._confidence(prompt, seed), kept, start_step, prompt)
 
     def _confidence(self, prompt: str, seed: int) -> float:
         """Return the confidence at the quantile of prompt and seed: f inverted."""

@@ -87,10 +87,14 @@ def _latency(measured: dict[int, float], size: int) -> float | None:
 
 
 def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """Return the costs that workers report of their models, once a kind of device; the slowest report counts."""
+    """Return the costs that workers report of their models, once a kind of device; the slowest report counts, and an
+    estimate only without a profile."""
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
+    profiled = {(device, cost.model) for device, cost in said if not cost.estimated}
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:
+        if cost.estimated and (device, cost.model) in profiled:
+            continue
         for profile in _profiles(device, cost):
             key = (cost.model, device, profile.batch_size)
             known = slowest.get(key)
@@ -102,18 +106,25 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
 def with_registered(
     reported: tuple[AllocationProfile, ...], registered: Iterable[DeviceCost]
 ) -> tuple[AllocationProfile, ...]:
-    """Return the reported costs, and the registered ones of models on devices without a report."""
-    known = {(profile.model, profile.device) for profile in reported}
+    """Return the reported costs, and the registered ones of models on devices without a report or with an estimate."""
+    costs = tuple(registered)
+    registered_for = {(on.cost.model, on.device) for on in costs}
+    kept = tuple(
+        profile
+        for profile in reported
+        if not (profile.estimated and registered_for & {(profile.model, profile.device), (profile.model, "")})
+    )
+    known = {(profile.model, profile.device) for profile in kept}
     measured = {model for model, _ in known}
     added = (
         profile
-        for on in registered
+        for on in costs
         if (on.device and (on.cost.model, on.device) not in known) or (not on.device and on.cost.model not in measured)
         for profile in _profiles(on.device, on.cost)
     )
-    return (*reported, *added)
+    return (*kept, *added)
 
 
 def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
-    once = (cost.memory_bytes, cost.load_s, cost.step_count, cost.fixed_s, cost.finish_s)
+    once = (cost.memory_bytes, cost.load_s, cost.step_count, cost.fixed_s, cost.finish_s, cost.estimated)
     return (AllocationProfile(cost.model, device, size, run_s, *once) for size, run_s in cost.run_s)

@@ -16,6 +16,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
+    SteeredCount,
     WorkerAssignment,
 )
 from pentimento.domain.generation import PlanVersion
@@ -59,7 +60,7 @@ class ModelDemand:
 @dataclass(frozen=True)
 class AllocationProfile:
     """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load.
-    `step_count`, `fixed_s` and `finish_s` as in `ModelCost`."""
+    `step_count`, `fixed_s`, `finish_s` and `estimated` as in `ModelCost`."""
 
     model: str
     device: str
@@ -70,6 +71,7 @@ class AllocationProfile:
     step_count: int = 0
     fixed_s: float = 0.0
     finish_s: float = 0.0
+    estimated: bool = False
 
     def seconds_left(self, saved_share: float) -> float:
         """Return the seconds of a batch whose requests leave out that share (0..1) of their steps. The fixed part of a
@@ -85,7 +87,8 @@ NOTHING_PLANNED = Plan(UNNUMBERED)
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan that a policy decides on, and what the policy remembers until its next decision.
+    """The plan that a policy decides on, and what the policy remembers until its next decision. `steered` is for
+    people: the workers that it moves towards.
 
     `plan` says nothing about the rest of the fleet: version, endpoints, placements. `memory` is a frozen value of the
     policy that wrote it, which finds it again in `PlanInput.last`; it never leaves the process. A policy that reads
@@ -94,6 +97,7 @@ class Decision:
 
     plan: Plan = NOTHING_PLANNED
     memory: object = None
+    steered: SteeredCount | None = None
 
 
 @dataclass(frozen=True)

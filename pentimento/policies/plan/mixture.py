@@ -7,16 +7,15 @@ controller damps the number: a pure function of its memory, with the integral he
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
-from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
+from pentimento.domain.fleet import Plan, PoolPlan, RouteShare, SteeredCount
 from pentimento.policies.plan.costs import batch_costs, has_profile, profiled_steps
 from pentimento.policies.plan.demand import averaged_demand, demand_of, settled_weight, share_weight
 from pentimento.policies.plan.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.one_model import one_left
 from pentimento.policies.plan.placement import place
-from pentimento.policies.plan.settings import ServingSettings
+from pentimento.policies.plan.settings import MixtureMode, ServingSettings
 
 # Misses go to the large model, hits to the small one; large workers without misses take hits.
 SPARING = (RouteShare(NOISE, 1.0), RouteShare(SPARE, 1.0))
@@ -24,13 +23,6 @@ HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
 # Of models that share a device. Nothing is spared: a hit that the large model takes would take its time from the small.
 OWN_STARTS = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0))
 IMAGES_ALONE = (RouteShare(IMAGE, 1.0),)
-
-
-class MixtureMode(Enum):
-    """What MoDM's monitor optimises: quality (section 5.3.1 of the paper) or throughput (section 5.3.2)."""
-
-    QUALITY = auto()
-    THROUGHPUT = auto()
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,6 @@ class PidGains:
     derivative: float = 0.05
     unit_s: float = 60.0
     period_s: float = 180.0
-
-
-MODM_GAINS = PidGains()
 
 
 @dataclass(frozen=True)
@@ -151,15 +140,12 @@ class MixturePolicy:
 
     The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load, and
     goes back to a better one only with `settings.hysteresis` to spare. Devices change their models at most once in
-    `dwell_s`, which is shorter than the paper's period. Where few requests come between two plans, rate and starts are
-    averages over several plans.
+    `settings.dwell_s`, by default shorter than the paper's period. Where few requests come between two plans, rate and
+    starts are averages over several plans.
     """
 
     settings: ServingSettings
-    mode: MixtureMode = MixtureMode.QUALITY
-    gains: PidGains = MODM_GAINS
     headroom: float = 0.9
-    dwell_s: float = 60.0
 
     def __call__(self, context: PlanInput) -> Decision:
         if (alone := one_left(context, self.settings, self.settings.small_models)) is not None:
@@ -171,13 +157,14 @@ class MixturePolicy:
         index = self._best_small(context, load, before.small_index if before else 0)
         large = self.headroom * self._throughput(context, self.settings.heavy)
         small = self.headroom * self._throughput(context, self.settings.small_models[index])
-        target = large_count(self.mode, load, device_count, large, small)
+        target = large_count(self.settings.modm_mode, load, device_count, large, small)
         pid = self._damped(before, target, context.now_s, device_count)
         count, moved_at_s = max(1, min(round(pid.value), device_count)), context.now_s
         if before is not None and self._stays(context, before, index, count):
             index, count, moved_at_s = before.small_index, min(before.count, device_count), before.moved_at_s
         memory = MixtureMemory(pid, context.now_s, rate, misses, refined, index, count, moved_at_s)
-        return Decision(self._plan(context, count, self.settings.small_models[index]), memory)
+        plan = self._plan(context, count, self.settings.small_models[index])
+        return Decision(plan, memory, SteeredCount(self.settings.heavy, target, pid.value, count))
 
     def _device_count(self, context: PlanInput) -> int:
         return context.holder_count(self.settings.heavy, *self.settings.small_models)
@@ -186,7 +173,7 @@ class MixturePolicy:
         if (before.small_index, before.count) == (index, count):
             return True
         known = has_profile(context, self.settings.small_models[before.small_index])
-        return known and context.now_s - before.moved_at_s < self.dwell_s
+        return known and context.now_s - before.moved_at_s < self.settings.dwell_s
 
     def _demand(self, context: PlanInput, before: MixtureMemory | None) -> tuple[float, float, float]:
         """Return the requests a second over all pools, and the full runs of misses and of hits in a request."""
@@ -233,9 +220,10 @@ class MixturePolicy:
         return profiled[-1]
 
     def _damped(self, before: MixtureMemory | None, target: int, now_s: float, device_count: int) -> PidMemory:
-        if before is None:
+        period_s = self.settings.damping_period_s
+        if before is None or not period_s:
             return PidMemory(float(target), 0.0, 0.0)
-        return pid_step(self.gains, before.pid, target, now_s - before.at_s, 1.0, float(device_count))
+        return pid_step(PidGains(period_s=period_s), before.pid, target, now_s - before.at_s, 1.0, float(device_count))
 
     def _plan(self, context: PlanInput, count: int, small: str) -> Plan:
         heavy, device_count = self.settings.heavy, self._device_count(context)

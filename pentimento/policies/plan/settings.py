@@ -4,6 +4,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 
 from pentimento.domain.models import Handover
@@ -117,6 +118,13 @@ class ModelQuality:
     reuse: float = 1.0
 
 
+class MixtureMode(Enum):
+    """What MoDM's monitor optimises: quality (section 5.3.1 of the paper) or throughput (section 5.3.2)."""
+
+    QUALITY = "quality"
+    THROUGHPUT = "throughput"
+
+
 @dataclass(frozen=True)
 class ServingSettings:
     """Settings of every policy; each reads its own. Times in seconds, rates per second.
@@ -127,7 +135,9 @@ class ServingSettings:
     - Demand: `expected_per_s` is the first value of dynamic policies (0: the first demand), `peak_per_s` the one that
       static policies are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of the
       newest second in the average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1).
-    - `hysteresis`: the share of its throughput that a smaller model must spare before MoDM returns to the better one.
+    - MoDM: `modm_mode`; `hysteresis`, the share of its throughput that a smaller model must spare before the better one
+      returns; `dwell_s` between two changes of the devices' models; `damping_period_s`, the period of the paper's PID
+      controller, which moves the number of large devices by one step; 0 for undamped.
     - `run_price`: the quality of one request, 0..1, that a whole run of the heavy model must add in the joint policy.
     - `qualities` of models for the joint policy; others count as 1 (heavy) and 0.9 (all others).
     """
@@ -147,7 +157,10 @@ class ServingSettings:
     threshold_count: int = THRESHOLD_COUNT
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     step_count: int = 50
+    modm_mode: MixtureMode = MixtureMode.QUALITY
     hysteresis: float = 0.1
+    dwell_s: float = 60.0
+    damping_period_s: float = 180.0
     run_price: float = 0.002
     qualities: tuple[ModelQuality, ...] = ()
 

@@ -7,6 +7,7 @@ import pytest
 
 from lab.emulation.fleet_file import (
     EmulatedFleet,
+    EmulatedReuse,
     ImageLabel,
     label_of,
     labelled,
@@ -17,6 +18,7 @@ from lab.emulation.fleet_file import (
 from lab.emulation.speed import SpeedChanges
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.pictures.png_text import flat_png, with_text
+from pentimento.policies.cache_selection import Threshold
 from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, costs_to_json
 
 FLEET = """\
@@ -163,6 +165,27 @@ def test_a_profile_of_another_guidance_is_refused(path: Path) -> None:
     path.write_text(FLEET.replace("quality = 0.6", "guidance_scale = 1.0"))
 
     with pytest.raises(InvalidArgument, match=r":16: models\[1\]\.guidance_scale: must be one that"):
+        read_fleet(path)
+
+
+def test_fleet_file_gives_tables_of_reuse(path: Path) -> None:
+    path.write_text(FLEET + "[reuse.images]\nsimilarity = [0.5, 0.9]\nsaved_share = [0.1, 0.6]\n")
+
+    assert read_fleet(path).reuse == EmulatedReuse((), (Threshold(0.5, 0.1), Threshold(0.9, 0.6)))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[reuse]", r":40: reuse\.images: must be given, or latents"),
+        ("[reuse.latents]\nsimilarity = [0.5]\nsaved_share = []", r"reuse\.latents\.saved_share: must be one for each"),
+        ("[reuse.images]\nsimilarity = [0.9, 0.5]\nsaved_share = [0.1, 0.2]", r"images\.similarity: must ascend"),
+    ],
+)
+def test_fleet_file_with_wrong_reuse_is_refused(table: str, message: str, path: Path) -> None:
+    path.write_text(f"{FLEET}{table}\n")
+
+    with pytest.raises(InvalidArgument, match=message):
         read_fleet(path)
 
 

@@ -233,6 +233,29 @@ def test_emulated_models_reuse_without_profiles(settings: SuiteSettings, tmp_pat
     assert "--unprofiled-reuse" in gateway_arguments(cached, tmp_path)
 
 
+def test_emulated_cache_goes_by_tables_of_fleet(settings: SuiteSettings, tmp_path: Path) -> None:
+    table = "\n[reuse.images]\nsimilarity = [0.5, 0.9]\nsaved_share = [0.1, 0.6]\n"
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET + table)
+    cached = replace(settings, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
+
+    arguments = gateway_arguments(cached, tmp_path)
+
+    assert arguments[arguments.index("--image-thresholds") + 1] == "0.5:0.1,0.9:0.6"
+    assert not {"--unprofiled-reuse", "--latent-thresholds"} & set(arguments)
+    assert plan_suite(cached, StateDirectory(tmp_path / "state")).processes[0].module == "lab.emulation.embedder"
+
+
+def test_emulated_mixture_has_its_small_models() -> None:
+    """A fleet without a cascade: the other models refine hits, in the file's order."""
+    suite = EmulatedSuite.read(Path("scenarios/fleets/modm-16.toml"))
+
+    flags = suite.controller_arguments(None)
+
+    assert flags[flags.index("--small") + 1] == "sdxl,sana"
+    planned = load_settings(ControllerSettings, "controller", [*flags, "--allocator", "modm"], {}).policy()
+    assert planned.name == "modm"
+
+
 def test_the_number_of_devices_of_each_kind_may_change(suite: Suite) -> None:
     assert [(group.name, group.count) for group in suite.groups] == [("unet_worker/slow", 2), ("unet_worker/fast", 1)]
     assert suite.groups[1].spec(7).name == "fast-7"

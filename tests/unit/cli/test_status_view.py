@@ -19,7 +19,7 @@ from pentimento.cli.allocation_samples import AllocationSample
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, UnplannedModel
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 
 
@@ -35,6 +35,13 @@ def test_notes_of_plan_are_shown() -> None:
     status = SuiteStatus.of(Fleet((), plan, 7), Unavailable("GONE", "no"), None)
 
     assert "note      light images of turbo are worth 0.84" in [getattr(line, "plain", "") for line in render(status)]
+
+
+def test_steered_workers_are_shown() -> None:
+    fleet = Fleet((), Plan(PlanVersion(7, 1)), 7, steered=SteeredCount("heavy", 9, 12.4, 12))
+    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
+
+    assert "monitor   heavy: 9 workers wanted, 12.4 after damping, 12 planned" in lines
 
 
 def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:

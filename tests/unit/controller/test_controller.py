@@ -20,7 +20,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
-from pentimento.policies.plan.settings import ModelQuality
+from pentimento.policies.plan.settings import MixtureMode, ModelQuality
 from pentimento.settings import SettingsError, load_settings
 from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import Controller, ControllerTimes
@@ -235,6 +235,7 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
             "--deferral-shares 0.5,0.1 --deferral-thresholds 0,1",
             "--deferral-thresholds and --deferral-shares: .*ascend",
         ),
+        ("--modm-mode cheap", "--modm-mode must be one of quality, throughput, got 'cheap'"),
         ("--batch-sizes 0", "--batch-sizes must be at least 1, got 0"),
         ("--heavy h --qualities h=1.1", "--qualities must be MODEL=QUALITY.*, got 'h=1.1'"),
         ("--heavy h --qualities h=0.9:0:2.1", "--qualities must be MODEL=QUALITY.*, got 'h=0.9:0:2.1'"),
@@ -245,7 +246,14 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
         ("--heavy h --qualities h=1,h=0.9", "--qualities must name a model of .* once, got 'h'"),
         *(
             (f"--policy-options {given}", f"--policy-options must be NAME=NUMBER within limits, .*; got '{given}'")
-            for given in ("peak_per_s", "peak_per_s=x", "peak_per_s=-1", "peak_per_s=inf", "slo_s=1", "hysteresis=0.95")
+            for given in (
+                "peak_per_s",
+                "peak_per_s=x",
+                "peak_per_s=-1",
+                "peak_per_s=inf",
+                "slo_s=1",
+                "dwell_s=-1",
+            )
         ),
     ],
 )
@@ -266,9 +274,12 @@ def test_settings_of_a_deferral_curve_and_qualities_reach_the_policy():
 
 def test_policy_options_reach_the_policy() -> None:
     options = "expected_per_s=2,peak_per_s=9,fixed_threshold=0.25,demand_weight=0.5,hysteresis=0.75"
+    options += ",dwell_s=7,damping_period_s=0"
 
-    serving = load_settings(ControllerSettings, "controller", ["--policy-options", options], {}).serving.serving()
+    flags = ["--policy-options", options, "--modm-mode", "throughput"]
+    serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
 
+    assert (serving.dwell_s, serving.damping_period_s, serving.modm_mode) == (7.0, 0.0, MixtureMode.THROUGHPUT)
     assert (serving.expected_per_s, serving.peak_per_s, serving.fixed_threshold) == (2.0, 9.0, 0.25)
     assert (serving.demand_weight, serving.hysteresis) == (0.5, 0.75)
 

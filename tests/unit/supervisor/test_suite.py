@@ -84,6 +84,36 @@ def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     assert "--light" not in flags_of(resident, "controller")
 
 
+@pytest.mark.parametrize(
+    ("names", "policy", "variables", "flags"),
+    [
+        ("h s", "modm", {}, {"--heavy": "h", "--small": "s"}),
+        ("h s t", "modm", {}, {"--heavy": "h", "--small": "s,t"}),
+        ("h", "nirvana-only", {}, {"--heavy": "h"}),
+        ("h s", "modm", {"HEAVY": "s"}, {"--heavy": "s", "--small": "h"}),
+        ("h s t", "modm", {"SMALL": "t"}, {"--heavy": "h"}),
+        ("h s", "diffserve", {"LIGHT": "s"}, {"--heavy": "h"}),
+        ("h s", "", {}, {}),
+    ],
+)
+def test_controller_plans_models_of_suite(
+    names: str,
+    policy: str,
+    variables: dict[str, str],
+    flags: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENTIMENTO_CONTROLLER_{name}", value)
+    models = tuple(ModelDirectory(name, tmp_path / name) for name in names.split())
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, policy=policy), StateDirectory(tmp_path / "state"))
+
+    found = flags_of(suite, "controller")
+    assert {name: found[name] for name in ("--heavy", "--small", "--light") if name in found} == flags
+
+
 def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
     models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
     cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))

@@ -128,6 +128,7 @@ class ModelCost(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     FIXED_S_FIELD_NUMBER: _builtins.int
     FINISH_S_FIELD_NUMBER: _builtins.int
+    ESTIMATED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     memory_bytes: _builtins.int
     load_s: _builtins.float
@@ -138,6 +139,8 @@ class ModelCost(_message.Message):
     """
     fixed_s: _builtins.float
     finish_s: _builtins.float
+    estimated: _builtins.bool
+    """From a step of one image before the worker served: any profile of the model stands over it."""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchCost]: ...
     def __init__(
@@ -150,10 +153,11 @@ class ModelCost(_message.Message):
         step_count: _builtins.int = ...,
         fixed_s: _builtins.float = ...,
         finish_s: _builtins.float = ...,
+        estimated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "finish_s", b"finish_s", "fixed_s", b"fixed_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "model", b"model", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "estimated", b"estimated", "finish_s", b"finish_s", "fixed_s", b"fixed_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "model", b"model", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1051,6 +1055,7 @@ class GetFleetResponse(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
     SLO_S_FIELD_NUMBER: _builtins.int
+    STEERED_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     slo_s: _builtins.float
     """SLO of a request that the policy plans by; 0: none."""
@@ -1062,6 +1067,10 @@ class GetFleetResponse(_message.Message):
     def unplanned(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnplannedModel]:
         """Models that workers could hold and that the policy in force leaves out."""
 
+    @_builtins.property
+    def steered(self) -> Global___SteeredCount:
+        """Unset for a policy that does not move step by step."""
+
     def __init__(
         self,
         *,
@@ -1070,14 +1079,45 @@ class GetFleetResponse(_message.Message):
         leader_epoch: _builtins.int = ...,
         unplanned: _abc.Iterable[Global___UnplannedModel] | None = ...,
         slo_s: _builtins.float = ...,
+        steered: Global___SteeredCount | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "steered", b"steered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "slo_s", b"slo_s", "unplanned", b"unplanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "slo_s", b"slo_s", "steered", b"steered", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class SteeredCount(_message.Message):
+    """Workers of a model that a policy moves towards: by the load, after damping, and in the plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TARGET_COUNT_FIELD_NUMBER: _builtins.int
+    DAMPED_COUNT_FIELD_NUMBER: _builtins.int
+    PLANNED_COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    target_count: _builtins.int
+    damped_count: _builtins.float
+    planned_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        target_count: _builtins.int = ...,
+        damped_count: _builtins.float = ...,
+        planned_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damped_count", b"damped_count", "model", b"model", "planned_count", b"planned_count", "target_count", b"target_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SteeredCount: _TypeAlias = SteeredCount  # noqa: Y015
 
 @_typing.final
 class UnplannedModel(_message.Message):

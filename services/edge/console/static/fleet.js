@@ -56,6 +56,10 @@ function replicas({ fleet }) {
   return rows.length ? table("Processes", ["process", "kind", "state", "resident", "device", "#busy", "#queue", "#running", "#done", "#failed"], rows) : null;
 }
 
+function steeredLine({ model, target_count: wanted, damped_count: damped, planned_count: planned }) {
+  return `${model}: ${counted(wanted, "worker", "workers")} wanted, ${damped.toFixed(1)} after damping, ${planned} planned`;
+}
+
 function plan({ fleet }) {
   if (!fleet) return null;
   const { plan: inForce } = fleet;
@@ -67,6 +71,7 @@ function plan({ fleet }) {
       ["Made by", inForce.allocator || "–"],
       ["Admits", percent(inForce.admission_rate)],
       ["Pools", inForce.pools.map((pool) => `${nameOf(pool.pool)} (${counted(pool.worker_ids.length, "worker", "workers")})`).join("; ")],
+      ["Monitor", fleet.steered ? steeredLine(fleet.steered) : null],
       ["SLO", fleet.slo_s ? duration(fleet.slo_s * 1000) : null],
       ["Cascades", inForce.cascades.map((cascade) => nameOf(cascade.cascade)).join(", ")],
       ["Thresholds", thresholds.join("; ")],

@@ -67,6 +67,20 @@ def test_reported_profiles_slower_report_counts() -> None:
     assert (found[0].device, found[0].memory_bytes, found[0].load_s) == ("gpu", 7, 3.0)
 
 
+def test_reported_profiles_estimate_gives_way_to_profile() -> None:
+    estimate, cost = ModelCost("m", ((1, 9.0),), estimated=True), ModelCost("m", ((1, 2.0),))
+    replicas = tuple(
+        replace(worker(number).replica, device=device, costs=(one,))
+        for number, (device, one) in enumerate((("gpu", estimate), ("gpu", cost), ("cpu", estimate)))
+    )
+
+    found = reported_profiles(replicas)
+
+    assert [(one.device, one.latency_s, one.estimated) for one in found] == [("cpu", 9.0, True), ("gpu", 2.0, False)]
+    assert [one.latency_s for one in with_registered(found, (DeviceCost("cpu", cost),))] == [2.0, 2.0]
+    assert with_registered(found, (DeviceCost("", ModelCost("n", ((1, 1.0),))),))[:2] == found
+
+
 def test_with_registered_adds_unreported_costs() -> None:
     reported = (AllocationProfile("m", "gpu", 1, 1.0, 7),)
     cost, other = ModelCost("m", ((1, 5.0), (2, 6.0)), 9, 3.0), ModelCost("n", ((1, 8.0),), 4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import PoolPlan, StartShare
+from pentimento.domain.fleet import PoolPlan, StartShare, SteeredCount
 from pentimento.policies.plan.entry import EVERY_START, IMAGE, NOISE, SPARE
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.mixture import (
@@ -14,15 +14,13 @@ from pentimento.policies.plan.mixture import (
     SPARING,
     MixtureLoad,
     MixtureMemory,
-    MixtureMode,
     MixturePolicy,
-    PidGains,
     PidMemory,
     ResidentMixture,
     carries,
     large_count,
 )
-from pentimento.policies.plan.settings import ServingSettings
+from pentimento.policies.plan.settings import MixtureMode, ServingSettings
 from tests.unit.policies.plan.fleets import counts, decide, hits, profiles, repeat, worker
 
 # MI210, seconds an image, from MoDM's artefact.
@@ -102,7 +100,7 @@ def test_mixture_smaller_model_takes_over_and_returns() -> None:
 
 
 def test_mixture_small_model_changes_once_in_dwell_time() -> None:
-    allocator = MixturePolicy(SETTINGS, dwell_s=60.0)
+    allocator = MixturePolicy(SETTINGS)
     first = decide(allocator, asked(40, now_s=0.0, hit_share=0.85))
     second = decide(allocator, replace(asked(6, now_s=30.0), last=first))
     third = decide(allocator, replace(asked(6, now_s=61.0), last=second))
@@ -112,7 +110,7 @@ def test_mixture_small_model_changes_once_in_dwell_time() -> None:
 
 def test_mixture_devices_change_once_in_dwell_time() -> None:
     """The small model stays the same; fewer large devices are wanted at once, and get their time."""
-    allocator = MixturePolicy(SETTINGS, gains=PidGains(period_s=5.0))
+    allocator = MixturePolicy(replace(SETTINGS, damping_period_s=5.0))
     decisions = [decide(allocator, asked(6))]
     for number in range(1, 26):
         at_s = 5.0 * number
@@ -122,6 +120,26 @@ def test_mixture_devices_change_once_in_dwell_time() -> None:
     changed = [number for number in range(1, 26) if large[number] != large[number - 1]]
     assert changed == [12, 24]
     assert large[24] < large[12] < large[0]
+
+
+@pytest.mark.parametrize(("damping_period_s", "damped"), [(0.0, 13.0), (60.0, 13.55), (180.0, 14.03)])
+def test_mixture_tells_target_and_damped_count(damping_period_s: float, damped: float) -> None:
+    """15 large devices at 18 a minute and 13 at 30. A PID step moves it by 0.6 of the way and a little back for the
+    slope; two minutes are two thirds of the paper's period."""
+    settings = replace(SETTINGS, damping_period_s=damping_period_s, dwell_s=0.0)
+    before = decide(MixturePolicy(settings), asked(18))
+
+    after = decide(MixturePolicy(settings), replace(asked(30, now_s=120.0), last=before))
+
+    assert before.steered == SteeredCount("sd35", 15, 15.0, 15)
+    assert after.steered == SteeredCount("sd35", 13, pytest.approx(damped, abs=0.01), round(damped))
+    assert counts(after)["sd35"] == round(damped)
+
+
+@pytest.mark.parametrize(("mode", "large"), [(MixtureMode.QUALITY, 15), (MixtureMode.THROUGHPUT, 13)])
+def test_mixture_mode_decides_count(mode: MixtureMode, large: int) -> None:
+    """Throughput, Eq. 12: misses 0.25, hits 0.375 at 16.5 ÷ 91.5 of a miss: 16 * 0.25 / (0.25 + 0.0676) = 12.6."""
+    assert counts(decide(MixturePolicy(replace(SETTINGS, modm_mode=mode)), asked(18)))["sd35"] == large
 
 
 def test_mixture_few_requests_change_little() -> None:
@@ -144,7 +162,9 @@ def small_pool(decision: Decision) -> str:
 
 
 def test_mixture_keeps_one_large_worker() -> None:
-    last, _ = repeat(MixturePolicy(SETTINGS, MixtureMode.THROUGHPUT), asked(26, hit_share=1.0), 20, 180.0)
+    last, _ = repeat(
+        MixturePolicy(replace(SETTINGS, modm_mode=MixtureMode.THROUGHPUT)), asked(26, hit_share=1.0), 20, 180.0
+    )
 
     assert counts(last)["sd35"] == 1
 

@@ -11,7 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.joint.policy import JointPolicy
-from pentimento.policies.plan.mixture import MixtureMode, MixturePolicy, PidGains, ResidentMixture
+from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import diffserve
@@ -177,7 +177,7 @@ def test_settings_defaults_follow_papers() -> None:
     [
         ("resident", hold_resident),
         ("diffserve", diffserve(FULL)),
-        ("modm", MixturePolicy(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
+        ("modm", MixturePolicy(FULL, 0.9)),
         ("resident-mixture", ResidentMixture(FULL)),
         ("joint", JointPolicy(FULL)),
     ],

@@ -1,0 +1,1 @@
+"""An embedder that finds emulated images by their prompts."""

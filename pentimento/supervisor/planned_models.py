@@ -1,0 +1,32 @@
+"""Name the models that a policy plans without a cascade."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.settings import setting
+from pentimento.settings.loading import setting_of
+from pentimento.supervisor.models import ModelDirectory
+
+
+@dataclass(frozen=True)
+class PlannedModels:
+    """Settings of the controller that environment and file may have; they win over the suite's models."""
+
+    heavy: str = setting("", help="see the controller")
+    light: str = setting("", help="see the controller")
+    small: tuple[str, ...] = setting((), help="see the controller")
+
+
+def planned_models(models: Sequence[ModelDirectory], config_file: Path | None) -> tuple[str, ...]:
+    """Return the controller's flags: the first model is the heavy one, the others refine hits, best first."""
+
+    def given(name: str) -> Any:
+        return setting_of(PlannedModels, name, "controller", config_file, os.environ)
+
+    heavy = given("heavy") or models[0].name
+    others = [model.name for model in models if model.name != heavy]
+    small = () if given("light") or given("small") or not others else ("--small", ",".join(others))
+    return ("--heavy", heavy, *small)
