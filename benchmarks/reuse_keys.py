@@ -1,4 +1,4 @@
-"""Compare three keys by which latents can be found: CLIP text, a sentence encoder, the CLIP image of the donor.
+"""Compare three keys for latents: CLIP text, a sentence encoder, the CLIP image of the donor.
 
     python -m benchmarks.reuse_keys [--prompts 280] [--log-seed 31]
 
@@ -37,7 +37,7 @@ STEPS = (10, 25)
 STEP_COUNT = 50
 SENTENCE_ENCODER = "all-minilm-l6-v2"
 QUICK_PROMPTS = 40
-# The mean rule needs few samples; the lower bound is the one that the suite's profiles use.
+# The mean rule needs few samples; the lower bound is the rule of the suite's profiles.
 RULES = {ThresholdRule.MEAN: 0.95, ThresholdRule.LOWER_BOUND: 0.9}
 PAPER = {
     "CLIP text": "NIRVANA: hits 0.93, saved 0.23",
@@ -48,7 +48,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class ReuseKey:
-    """Hold the unit vectors (prompts, width) that a key searches with, and those that it stores."""
+    """Hold the unit vectors (prompts, width) that a key searches with, and its stored ones."""
 
     name: str
     queries: Vectors
@@ -131,7 +131,7 @@ def figures_of_key(key: ReuseKey, images: ResumedImages) -> Iterator[Figure]:
     prompts = images.study.prompts
     half = len(prompts) // 2
     profiled = [pair for pair in nearest_before(key.queries, key.entries, prompts, -1.0) if pair.receiver < half]
-    # By distinct names every prompt counts as new.
+    # With distinct names every prompt counts as new.
     all_pairs = nearest_before(key.queries, key.entries, [str(row) for row in range(len(prompts))], -1.0)
     held_out = [pair for pair in all_pairs if pair.receiver >= half]
     for rule, alpha in RULES.items():

@@ -1,16 +1,20 @@
 """Study real prompt logs, and compare with the papers' findings on theirs.
 
-    python -m benchmarks.trace_study --data DIR [--encoder all-minilm-l6-v2]
+    python -m benchmarks.trace_study --data DIR [--times FILE.csv] [--encoder all-minilm-l6-v2]
 
 DIR holds the logs of LOGS, gzipped; the first COUNT prompts of each are used, since hit rates grow with a log. They are
 DiffusionDB's in published order; the same shuffled (a control without locality); prompts chosen for their diversity;
 and captions of photographs, which are not a sequence of requests (a second control). Prompts are neither shown nor
 stored.
+
+FILE is a production log of times and users. With it DiffusionDB's prompts get them in the order of both, as do the
+shuffled prompts. Both are composites: no user wrote the prompts that the log gives it, so the shuffled one says which
+part of a similarity comes from the texts' order.
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -20,9 +24,19 @@ import torch
 
 from lab.runs import save_panels
 from lab.runs.measure import PLOTS, Figure, informative, measured, parse_options, publish
-from lab.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
+from lab.studies import (
+    NIRVANA_SAVINGS,
+    PromptLog,
+    StudySettings,
+    TraceStudy,
+    make_study,
+    read_prompt_log,
+    study_panels,
+    with_production_times,
+)
 from lab.studies.neighbours import TIE, Vectors, nearest_of_misses
 from lab.studies.reuse import LogReuse, saved_by
+from lab.workloads.readers import ProductionRequest, read_production_requests
 from pentimento.supervisor.models import find_encoder
 from services.embedder.model import EmbeddingModel, open_model
 
@@ -61,6 +75,8 @@ def main() -> int:
     logs = [read_log(name, options.rest["data"] / file, model, options.quick) for name, file in LOGS.items()]
     figures = [figure for log in logs for figure in (*reuse_figures(log), *longevity_figures(log))]
     figures += shuffled_figures(logs[0])
+    if options.rest["times"] is not None:
+        figures += composite_figures(logs[0], read_production_requests(options.rest["times"]))
     if not options.quick:
         draw(logs[0])
     return publish(options, figures, notes={"encoder": model.name})
@@ -68,6 +84,7 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory of the logs")
+    parser.add_argument("--times", type=Path, help="production log of times and users, for the composites")
     parser.add_argument("--encoder", default="all-minilm-l6-v2", help="name or directory of an encoder")
 
 
@@ -133,6 +150,49 @@ def shuffled_figures(studied: StudiedLog) -> list[Figure]:
             found.append(100 * float((distances <= size).mean()))
     name = f"{studied.name}, shuffled: hit rate, FIFO of"
     return [measured(f"{name} {size}", found, fmean, informative("%")) for size, found in rates.items()]
+
+
+def composite_figures(studied: StudiedLog, requests: Sequence[ProductionRequest]) -> list[Figure]:
+    """Report longevity by day, and similarity within, between and across sessions, of the composites."""
+    timed = with_production_times(studied.log, requests)
+    shuffled = np.random.default_rng(0).permutation(len(timed.prompts))
+    mixed = replace(timed, prompts=tuple(timed.prompts[row] for row in shuffled))
+    vectors = studied.vectors[: len(timed.prompts)]
+    settings = StudySettings(top_percents=(10.0,))
+    named = (
+        (f"{studied.name}, composite", make_study(timed, vectors, settings)),
+        (f"{studied.name}, composite, shuffled", make_study(mixed, vectors[shuffled], settings)),
+    )
+    return [figure for name, study in named for figure in (*daily_figures(name, study), *session_figures(name, study))]
+
+
+def daily_figures(name: str, study: TraceStudy) -> list[Figure]:
+    """Report the top clusters' share a day later (NIRVANA, figure 5), of every `eps` with a cluster."""
+    return [
+        Figure(
+            f"{name}: top 10 % of clusters still there a day later, eps {row.eps:g}",
+            100 * row.share,
+            informative("%"),
+            row.base_count,
+        )
+        for row in study.longevity
+        if row.lag == 1 and row.share is not None
+    ]
+
+
+def session_figures(name: str, study: TraceStudy) -> list[Figure]:
+    """Report the mean over users of the mean cosine of their pairs (NIRVANA, figure 7)."""
+    assert study.sessions is not None
+    spreads = {
+        "within a session of an hour": study.sessions.within,
+        "between a user's sessions": study.sessions.between,
+        "with other users": study.sessions.across,
+    }
+    return [
+        Figure(f"{name}: cosine {kind}", spread.mean, informative(""), spread.user_count)
+        for kind, spread in spreads.items()
+        if spread.mean is not None
+    ]
 
 
 def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:

@@ -11,6 +11,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from lab.commands.journal_log import read_journal_log
 from lab.commands.report import FILE, PRESENT, SEED
 from lab.runs import check_png, save_panels, sheet_svg
 from lab.runs.page import STYLE
@@ -25,8 +26,9 @@ from lab.studies import (
     study_as_json,
     study_as_text,
     study_panels,
+    with_production_times,
 )
-from lab.workloads.readers import read_embeddings
+from lab.workloads.readers import read_embeddings, read_production_requests
 from pentimento.cli.connection import read_token, tls_files, tls_options, token_option
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.numbers import FINITE
@@ -43,8 +45,10 @@ TIMEOUT_S = 60.0
 Vectors = npt.NDArray[np.float32]
 
 
-def tell_study(path: Path, options: Mapping[str, Any]) -> None:
+def tell_study(path: Path | None, options: Mapping[str, Any]) -> None:
     """Print the study of a log and write its reports. All options are validated before it is computed."""
+    if (path is None) == (options["journal"] is None):
+        raise click.UsageError("LOG must be given, or else --journal, and not both")
     check_study_options(options)
     settings = StudySettings(
         table=NIRVANA_SAVINGS if options["thresholds"] is None else parse_table(options["thresholds"]),
@@ -54,9 +58,13 @@ def tell_study(path: Path, options: Mapping[str, Any]) -> None:
         session_s=options["session_s"],
         seed=options["seed"],
     )
-    log = read_prompt_log(path)
+    log = read_journal_log(options["journal"]) if path is None else read_prompt_log(path)
+    digests = {} if path is None else {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    if options["times"] is not None:
+        log = with_production_times(log, read_production_requests(options["times"]))
+        digests["times_sha256"] = hashlib.sha256(options["times"].read_bytes()).hexdigest()
     vectors, encoder = _vectors(log, options)
-    provenance = {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "encoder": encoder}
+    provenance = {**digests, "encoder": encoder}
     study = make_study(log, vectors, settings, provenance)
     if options["as_json"]:
         # JSON on standard output is one line; in a file it has many.
@@ -129,7 +137,18 @@ async def embed_prompts(
 
 
 @click.command("trace-study")
-@click.argument("log", type=PRESENT)
+@click.argument("log", type=PRESENT, required=False)
+@click.option(
+    "--journal",
+    metavar="DIR|URL",
+    help="the requests of a suite instead of LOG: its state directory, or its frontdoor's ledger URL",
+)
+@click.option(
+    "--times",
+    type=PRESENT,
+    metavar="FILE.csv",
+    help="users and times of a production log for the prompts of LOG, in order: a composite",
+)
 @click.option("--embeddings", type=PRESENT, metavar="FILE.npy", help="the prompts' vectors, a row each in order")
 @click.option("--embedder-address", metavar="ADDRESS", help="an embedder that computes them, instead of --embeddings")
 @click.option("--save-embeddings", type=FILE, metavar="FILE.npy", help="keep what the embedder computed")
@@ -155,7 +174,8 @@ async def embed_prompts(
 @json_option
 @tls_options
 @token_option
-def trace_study(log: Path, **options: Any) -> None:
-    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, the
-    age of donors, the lifetime of clusters, the similarity of prompts within sessions and users."""
+def trace_study(log: Path | None, **options: Any) -> None:
+    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload), or a suite's own requests: what caches of any
+    size could reuse of it, the age of donors, the lifetime of clusters, the similarity of prompts within sessions and
+    users."""
     tell_study(log, options)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.workloads import Workload, load_workload
+from lab.workloads.readers import ProductionRequest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.lines import Line, numbered_lines
 from pentimento.files.prompts import read_prompts, table_lines
@@ -52,6 +53,20 @@ def read_prompt_log(path: Path) -> PromptLog:
     if len(log.prompts) < 2:
         raise InvalidArgument.of(str(path), f"must hold at least 2 prompts, got {len(log.prompts)}")
     return log
+
+
+def with_production_times(log: PromptLog, requests: Sequence[ProductionRequest]) -> PromptLog:
+    """Return the log's prompts at the times, and from the users, of a production log, in the order of both.
+
+    The longer one is cut. The result is a composite: a user's prompts were not that user's. Raises InvalidArgument for
+    a log that has times or users.
+    """
+    if log.at_s is not None or log.users is not None:
+        raise InvalidArgument.of("times", f"must be for a log without times and users, which {log.name} has")
+    ordered = sorted(requests, key=lambda request: request.at_s)[: len(log.prompts)]
+    times = np.asarray([request.at_s for request in ordered], np.float64)
+    users = tuple(request.group for request in ordered)
+    return PromptLog(log.name, log.prompts[: len(ordered)], times, users, composite=True)
 
 
 def _read_json_lines(path: Path) -> PromptLog:

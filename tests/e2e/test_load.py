@@ -1,4 +1,4 @@
-"""Load on a running suite, and its report."""
+"""Load on a running suite, its report, and the study of its requests."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from lab.runs import Outcome, load_run
+from pentimento import Client, ImageRequest
 from pentimento.supervisor.local import LocalSuite
 
 
@@ -31,3 +32,25 @@ def test_bench_load_tells_of_every_request_where_its_time_went(suite: LocalSuite
         assert record.steps == 4 and record.device_s > 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert sum(stage["share"] for stage in report["stages"]) > 0.99
+
+
+def test_trace_study_reads_journal_of_running_suite(suite: LocalSuite) -> None:
+    with Client(suite.endpoint.public) as client:
+        for prompt in ("a green cross on white", "a green cross on a white background"):
+            client.generate(ImageRequest(prompt, seed=3, num_inference_steps=2))
+    embedder = f"unix:{suite.state.sockets / 'embedder.sock'}"
+    place = ("--journal", str(suite.state.path), "--embedder-address", embedder, "--json")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pentimento.cli", "bench", "trace-study", *place],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+    assert done.returncode == 0, done.stderr
+    study = json.loads(done.stdout)
+    assert study["prompt_count"] >= 2 and study["user_count"] == 1
+    assert study["sessions"]["within"]["mean"] > 0.2 and not study["provenance"]["composite"]
+    assert "green cross" not in done.stdout

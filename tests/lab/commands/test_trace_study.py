@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,8 +10,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from lab.commands.journal_log import read_journal_log
+from pentimento.api.frontdoor.v1 import journal_pb2
 from pentimento.cli.bench import bench
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.records import AcceptedRequest
+from tests.support.text_files import write_lines
 
 NO_VECTORS = "--embeddings must be given, or else --embedder-address, and not both"
 PROMPTS = ["a cat", "a dog", "a cat", "a ship"] * 4
@@ -88,6 +94,7 @@ def test_png_without_matplotlib_is_rejected_first(log, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--journal", "state"], "LOG must be given, or else --journal, and not both"),
         ([], NO_VECTORS),
         (["--embeddings", __file__, "--embedder-address", "unix:x"], NO_VECTORS),
         (
@@ -100,3 +107,43 @@ def test_trace_study_with_excluding_options_is_wrong_usage(arguments: list[str],
     done = CliRunner().invoke(bench, ["trace-study", __file__, *arguments])
 
     assert (done.exit_code, f"Error: {words}\n" in done.output) == (2, True)
+
+
+def test_trace_study_journal_leaves_out_replays(tmp_path):
+    bodies = [journal_pb2.JournalledRequest(spec={"prompt": prompt}) for prompt in ("a cat", "a dog", "a ship")]
+    bodies[1].replay.SetInParent()
+    with closing(open_journal(f"sqlite:///{tmp_path}/frontdoor.sqlite")) as journal:
+        for at, body in enumerate(bodies):
+            data = body.SerializeToString()
+            journal.accept(AcceptedRequest(f"r{at}", f"tenant-{at}", data, "", float(at), body_format=1)).result()
+
+    log = read_journal_log(str(tmp_path))
+
+    assert (log.prompts, log.users, log.at_s.tolist()) == (("a cat", "a ship"), ("tenant-0", "tenant-2"), [0.0, 2.0])
+
+
+def test_trace_study_of_times_is_a_composite(log, tmp_path):
+    head = (
+        "gmt_create,predict_type,predict_status,exec_s,group,prompt_chars,neg_chars,"
+        "num_images,steps,checkpoint,style,loras"
+    )
+    lines = [f"2024-11-15 16:57:{at:02d},TXT_2_IMG,SUCCEED,1,G{at % 2},5,,1,30,M,," for at in (3, 1, 2)]
+    times = write_lines(tmp_path / "times.csv", head, *lines)
+    np.save(tmp_path / "three.npy", np.eye(3), allow_pickle=False)
+
+    shown = run(log, "--times", times, "--embeddings", tmp_path / "three.npy", "--json")
+
+    study = json.loads(shown)
+    assert (study["prompt_count"], study["user_count"], study["duration_s"]) == (3, 2, 2.0)
+    assert study["provenance"]["composite"] and study["sessions"]["session_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("nowhere", NotFound), ("mysql://host/database", InvalidArgument), ("a://b://", InvalidArgument)],
+)
+def test_trace_study_of_no_journal_is_refused(place, error):
+    with pytest.raises(error) as refusal:
+        read_journal_log(place)
+
+    assert refusal.value.violations[0].field in ("journal", "ledger_url")
