@@ -1,6 +1,6 @@
 """Measure what the selector's bias saves and costs: hits of a scene log at bias -2 to +2, and as the stored image.
 
-    python -m benchmarks.cache_bias --scorer SCORERS [--prompts 160]
+    python -m benchmarks.cache_bias --scorer SCORERS [--prompts 110]
 
 SCORERS is the work folder of a trained scorer (`benchmarks.image_scorers`). `tiny-heavy` generates a scene log
 (`zoo.scene_log`) from noise. A prompt hits its nearest earlier one where the shipped profile of latents allows a K
@@ -48,7 +48,7 @@ from zoo.train.parts import check_trained
 
 BIASES = (-2, -1, 0, 1, 2, RETRIEVAL_BIAS)
 FIRST_SEED = 40_000
-MOST_HITS = 48
+MOST_HITS = 36
 QUICK_PROMPTS = 60
 
 Start = NoiseStart | LatentStart | ImageStart
@@ -197,7 +197,7 @@ def figures_of(reuse: BiasedReuse, made: BiasLog, rules: SelectionRules) -> list
 def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
-        parser.add_argument("--prompts", type=int, default=160)
+        parser.add_argument("--prompts", type=int, default=110)
         parser.add_argument("--log-seed", type=int, default=17)
 
     options = parse_options("cache_bias", __doc__, add)
