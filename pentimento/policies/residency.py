@@ -1,19 +1,23 @@
-"""Which components stay on a device whose memory does not hold all of them (Katz, section 5: a few popular ControlNets
-serve almost all calls).
+"""Choose the components that stay on a device that cannot hold all of them.
 
-Each component has a worth, and the one of least worth leaves first (Cao and Irani 1997; Cherkasova 1998, greedy dual
-size frequency): its uses, times the seconds that loading it again would take, for each byte that it holds, on top of
-the worth of what left last. That last term lets what was popular long ago go: whatever is used anew starts above it. No
-clock.
+A few popular ControlNets serve almost all calls (Katz, section 3.1). The component of least worth leaves first: its
+uses, times the seconds that loading it again takes, per byte that it holds. A use counts half after `HALF_LIFE_USES`
+further uses of any component, so that a popularity of the past ends. No clock.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+# As many hits as counting all uses where popularity is constant, and more than LRU or LFU after it has changed
+# (benchmarks/controlnet_residency.py runs both logs).
+HALF_LIFE_USES = 500
+# Weights of uses grow, instead of all counts shrinking at every use; beyond this weight all are divided by it.
+_LARGEST_WEIGHT = 1e100
+
 
 @dataclass(frozen=True)
 class Loadable:
-    """A component: the bytes that it takes on the device, and the seconds that loading it takes."""
+    """Describe a component: `memory_bytes` on the device, and the `load_s` seconds that loading takes."""
 
     name: str
     memory_bytes: int
@@ -21,35 +25,41 @@ class Loadable:
 
 
 class ResidentSet:
-    """The components that a device of `budget_bytes` holds. Says which leave; loading and freeing is the caller's."""
+    """Track what a device of `budget_bytes` holds, and choose what leaves. The caller loads and frees."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, half_life_uses: float = HALF_LIFE_USES) -> None:
         self._budget_bytes = budget_bytes
+        self._growth = 2.0 ** (1.0 / half_life_uses)
+        self._weight = 1.0
         self._resident: dict[str, Loadable] = {}
-        self._worth: dict[str, float] = {}
-        # Of components that left, too: the popular ones come back.
-        self._uses: dict[str, int] = {}
-        self._floor = 0.0
+        # Of components that left, too: the popular ones return.
+        self._uses: dict[str, float] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is held, that of most worth first."""
-        return tuple(sorted(self._resident, key=lambda name: (-self._worth[name], name)))
+        """Return the names of the held components, most worth first."""
+        return tuple(sorted(self._resident, key=lambda name: (-self._worth(name), name)))
 
     @property
     def used_bytes(self) -> int:
-        """What is held takes so many."""
+        """Return the bytes that held components take."""
         return sum(component.memory_bytes for component in self._resident.values())
 
     def use(self, component: Loadable) -> None:
-        """Count a use, of one that is held or is about to be."""
-        self._uses[component.name] = self._uses.get(component.name, 0) + 1
+        """Count a use of a component that is held or is about to be."""
+        self._weight *= self._growth
+        self._uses[component.name] = self._uses.get(component.name, 0.0) + self._weight
         if component.name in self._resident:
-            self._value(component)
+            self._resident[component.name] = component
+        if self._weight > _LARGEST_WEIGHT:
+            self._uses = {name: uses / self._weight for name, uses in self._uses.items()}
+            self._weight = 1.0
 
     def leaving_for(self, component: Loadable, in_use: Collection[str]) -> tuple[str, ...] | None:
-        """Return what has to leave before `component` fits, in order, the least that is enough; nothing of `in_use`.
-        None where it cannot fit now: what is in use would have to leave, or it is larger than the budget."""
+        """Return the components that must leave before `component` fits: the fewest, in order, and none of `in_use`.
+
+        None where it cannot fit now: components in use would have to leave, or it is larger than the budget.
+        """
         if component.name in self._resident:
             return ()
         missing = self.used_bytes + component.memory_bytes - self._budget_bytes
@@ -63,24 +73,23 @@ class ResidentSet:
         return None if missing > 0 else self._without_spares(leaving, missing)
 
     def add(self, component: Loadable) -> None:
-        """Hold it. Raises ValueError where it does not fit."""
+        """Hold a component; one that was never used counts as used once. Raises ValueError where it does not fit."""
         others = self.used_bytes - self._size_of(component.name)
         if others + component.memory_bytes > self._budget_bytes:
-            raise ValueError(f"{component.name} does not fit beside what is held")
+            raise ValueError(f"{component.name} does not fit next to the held components")
         self._resident[component.name] = component
-        self._value(component)
+        self._uses.setdefault(component.name, self._weight)
 
     def remove(self, name: str) -> None:
-        """Hold it no more. Raises KeyError where it is not held."""
+        """Hold a component no longer. Raises KeyError where it is not held."""
         del self._resident[name]
-        self._floor = max(self._floor, self._worth.pop(name))
 
-    def _value(self, component: Loadable) -> None:
-        uses = max(self._uses.get(component.name, 0), 1)
-        self._worth[component.name] = self._floor + uses * component.load_s / max(component.memory_bytes, 1)
+    def _worth(self, name: str) -> float:
+        component = self._resident[name]
+        return self._uses[name] * component.load_s / max(component.memory_bytes, 1)
 
     def _without_spares(self, leaving: list[str], missing: int) -> tuple[str, ...]:
-        """A large one may make room enough for those that would have left before it: they stay, the worthiest first."""
+        """Keep, most worth first, components that need not leave since a large one makes enough room."""
         spare = -missing
         kept = []
         for name in reversed(leaving):

@@ -130,12 +130,13 @@ class WorkerProcess(ServiceProcess):
         self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
 
     def follow(self, backend: PlannedBackend, plan: Plan) -> None:
-        """Changes state: have the device hold what the plan assigns here, and load ahead of need the LoRAs that it
-        names."""
-        wanted = plan.assignment_of(self.server.instance_id) if plan.moves_models else None
+        """Change state: have the device hold the model that the plan assigns here, where the policy moves models, and
+        load ahead of need the LoRAs that the plan names."""
+        wanted = plan.assignment_of(self.server.instance_id)
         if wanted is None:
             return
-        self.assign(backend, wanted)
+        if plan.moves_models:
+            self.assign(backend, wanted)
         # Only what is new in the plan: what gave way to others since then did so for those that were asked for.
         named = {one.adapter.name: one.adapter for one in plan.placements if one.adapter.object is not None}
         ahead = frozenset((wanted.model, name, named[name].digest if name in named else "") for name in wanted.prefetch)

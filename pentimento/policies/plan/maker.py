@@ -64,7 +64,7 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
     decision = decide(policy.allocator, seen)
     check_decision(seen, decision)
     decided, asked = decision.plan, facts.asked
-    if policy.moves_models and not decided.components:
+    if not decided.components:
         names = [adapter.name for adapter in facts.uploaded]
         placed = place_components(asked, seen.replicas, decided.assignments, names)
         decided = replace(decided, components=placed.components, assignments=placed.assignments)

@@ -101,14 +101,15 @@ async def test_loras_of_the_fleet_are_loaded_and_kept(adapted_worker: Emulated) 
         await result_of(execute(adapted_worker, "r2", spec=replace(SPEC, loras=(replace(neon, digest="sha256:0"),))))
 
 
-async def test_planned_loras_are_prefetched_once(adapted_worker: Emulated) -> None:
+@pytest.mark.parametrize("moves_models", [True, False])
+async def test_planned_loras_are_prefetched_once(adapted_worker: Emulated, moves_models: bool) -> None:
     process, backend = adapted_worker.process, adapted_worker.backend
     wanted = WorkerAssignment(process.server.instance_id, "", "heavy", 1, prefetch=("mosaic", "nobody"))
 
-    process.follow(backend, Plan(PlanVersion(1, 1), (wanted,), allocator="joint"))
+    process.follow(backend, Plan(PlanVersion(1, 1), (wanted,), moves_models=moves_models))
     await until(lambda: "mosaic" in backend.adapters.resident)
     loads = list(process._background)
-    process.follow(backend, Plan(PlanVersion(1, 2), (wanted,), allocator="joint"))
+    process.follow(backend, Plan(PlanVersion(1, 2), (wanted,), moves_models=moves_models))
 
     assert backend.adapters.resident == ("mosaic",)
     assert process._background == loads

@@ -95,6 +95,17 @@ def test_katz_services_use_its_tables_adapter_counts(
         assert share(len(choice.loras) == count for choice in made) == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize(("mix", "first", "head", "printed"), [(KATZ_A, 0.567, 5, 0.98), (KATZ_B, 0.40, 8, 0.95)])
+def test_drawn_controlnet_calls_have_printed_shares(
+    mix: ProductionMix, first: float, head: int, printed: float
+) -> None:
+    calls = Counter(name for choice in chosen(mix) for name in choice.controlnets)
+    shares = [uses / calls.total() for _, uses in calls.most_common()]
+
+    assert shares[0] == pytest.approx(first, abs=0.01)
+    assert sum(shares[:head]) == pytest.approx(printed, abs=0.004)
+
+
 def test_adapters_of_a_request_differ_from_each_other() -> None:
     assert all(len(set(choice.controlnets)) == len(choice.controlnets) for choice in chosen(KATZ_B))
 

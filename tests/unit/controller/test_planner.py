@@ -248,14 +248,15 @@ CANNY = Adapter("canny", AdapterKind.CONTROLNET, "sha256:canny", "stable_diffusi
 NETS = ReplicaView(Replica("c1", ReplicaKind.CONTROLNET, "unix:/c1", 1, adapters=(CANNY,)))
 
 
-async def test_a_policy_that_plans_places_what_is_popular():
-    planner = planner_of(lambda context: hold_resident(context), "deciding")
+@pytest.mark.parametrize("moves_models", [True, False])
+async def test_planner_places_popular_adapters_whatever_moves(moves_models: bool):
+    planner = planner_of(hold_resident, "deciding", moves_models)
 
     plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
 
     assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
-    assert plan.moves_models
-    assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
+    assert plan.moves_models is moves_models
+    assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "without requests the placement stays"
 
 
 async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
@@ -267,15 +268,6 @@ async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
     plan = await planner.look(PlanInput(0.0, (fetching,), asked))
 
     assert [one.prefetch for one in plan.assignments] == [("ink",)]
-
-
-@pytest.mark.parametrize("name", ["resident", "keeps-all"])
-async def test_policy_that_moves_no_models_places_nothing(name: str):
-    planner = planner_of(hold_resident, name, moves_models=False)
-
-    plan = await planner.look(PlanInput(0.0, (WORKER, NETS), ASKED))
-
-    assert (plan.components, plan.moves_models) == ((), False)
 
 
 async def test_what_an_allocator_places_itself_stands():

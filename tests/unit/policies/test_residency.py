@@ -105,34 +105,45 @@ def test_leaving_for_another_component() -> None:
 def test_held_component_without_use_counts_as_used_once() -> None:
     held = ResidentSet(30)
     held.add(component("a"))
-    take_in(held, component("b"))
+    take_in(held, component("b", load_s=1.1))
     take_in(held, component("d", load_s=0.9))
 
-    assert held.names == ("a", "b", "d")
+    assert held.names == ("b", "a", "d")
 
 
 def test_component_that_returns_keeps_its_uses() -> None:
-    held = ResidentSet(10)
-    for _ in range(2):
+    held = ResidentSet(20)
+    for _ in range(3):
         take_in(held, component("a"))
     held.remove("a")
-    take_in(held, component("b", load_s=1.9))
-    held.remove("b")
+    for _ in range(2):
+        take_in(held, component("b", load_s=1.4))
     held.add(component("a"))
 
-    assert held._worth["a"] == pytest.approx(0.2 + 0.19 + 0.2)
+    assert held.names == ("a", "b")
+    held.remove("b")
     with pytest.raises(KeyError):
         held.remove("b")
 
 
-def test_component_popular_once_leaves_at_last() -> None:
-    held = ResidentSet(20)
-    for _ in range(5):
+@pytest.mark.parametrize(("later_uses", "stays"), [(8, True), (24, False)], ids=["one half-life", "three half-lives"])
+def test_component_popular_once_leaves_after_half_lives(later_uses: int, stays: bool) -> None:
+    held = ResidentSet(20, half_life_uses=8)
+    for _ in range(9):
         take_in(held, component("old"))
-    for round_ in range(12):
-        take_in(held, component("xyz"[round_ % 3]))
+    for use in range(later_uses):
+        take_in(held, component("xyz"[use % 3]))
 
-    assert "old" not in held.names
+    assert ("old" in held.names) is stays
+
+
+def test_weights_of_uses_stay_finite() -> None:
+    held = ResidentSet(20, half_life_uses=0.001)
+    for _ in range(3):
+        take_in(held, component("a"))
+        take_in(held, component("b"))
+
+    assert held.names == ("b", "a")
 
 
 def test_add_beyond_memory_is_an_error() -> None:
