@@ -20,7 +20,7 @@ from lab.runs.measure import Figure, Target, at_least, at_most, informative
 from lab.runs.parts import PartResult
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import load_model
-from pentimento.domain.adapters import AdapterKind, PipeliningBound
+from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.generation import Scheduler
 from pentimento.policies.residual_pipelining import allowed_from_step, first_alike_step
 from pentimento.profiles.catalogue import read_profiles
@@ -33,7 +33,6 @@ from pentimento.profiles.document import (
     ProfileRow,
     profiles_to_json,
 )
-from pentimento.profiles.kinds import pipelining_bounds
 from zoo.drawing.conditions import as_rgb_condition, edge_f1, edges, layout
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
@@ -124,9 +123,8 @@ def quality_part(setting: QualitySetting, name: str) -> PartResult:
 
 def _from_step(setting: QualitySetting, name: str) -> int:
     digest = entry_of(f"tiny-controlnet-{name}", WEIGHTS)["digest"]
-    profiles = read_profiles([setting.bounds]).of(ProfileKind.PIPELINING)
-    bounds: Sequence[PipeliningBound] = pipelining_bounds(profiles).get(digest, ())
-    return allowed_from_step(bounds, setting.steps)
+    model_digest = entry_of("tiny-heavy", WEIGHTS)["digest"]
+    return allowed_from_step(read_profiles([setting.bounds]).pipelining(model_digest, digest), setting.steps)
 
 
 def _metrics(examiner: Examiner, prompts: Prompts, told: Tensor | None) -> dict[str, Callable[[Tensor], Array]]:

@@ -127,6 +127,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="serve the ControlNets of a registry; `tiny`: the tiny models' [none]",
 )
 @click.option(
+    "--controlnet-pipelining",
+    type=click.Choice(["off", "on", "auto"]),
+    default="auto",
+    show_default=True,
+    help="residuals one step old where a profile allows it: never, always, or if images waited for them",
+)
+@click.option(
     "--loras",
     default="",
     metavar="tiny|DIR",
@@ -219,6 +226,7 @@ def up(
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],
+        pipelining=options["controlnet_pipelining"],
         devices=devices,
         places=places,
     )

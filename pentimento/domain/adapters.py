@@ -31,23 +31,13 @@ class AdapterKind(Enum):
 
 
 @dataclass(frozen=True)
-class PipeliningBound:
-    """A ControlNet's bound, measured with schedules of `step_count` steps: from `first_step` on its residuals
-    resemble the previous step's; 0 where they never do (Katz, section 5)."""
-
-    step_count: int
-    first_step: int
-
-
-@dataclass(frozen=True)
 class Adapter:
     """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: a family or, with
     `base_digest`, one model.
 
     `object` is its place in the object store, None where replicas have the weights in a directory of their own. For a
     LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz, section
-    6, bounded asynchronous loading). For a ControlNet, `pipelining_bounds` give the step from where residuals may be a
-    step old; without bounds they never may.
+    6, bounded asynchronous loading).
     """
 
     name: str
@@ -58,7 +48,6 @@ class Adapter:
     licence: str = ""
     object: ObjectReference | None = None
     latest_start_fraction: float = 0.0
-    pipelining_bounds: tuple[PipeliningBound, ...] = ()
 
     def changes(self, model_digest: str, family: str) -> bool:
         """Return whether it is made for that model."""

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.adapters import PipeliningBound
-
 # Cosine of the residuals of adjacent steps (Katz, figure 10).
 ALIKE = 0.99
 # Of what was measured before, when a picture's wait comes in.
@@ -26,6 +24,17 @@ class PipeliningMode(Enum):
     OFF = "off"
     ON = "on"
     AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class PipeliningBound:
+    """Bound a ControlNet of one model, as measured with schedules of `step_count` steps.
+
+    From `first_step` on its residuals resemble those of the step before; 0 where they never do (Katz, section 5).
+    """
+
+    step_count: int
+    first_step: int
 
 
 def first_alike_step(cosines: Sequence[float], alike: float = ALIKE) -> int:

@@ -10,6 +10,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, Route, Start
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ReuseProfile
 from pentimento.files.documents import json_files, read_document
+from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason
 from pentimento.profiles.checks import parse_profiles
 from pentimento.profiles.costs import ModelProfile, cost_entry, costs_key, read_costs
@@ -27,6 +28,7 @@ from pentimento.profiles.kinds import (
     hit_options,
     latest_start,
     options,
+    pipelining_bounds,
     profile_name,
     reuse_share,
     uncovered,
@@ -140,6 +142,14 @@ class ProfileSet:
         """Return the shares of a model's schedule that may run without a LoRA, by the LoRA's digest."""
         found = (profile for profile in self.of(ProfileKind.LORA) if profile.of.model_digest == model_digest)
         return {profile.of.adapters[0].digest: latest_start(profile) for profile in found}
+
+    def pipelining(self, model_digest: str, controlnet_digest: str) -> tuple[PipeliningBound, ...]:
+        """Return from which steps a ControlNet's residuals may be one step old with that model; none without a profile
+        of both."""
+        for profile in self.of(ProfileKind.PIPELINING):
+            if (profile.of.model_digest, profile.of.adapters[0].digest) == (model_digest, controlnet_digest):
+                return pipelining_bounds(profile)
+        return ()
 
 
 @dataclass(frozen=True)

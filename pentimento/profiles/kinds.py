@@ -10,11 +10,12 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from pentimento.domain.adapters import AdapterKind, PipeliningBound
+from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.generation import FromLatent, GenerationSpec
 from pentimento.policies.cache_selection import Threshold, Thresholds
+from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, scaled
 from pentimento.profiles.document import (
     DIGITS,
@@ -279,16 +280,7 @@ def lora_row(steps: int, samples: Sequence[LateSample]) -> ProfileRow:
     return row_of({"steps": steps}, late_tally(samples), steps, figures)
 
 
-def pipelining_bounds(profiles: Iterable[Profile]) -> dict[str, tuple[PipeliningBound, ...]]:
-    """Return the bounds of each ControlNet by its digest, fewest steps first; of several models the latest step."""
-    found: dict[str, dict[int, int]] = {}
-    for profile in profiles:
-        steps = found.setdefault(profile.of.adapters[0].digest, {})
-        for row in profile.rows:
-            count, first = row.place("step_count"), row.place("first_step")
-            before = steps.get(count, first)
-            steps[count] = max(before, first) if before and first else 0
-    return {
-        digest: tuple(PipeliningBound(count, steps[count]) for count in sorted(steps))
-        for digest, steps in found.items()
-    }
+def pipelining_bounds(profile: Profile) -> tuple[PipeliningBound, ...]:
+    """Return the bounds of the profile's ControlNet with its model, fewest steps first."""
+    found = {row.place("step_count"): row.place("first_step") for row in profile.rows}
+    return tuple(PipeliningBound(count, found[count]) for count in sorted(found))

@@ -18,6 +18,8 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 # Which of their steps may be left out.
 THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
+# From which step on residuals of their ControlNets may be one step old.
+PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
@@ -99,15 +101,16 @@ def find_discriminator(given: str, cascade: tuple[str, ...], weights: Path = WEI
 
 
 def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
-    """Return the profiles and the tiny models' own of skipped steps and, with their encoder, of reuse.
+    """Return the profiles and the tiny models' own of skipped steps, residuals and, with their encoder, of reuse.
 
     Kinds that are given are not completed. Raises InvalidArgument for a file that is none.
     """
     given = {entry.get("kind") for path in json_files(profiles) for entry in read_document(path, entries, "profiles")}
-    shipped = [] if "steps" in given else [THINNING_PROFILES]
-    if "reuse" not in given and encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
-        shipped.append(SELECTOR_PROFILES)
-    return (*(path.resolve() for path in profiles), *(path for path in shipped if path.is_dir()))
+    own = {"steps": THINNING_PROFILES, "pipelining": PIPELINING_PROFILES}
+    if encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
+        own["reuse"] = SELECTOR_PROFILES
+    shipped = (path for kind, path in own.items() if kind not in given and path.exists())
+    return (*(path.resolve() for path in profiles), *shipped)
 
 
 def entries(text: str) -> list[dict[str, Any]]:

@@ -167,7 +167,7 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     name = f"controlnet-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
-    arguments += (*profile_arguments(settings.profiles), "--threads", str(settings.threads))
+    arguments += ("--threads", str(settings.threads))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     spec = ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
     return on_devices(settings, "controlnet_svc", spec)
@@ -268,6 +268,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     if settings.thinning != "off":
         arguments += ("--thinning", settings.thinning)
+    if settings.pipelining != "auto":
+        arguments += ("--controlnet-pipelining", settings.pipelining)
     if settings.admin:
         arguments += ("--admin-listen", settings.admin)
     arguments += signing_arguments(settings)

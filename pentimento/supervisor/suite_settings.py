@@ -84,7 +84,8 @@ class SuiteSettings:
     controller's own. `profiles`: files of any kind;
     with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the
     plan of a `policy` decides the others. `controlnets`: the registry that
-    `controlnet_copies` processes serve. `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
+    `controlnet_copies` processes serve; `pipelining`: whether their residuals may be one step old (off, on, auto).
+    `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
     (off, deadline, load, always). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
@@ -112,6 +113,7 @@ class SuiteSettings:
     cache: tuple[str, ...] = ()
     controlnets: Path | None = None
     controlnet_copies: int = 1
+    pipelining: str = "auto"
     loras: Path | None = None
     cascade: ServedCascade | None = None
     devices: tuple[str, ...] = ()

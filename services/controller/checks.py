@@ -12,7 +12,6 @@ from pentimento.domain.adapters import (
     ADAPTER_NAME_RULE,
     Adapter,
     LoraUpload,
-    PipeliningBound,
     is_adapter_name,
     is_digest,
 )
@@ -37,7 +36,6 @@ T = TypeVar("T")
 
 MAX_NAME_LENGTH = 256
 MAX_PATH_LENGTH = 512
-MAX_BOUNDS = 64
 MAX_COUNT = 2**63 - 1
 # Of one pool between two reports. More than any frontdoor takes; a report that claims more would drown the averages of
 # demand for minutes.
@@ -240,15 +238,6 @@ def _check_adapter(field: str, adapter: Adapter) -> None:
         _check_digest(f"{field}.base_digest", adapter.base_digest)
     _check_texts(field, adapter, "family", "licence")
     _check_within(f"{field}.latest_start_fraction", adapter.latest_start_fraction, 1)
-    _check_at_most(f"{field}.pipelining_bounds", adapter.pipelining_bounds, MAX_BOUNDS)
-    for bound in adapter.pipelining_bounds:
-        _check_bound(f"{field}.pipelining_bounds", bound)
-
-
-def _check_bound(field: str, bound: PipeliningBound) -> None:
-    if not 0 <= bound.first_step < bound.step_count:
-        limit = f"must be 0 to {bound.step_count - 1} steps of {bound.step_count}"
-        raise InvalidArgument.of(f"{field}.first_step", f"{limit}, got {bound.first_step}")
 
 
 def _check_files(variant: ModelVariant) -> None:

@@ -21,9 +21,6 @@ class ControlNetSettings:
         False,
         help="skip missing ControlNets with a log line, and start without any; off: exit",
     )
-    profiles: tuple[Path, ...] = setting(
-        (), help="files or directories of profiles: first steps at which residuals may be one step old"
-    )
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     device: str = setting("auto", help="auto, cpu or cuda; auto: CUDA if available")
     device_claims_dir: Path | None = setting(

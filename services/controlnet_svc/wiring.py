@@ -16,13 +16,9 @@ from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
-from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.policies.component_placement import placed_on
-from pentimento.profiles.catalogue import read_profiles
-from pentimento.profiles.document import ProfileKind
-from pentimento.profiles.kinds import pipelining_bounds
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.fleet_member import FleetMember
@@ -133,7 +129,6 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
-    bounds = pipelining_bounds(read_profiles(settings.profiles).of(ProfileKind.PIPELINING))
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
@@ -149,7 +144,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     member = FleetMember(server, ReplicaKind.CONTROLNET, settings)
     registration = member.registration(
-        lambda replica: _with_bounds(_described(replica, controlnets, device), bounds),
+        lambda replica: _described(replica, controlnets, device),
         lambda report: _reported(report, controlnets, busy),
     )
     return ControlNetProcess(
@@ -172,11 +167,6 @@ def _described(replica: Replica, controlnets: ControlNets, device: torch.device)
         resident_models=shelf.resident,
         adapters=shelf.adapters,
     )
-
-
-def _with_bounds(replica: Replica, bounds: Mapping[str, tuple[PipeliningBound, ...]]) -> Replica:
-    adapters = [replace(one, pipelining_bounds=bounds.get(one.digest, ())) for one in replica.adapters]
-    return replace(replica, adapters=tuple(adapters))
 
 
 def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusySeconds) -> ReplicaReport:

@@ -60,7 +60,9 @@ class FrontdoorSettings:
     )
     foresee_timeout_ms: int = setting(50, help="wait for a prediction from the prompt", minimum=1)
     profiles: tuple[Path, ...] = setting(
-        (), help="files or directories of profiles: costs for first predictions, steps that may be skipped"
+        (),
+        help="files or directories of profiles: costs for first predictions, steps that may be skipped, "
+        "residuals that may be one step old",
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,

@@ -190,7 +190,7 @@ def _parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
-        pipelining=_pipelining(settings, adapters),
+        pipelining=control_pipelining(settings),
         pairing=settings.latent_parallel,
         thinning=thinning_offers(settings),
         links=links,
@@ -234,10 +234,6 @@ def _links(
         identity,
         settings.worker_silence_s,
     )
-
-
-def _pipelining(settings: FrontdoorSettings, adapters: AdapterCatalogue) -> ControlPipelining:
-    return ControlPipelining(PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters)
 
 
 def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, images: ImageServicer) -> None:
@@ -312,9 +308,14 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
 
 def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
     """Raises InvalidArgument naming a file that is no profile."""
-    found = read_profiles(settings.profiles)
-    profiles = StepProfiles(found, settings.thinning_alpha, settings.profile_rule.rule)
+    profiles = StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, settings.profile_rule.rule)
     return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
+
+
+def control_pipelining(settings: FrontdoorSettings) -> ControlPipelining:
+    """Raises InvalidArgument naming a file that is no profile."""
+    rule = PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share)
+    return ControlPipelining(rule, read_profiles(settings.profiles))
 
 
 def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:

@@ -31,7 +31,6 @@ WORKERS = ("unet-worker-heavy", "unet-worker-light")
 MECHANISMS = {
     "PENTIMENTO_CASCADE": "tiny-light,tiny-heavy",
     "PENTIMENTO_THINNING": "always",
-    "PENTIMENTO_PIPELINING_BOUNDS": "/models/pipelining-bounds.json",
 }
 EDGES, NEON = "tiny-controlnet-edges", "tiny-lora-neon"
 

@@ -3,8 +3,10 @@
 from dataclasses import fields, replace
 from typing import Any
 
+from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.generation import Scheduler
 from pentimento.profiles.document import (
+    MeasuredAdapter,
     Profile,
     ProfileConditions,
     ProfiledModel,
@@ -66,6 +68,13 @@ STEPS_PROFILE = Profile(
     ProfiledModel("heavy", "sha256:heavy", encoder="clip", encoder_digest="sha256:clip"),
     ProfileConditions(50, scheduler=Scheduler.DDIM, guidance_scale=1.5),
     ProfilePromise(0.95, ThresholdRule.LOWER_BOUND, "clip_score"),
+)
+EDGES = MeasuredAdapter("sha256:edges", 1.0, AdapterKind.CONTROLNET, name="edges")
+PIPELINING_PROFILE = Profile(
+    ProfileKind.PIPELINING,
+    ProfiledModel("heavy", "sha256:heavy", adapters=(EDGES,)),
+    ProfileConditions(50),
+    rows=(ProfileRow({"step_count": 50, "first_step": 4}), ProfileRow({"step_count": 20, "first_step": 0})),
 )
 GOOD, BAD = ImageSample(0.96, 1.0), ImageSample(0.9, 1.0)
 HANDOVER_ROWS = (

@@ -364,7 +364,8 @@ class ImageApi:
         state = dataplane.state
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
         steps = self._steps(option, pool)
-        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told))
+        residuals = self._parts.pipelining.why(option.resolved.spec, route)
+        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals))
         return Explanation(
             route,
             route.plan_version,

@@ -26,8 +26,8 @@ class ExplainedSteps:
 @dataclass(frozen=True)
 class Explained:
     """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
-    in, what was noted of the cache, the pool in which it would wait, what decides its steps, and what its prompt told
-    of its stages."""
+    in, what was noted of the cache, the pool in which it would wait, what decides its steps, what its prompt told of
+    its stages, and a sentence on its residuals, "" without ControlNets."""
 
     route: Route
     plan: Plan | None
@@ -37,15 +37,17 @@ class Explained:
     pool: Pool
     steps: ExplainedSteps
     foresight: Sequence[str] = ()
+    residuals: str = ""
 
 
 def reasons(explained: Explained) -> tuple[str, ...]:
-    """Return what decided plan, model, start, steps, stages and wait, in this order."""
+    """Return what decided plan, model, start, steps, residuals, stages and wait, in this order."""
     return (
         *_of_plan(explained.plan),
         _of_model(explained.names_model, explained.entered, explained.route),
         *_of_start(explained.route, explained.notes),
         _of_steps(explained.steps),
+        *((f"residuals: {explained.residuals}",) if explained.residuals else ()),
         *_of_stages(explained),
         *_of_wait(explained.pool),
     )

@@ -1,26 +1,57 @@
-"""Which requests use residuals that are a step old (Katz, section 5), decided once each, when its route is."""
+"""Decide once per request, with its route, whether its residuals may be one step old (Katz, section 5)."""
 
-from pentimento.domain.generation import ControlNetMode, GenerationSpec
-from pentimento.policies.residual_pipelining import PipeliningRule, ResidualWaits
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from pentimento.domain.generation import ControlNetMode, GenerationSpec, Route
+from pentimento.policies.residual_pipelining import (
+    PipeliningMode,
+    PipeliningRule,
+    ResidualWaits,
+    allowed_from_step,
+    allowed_from_step_of_all,
+)
+from pentimento.profiles.catalogue import ProfileSet
 
 
 class ControlPipelining:
-    """The deployment's rule, what ControlNets allow, and how long pictures were seen to wait for them."""
+    """Hold the deployment's rule and profiles, and how long images waited for their ControlNets."""
 
-    def __init__(self, rule: PipeliningRule, adapters: AdapterCatalogue) -> None:
+    def __init__(self, rule: PipeliningRule, profiles: ProfileSet) -> None:
         self._rule = rule
-        self._adapters = adapters
+        self._profiles = profiles
         self._waits = ResidualWaits()
 
-    def from_step(self, spec: GenerationSpec) -> int:
-        """Return the step of the schedule from which on the request is pipelined, 0 for a synchronous one."""
-        allowed = self._adapters.pipelined_from_step(spec)
+    def from_step(self, spec: GenerationSpec, model_digest: str) -> int:
+        """Return the step of the schedule from which the request is pipelined on that model; 0 for never."""
+        bounds = (self._profiles.pipelining(model_digest, digest) for digest in _digests(spec))
+        allowed = allowed_from_step_of_all(allowed_from_step(one, spec.num_inference_steps) for one in bounds)
         return self._rule.from_step(allowed, self._waits.share(_digests(spec)))
 
+    def why(self, spec: GenerationSpec, route: Route) -> str:
+        """Return a sentence on the mode of a request with ControlNets, "" for one without."""
+        if not spec.controlnets:
+            return ""
+        if route.pipelined_from_step:
+            return f"one step old from step {route.pipelined_from_step}, {self._seen(spec)}"
+        return f"each step waits for its own, {self._reason(spec, route.model_digest)}"
+
+    def _reason(self, spec: GenerationSpec, model_digest: str) -> str:
+        if self._rule.mode is PipeliningMode.OFF:
+            return "OFF: pipelining is off"
+        for one in spec.controlnets:
+            bounds = self._profiles.pipelining(model_digest, one.digest)
+            if not bounds:
+                return f"PROFILE_MISSING: no pipelining profile of {spec.model} with {one.name}"
+            if not allowed_from_step(bounds, spec.num_inference_steps):
+                return f"NOTHING_ALLOWED: the profile of {one.name} allows none at {spec.num_inference_steps} steps"
+        return f"SHORT_WAITS: {self._seen(spec)}"
+
+    def _seen(self, spec: GenerationSpec) -> str:
+        share = self._waits.share(_digests(spec))
+        seen = "no image has waited yet" if share is None else f"images waited for {share:.0%} of a step"
+        least = f"{self._rule.least_wait_share:.0%} is too long"
+        return f"{seen}, {least}" if self._rule.mode is PipeliningMode.AUTO else "by the settings"
+
     def learn(self, spec: GenerationSpec, wait_share: float | None) -> None:
-        """Changes state: a picture was painted, and waited for that share of its synchronous steps; None where it
-        cannot tell."""
+        """Change state: an image waited for that share of its synchronous steps; None where it cannot tell."""
         if wait_share is not None and 0.0 <= wait_share <= 1.0 and spec.controlnets:
             self._waits.learn(_digests(spec), wait_share)
 

@@ -133,7 +133,7 @@ def _ask(parts: FrontdoorParts, asked: ResolvedRequest, candidate: StartCandidat
     held = _held(parts, candidate.model, own)
     resolved = as_painted_by(asked, held)
     patch_step = parts.adapters.lora_patch_step(resolved.spec, held)
-    pipelined_from = parts.pipelining.from_step(resolved.spec)
+    pipelined_from = parts.pipelining.from_step(resolved.spec, held.model_digest)
     return Asked(candidate, held, resolved, patch_step, pipelined_from)
 
 
@@ -147,7 +147,7 @@ def expected_thinning(
     """Return what may be left out of a request that starts there, before its route is decided."""
     route = Route("", start, held.model, held.model_digest)
     patch_step = parts.adapters.lora_patch_step(resolved.spec, held)
-    pipelined_from = parts.pipelining.from_step(resolved.spec)
+    pipelined_from = parts.pipelining.from_step(resolved.spec, held.model_digest)
     return parts.thinning.offer(
         resolved, replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
     )
@@ -190,7 +190,7 @@ def _lane(
         return None
     # Of other steps another one may be the last by which LoRAs are to be in force.
     spec = option.resolved.spec
-    pipelined_from = parts.pipelining.from_step(spec)
+    pipelined_from = parts.pipelining.from_step(spec, held.model_digest)
     route = replace(
         option.route,
         lora_patch_step=parts.adapters.lora_patch_step(spec, held),

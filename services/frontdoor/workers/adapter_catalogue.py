@@ -9,7 +9,6 @@ from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint, WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Plan
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
-from pentimento.policies.residual_pipelining import allowed_from_step, allowed_from_step_of_all
 
 _CAPABILITIES = {
     AdapterKind.LORA: frozenset({Capability.LORA, Capability.UPLOADED_LORA}),
@@ -119,13 +118,6 @@ class AdapterCatalogue:
             return told
         adapter = self._resolved(AdapterKind.LORA, lora)
         return adapter.latest_start_fraction if adapter is not None and adapter.object is not None else 0.0
-
-    def pipelined_from_step(self, spec: GenerationSpec) -> int:
-        """Return the first of the spec's steps that may use the residuals of the step before, by every ControlNet of
-        it; 0 for none."""
-        found = [self._resolved(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
-        bounds = (adapter.pipelining_bounds if adapter is not None else () for adapter in found)
-        return allowed_from_step_of_all(allowed_from_step(one, spec.num_inference_steps) for one in bounds)
 
     def endpoints(self, controlnets: Iterable[ControlNetSelection]) -> tuple[ControlNetEndpoint, ...]:
         """Return where the ControlNets are served now, each once: replicas that hold it first, taking turns."""

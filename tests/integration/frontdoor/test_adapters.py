@@ -15,7 +15,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
-from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import (
@@ -35,12 +35,16 @@ from pentimento.domain.image_request import (
     ReplayRequest,
 )
 from pentimento.policies.residual_pipelining import PipeliningMode
+from pentimento.profiles.catalogue import ProfileSet
+from pentimento.profiles.document import profiles_to_json
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.codec import decode, to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 from tests.support.calls import last_completed
+from tests.support.profiles import EDGES as MEASURED_EDGES
+from tests.support.profiles import PIPELINING_PROFILE, changed
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
@@ -150,14 +154,17 @@ async def test_how_late_the_lora_may_come_is_part_of_the_route(adapted: Frontdoo
     assert [order.route.lora_patch_step for order in worker.orders] == [10, 0]
 
 
-BOUNDED = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
+PROFILE = changed(
+    PIPELINING_PROFILE, model_digest=HELD.model_digest, adapters=(replace(MEASURED_EDGES, digest=EDGES.digest),)
+)
 
 
 @asynccontextmanager
 async def pipelining_suite(folder: Path, worker: PacedWorker, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
-    async with suite_with_adapters(folder, worker, **changes) as running:
-        measured = replace(PLAN, version=PlanVersion(1, 2), placements=(AdapterPlacement(BOUNDED, ("c1", "c2")),))
-        running.frontdoor.parts.adapters.follow(measured)
+    """A suite with a profile of its model and ControlNet."""
+    path = folder / "pipelining.json"
+    path.write_text(profiles_to_json(PROFILE))
+    async with suite_with_adapters(folder, worker, profiles=(path,), **changes) as running:
         yield running
 
 
@@ -189,10 +196,14 @@ async def test_by_itself_pictures_are_pipelined_once_others_were_seen_to_wait(
 
 
 @pytest.mark.parametrize(
-    ("mode", "wanted"), [("on", (ControlNetMode.PIPELINED, 4)), ("off", (ControlNetMode.SYNCHRONOUS, 0))]
+    ("mode", "wanted", "why"),
+    [
+        ("on", (ControlNetMode.PIPELINED, 4), "residuals: one step old from step 4, by the settings"),
+        ("off", (ControlNetMode.SYNCHRONOUS, 0), "residuals: each step waits for its own, OFF: pipelining is off"),
+    ],
 )
 async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
-    folder: Path, worker: PacedWorker, mode: str, wanted: tuple[ControlNetMode, int]
+    folder: Path, worker: PacedWorker, mode: str, wanted: tuple[ControlNetMode, int], why: str
 ) -> None:
     worker.residual_wait_share = 0.9
     inputs = (ReplayInput("controlnets[0].conditioning_image", png()),)
@@ -200,12 +211,13 @@ async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
         for seed in (1, 2):
             first = await suite.paint(replace(CONTROLLED, num_inference_steps=50, seed=seed))
         explained = await suite.client.explain(replace(CONTROLLED, num_inference_steps=50))
-        suite.frontdoor.parts.adapters.follow(PLAN)  # nobody measured it any more
+        suite.frontdoor.parts.pipelining._profiles = ProfileSet()  # a replay needs no profile
         async for _ in suite.client.replay(ReplayRequest(first.request_id, inputs)):
             pass
 
     assert modes(worker) == [wanted] * 3
     assert (explained.route.controlnet_mode, explained.route.pipelined_from_step) == wanted
+    assert [reason for reason in explained.reasons if reason.startswith("residuals: ")] == [why]
 
 
 async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: Path, worker: PacedWorker) -> None:

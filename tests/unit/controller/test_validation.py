@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
@@ -72,8 +72,6 @@ def test_adapters_may_be_of_one_model_or_of_a_family():
         ({"family": "x" * 257}, r"adapters\[1\]\.family"),
         ({"licence": "a\0"}, r"adapters\[1\]\.licence"),
         ({"latest_start_fraction": math.nan}, r"adapters\[1\]\.latest_start_fraction"),
-        ({"pipelining_bounds": (PipeliningBound(50, 50),)}, r"pipelining_bounds\.first_step: must be 0 to 49 steps"),
-        ({"pipelining_bounds": (PipeliningBound(50, 4),) * 65}, r"pipelining_bounds: must be at most 64, got 65"),
     ],
 )
 def test_an_adapter_that_could_not_be_asked_for_is_refused_by_name(changed, message):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lab.fixtures.held_models import HELD
-from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound, RejectedAdapter
+from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.domain.generation import (
@@ -19,7 +19,6 @@ from tests.unit.frontdoor.adapters import (
     BOTH,
     EDGES,
     FOREIGN,
-    GONE,
     LAYOUT,
     MOSAIC,
     NEON,
@@ -72,11 +71,11 @@ def test_endpoints_are_of_selected_weights_in_the_plan() -> None:
     found = catalogue.endpoints((SELECTED_LAYOUT, SELECTED_LAYOUT))
     assert found == (ControlNetEndpoint("layout", "unix:/c3", LAYOUT.digest),)
 
-    # Replicas that have other bounds serve the same weights.
-    measured = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
-    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1",)), AdapterPlacement(measured, ("c2",), ("c2",)), sequence=3))
+    # Replicas that state another licence serve the same weights.
+    told = replace(EDGES, licence="mit")
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1",)), AdapterPlacement(told, ("c2",), ("c2",)), sequence=3))
     assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2", "unix:/c1"]
-    assert catalogue.find(AdapterKind.CONTROLNET, "edges") == (measured,)
+    assert catalogue.find(AdapterKind.CONTROLNET, "edges") == (told,)
     catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), sequence=4, there=("c2",)))
     assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2"]
     assert not catalogue.is_reachable(LAYOUT)
@@ -160,19 +159,6 @@ def test_a_controlnet_is_asked_of_replicas_that_hold_it_first_and_they_take_turn
 
     assert all(addresses[2] == "unix:/c1" and len(set(addresses)) == 3 for addresses in asked)
     assert {addresses[0] for addresses in asked} == {"unix:/c2", "unix:/c3"}
-
-
-def test_residuals_may_be_as_old_as_every_controlnet_allows() -> None:
-    edges = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
-    layout = replace(LAYOUT, pipelining_bounds=(PipeliningBound(50, 6),))
-    catalogue = known_adapters()
-    catalogue.follow(plan(AdapterPlacement(edges, ("c1",)), AdapterPlacement(layout, ("c3",)), sequence=3))
-
-    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES,))) == 4
-    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES, SELECTED_LAYOUT))) == 6
-    gone = replace(SELECTED_EDGES, name=GONE.name, digest=GONE.digest)
-    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES, gone))) == 0
-    assert catalogue.pipelined_from_step(SPEC) == 0
 
 
 def test_a_model_fits_where_every_adapter_is_made_for_it() -> None:

@@ -43,6 +43,11 @@ def told(of: Explained, word: str) -> list[str]:
     return [reason.removeprefix(f"{word}: ") for reason in reasons(of) if reason.startswith(f"{word}: ")]
 
 
+def test_residuals_are_explained_with_controlnets_alone() -> None:
+    assert told(CASE, "residuals") == []
+    assert told(replace(CASE, residuals="each step waits for its own"), "residuals") == ["each step waits for its own"]
+
+
 def test_the_plan_in_force_is_named_with_what_it_admits_and_left_out() -> None:
     plan = replace(PLAN, notes=("light on gpu: PROFILE_MISSING",))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.adapters import PipeliningBound
 from pentimento.policies.residual_pipelining import (
+    PipeliningBound,
     PipeliningMode,
     PipeliningRule,
     ResidualSteps,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.adapters import AdapterKind, PipeliningBound
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
+from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.profiles.catalogue import ProfileSet, check_continues, read_profiles, write_profiles
 from pentimento.profiles.checks import parse_profiles
 from pentimento.profiles.costs import parse_costs, read_costs
@@ -22,7 +22,6 @@ from pentimento.profiles.document import (
     ProfiledModel,
     ProfileKind,
     ProfilePromise,
-    ProfileRow,
     ReuseKind,
     profiles_to_json,
 )
@@ -43,6 +42,7 @@ from tests.support.profiles import (
     HANDOVER_PROFILE,
     HANDOVER_ROWS,
     LATENT_PROFILE,
+    PIPELINING_PROFILE,
     STEPS_PROFILE,
     changed,
     reuse_step,
@@ -53,7 +53,7 @@ IMAGES = changed(
     LATENT_PROFILE, start=ReuseKind.IMAGES, model="light", model_digest="sha256:light", reference_digest="sha256:heavy"
 )
 NEON = MeasuredAdapter("sha256:neon", 0.8)
-EDGES = MeasuredAdapter("sha256:edges", 1.0, AdapterKind.CONTROLNET, name="edges")
+EDGES = PIPELINING_PROFILE.of.adapters[0]
 STEPS = replace(STEPS_PROFILE, rows=(thinned_row(0, 25, ThresholdRule.LOWER_BOUND, share=0.99),))
 LATE = [LateSample(0.999, 0.99, 0.998)] * 59 + [LateSample(0.98, 0.97, 0.998)]
 LORA = Profile(
@@ -63,13 +63,7 @@ LORA = Profile(
     ProfilePromise(rule=ThresholdRule.MEAN),
     rows=(lora_row(1, LATE),),
 )
-PIPELINING = Profile(
-    ProfileKind.PIPELINING,
-    ProfiledModel("heavy", "sha256:heavy", adapters=(EDGES,)),
-    ProfileConditions(50),
-    rows=(ProfileRow({"step_count": 50, "first_step": 4}), ProfileRow({"step_count": 20, "first_step": 0})),
-)
-ALL = (LATENT_PROFILE, IMAGES, STEPS, HANDOVER_PROFILE, LORA, PIPELINING)
+ALL = (LATENT_PROFILE, IMAGES, STEPS, HANDOVER_PROFILE, LORA, PIPELINING_PROFILE)
 
 
 def test_profiles_of_all_kinds_are_read_back(tmp_path: Path) -> None:
@@ -154,8 +148,12 @@ def at(of: Profile, **place: float) -> Profile:
         pytest.param(row(HANDOVER_PROFILE, allowed={"lower_bound": 0.5}), "are not for minimum", id="minimum-lacks"),
         pytest.param(changed(LORA, adapters=()), "of.adapters: must be one, got 0", id="no-lora"),
         pytest.param(at(LORA, steps=51), "rows[0].at.steps: must be at least 0 and at most 50", id="later-than-all"),
-        pytest.param(changed(PIPELINING, adapters=(EDGES, NEON)), "of.adapters: must be one, got 2", id="two-nets"),
-        pytest.param(at(PIPELINING, first_step=50), "first_step: must be below step_count, 50, got 50", id="last-step"),
+        pytest.param(
+            changed(PIPELINING_PROFILE, adapters=(EDGES, NEON)), "of.adapters: must be one, got 2", id="two-nets"
+        ),
+        pytest.param(
+            at(PIPELINING_PROFILE, first_step=50), "first_step: must be below step_count, 50, got 50", id="last-step"
+        ),
     ],
 )
 def test_parse_profiles_refuses_contradiction_by_field(profile: Profile, wrong: str) -> None:
@@ -305,23 +303,17 @@ def test_latest_starts_are_those_of_the_model() -> None:
     assert latest_start(LORA, ThresholdRule.MINIMUM) == 0.0
 
 
-def test_pipelining_bounds_are_sorted_by_steps() -> None:
-    other = changed(PIPELINING, adapters=(replace(EDGES, digest="b"),), rows=PIPELINING.rows[:1])
+def test_pipelining_bounds_are_those_of_model_and_controlnet() -> None:
+    layout = changed(
+        PIPELINING_PROFILE, adapters=(replace(EDGES, digest="sha256:layout"),), rows=PIPELINING_PROFILE.rows[:1]
+    )
+    light = at(changed(PIPELINING_PROFILE, model_digest="sha256:light", rows=PIPELINING_PROFILE.rows[:1]), first_step=9)
+    found = ProfileSet((light, PIPELINING_PROFILE, layout))
 
-    assert pipelining_bounds([PIPELINING, other]) == {
-        "sha256:edges": (PipeliningBound(20, 0), PipeliningBound(50, 4)),
-        "b": (PipeliningBound(50, 4),),
-    }
-    assert pipelining_bounds([]) == {}
-
-
-@pytest.mark.parametrize(("other", "wanted"), [(9, 9), (2, 4), (0, 0)])
-def test_pipelining_bounds_of_several_models_allow_least(other: int, wanted: int) -> None:
-    one = replace(PIPELINING, rows=PIPELINING.rows[:1])
-    elsewhere = at(changed(one, model_digest="sha256:other"), first_step=other)
-
-    for profiles in ((one, elsewhere), (elsewhere, one), (elsewhere, one, one)):
-        assert pipelining_bounds(profiles) == {"sha256:edges": (PipeliningBound(50, wanted),)}
+    assert found.pipelining("sha256:heavy", "sha256:edges") == (PipeliningBound(20, 0), PipeliningBound(50, 4))
+    assert found.pipelining("sha256:heavy", "sha256:layout") == (PipeliningBound(50, 4),)
+    assert found.pipelining("sha256:light", "sha256:edges") == (PipeliningBound(50, 9),)
+    assert found.pipelining("sha256:light", "sha256:layout") == ()
 
 
 # Format 1, which the next version no longer reads
@@ -425,7 +417,7 @@ def test_format_one_pipelining_has_the_same_bounds(tmp_path: Path) -> None:
 
     profile = old_profile(tmp_path, {"bounds": bounds})
 
-    assert pipelining_bounds([profile]) == {"sha256:edges": (PipeliningBound(20, 0), PipeliningBound(50, 4))}
+    assert pipelining_bounds(profile) == (PipeliningBound(20, 0), PipeliningBound(50, 4))
 
 
 def test_format_one_costs_are_read(tmp_path: Path) -> None:

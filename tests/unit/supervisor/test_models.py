@@ -10,6 +10,7 @@ from pentimento.profiles.document import Profile, profiles_to_json
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
     PACKAGED_ENCODERS,
+    PIPELINING_PROFILES,
     SELECTOR_PROFILES,
     THINNING_PROFILES,
     WEIGHTS,
@@ -21,7 +22,7 @@ from pentimento.supervisor.models import (
     find_models,
     with_shipped,
 )
-from tests.support.profiles import LATENT_PROFILE, STEPS_PROFILE
+from tests.support.profiles import LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE
 
 
 @pytest.fixture
@@ -173,10 +174,11 @@ def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "shipped"),
     [
-        ((), (THINNING_PROFILES, SELECTOR_PROFILES)),
-        ((LATENT_PROFILE,), (THINNING_PROFILES,)),
-        ((STEPS_PROFILE,), (SELECTOR_PROFILES,)),
-        ((LATENT_PROFILE, STEPS_PROFILE), ()),
+        ((), (THINNING_PROFILES, PIPELINING_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE,), (THINNING_PROFILES, PIPELINING_PROFILES)),
+        ((STEPS_PROFILE,), (PIPELINING_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE, STEPS_PROFILE), (PIPELINING_PROFILES,)),
+        ((PIPELINING_PROFILE,), (THINNING_PROFILES, SELECTOR_PROFILES)),
     ],
 )
 def test_with_shipped_adds_kinds_that_are_not_given(

@@ -185,14 +185,18 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
     }
 
 
-def test_controlnet_services_are_told_from_which_step_residuals_may_be_old(tmp_path: Path) -> None:
+def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
-    settings = SuiteSettings(models, Path("/encoder"), controlnets=Path("/registry.json"))
-    assert "--profiles" not in flags_of(plan_suite(settings, StateDirectory(tmp_path)), "controlnet-0")
+    settings = SuiteSettings(
+        models, Path("/encoder"), controlnets=Path("/registry.json"), profiles=(Path("/own.json"),)
+    )
 
-    bounded = plan_suite(replace(settings, profiles=(Path("/bounds.json"),)), StateDirectory(tmp_path))
+    by_default = flags_of(plan_suite(settings, StateDirectory(tmp_path)), "frontdoor")
+    always = flags_of(plan_suite(replace(settings, pipelining="on"), StateDirectory(tmp_path)), "frontdoor")
 
-    assert flags_of(bounded, "controlnet-0")["--profiles"] == "/bounds.json"
+    assert by_default["--profiles"] == "/own.json"
+    assert "--controlnet-pipelining" not in by_default
+    assert always["--controlnet-pipelining"] == "on"
 
 
 def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:

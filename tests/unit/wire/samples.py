@@ -1,6 +1,6 @@
 """Values with every field set, for tests of messages and their bytes."""
 
-from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound, RejectedAdapter
+from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.execution import AttemptResult, RunningAttempt, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Capability, HeldModel
@@ -120,7 +120,7 @@ RESOLVED = ResolvedRequest(
     AdmittedStages(STAGES, "light>tiny", True),
 )
 ATTEMPT = Attempt("request-1", 2, 9, "frontdoor-0", 4, "acme")
-ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2, (PipeliningBound(50, 9),))
+ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2)
 HELD = HeldModel(
     "tiny", DIGEST, 3, DIGEST, DIGEST, "epsilon", "sd", 64, 32, 8, 128, 50, 100, 7.5, ("ddim",), "mit", 0.1
 )

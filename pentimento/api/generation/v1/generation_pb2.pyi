@@ -118,7 +118,6 @@ class Adapter(_message.Message):
     LICENCE_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
     LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
-    PIPELINING_BOUNDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___AdapterKind.ValueType
     digest: _builtins.str
@@ -133,10 +132,6 @@ class Adapter(_message.Message):
     def object(self) -> _tensor_pb2.ObjectReference:
         """Where its weights are in the object store; absent where replicas have them in a directory of their own."""
 
-    @_builtins.property
-    def pipelining_bounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipeliningBound]:
-        """Of a ControlNet: from which step on residuals may be a step old; without any they never may."""
-
     def __init__(
         self,
         *,
@@ -148,11 +143,10 @@ class Adapter(_message.Message):
         licence: _builtins.str = ...,
         object: _tensor_pb2.ObjectReference | None = ...,
         latest_start_fraction: _builtins.float = ...,
-        pipelining_bounds: _abc.Iterable[Global___PipeliningBound] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object", "pipelining_bounds", b"pipelining_bounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
@@ -190,32 +184,6 @@ class RejectedAdapter(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RejectedAdapter: _TypeAlias = RejectedAdapter  # noqa: Y015
-
-@_typing.final
-class PipeliningBound(_message.Message):
-    """Measured with schedules of `step_count` steps: from `first_step` on a ControlNet's residuals resemble those of the step before; 0 where
-    they never do (Katz, pipelined asynchronous).
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_COUNT_FIELD_NUMBER: _builtins.int
-    FIRST_STEP_FIELD_NUMBER: _builtins.int
-    step_count: _builtins.int
-    first_step: _builtins.int
-    def __init__(
-        self,
-        *,
-        step_count: _builtins.int = ...,
-        first_step: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "step_count", b"step_count"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PipeliningBound: _TypeAlias = PipeliningBound  # noqa: Y015
 
 @_typing.final
 class LoraSelection(_message.Message):
