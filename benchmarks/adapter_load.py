@@ -53,7 +53,7 @@ BESIDE_SHARE = 0.24
 LEAST_RATIO = 0.9
 ROUNDS, REQUESTS, QUICK_REQUESTS = 3, 50, 10
 DEADLINE_S = 900.0
-# Katz, section 3.1: five of service A's ControlNets take 95 % of the calls.
+# Katz, section 3.1: five of service A's ControlNets take 98 % of the calls.
 RESIDENT = 5
 SEED = 16
 

@@ -36,7 +36,7 @@ def calls_of(mix: ProductionMix, count: int, seed: int) -> Calls:
 
 
 def with_change(calls: Calls, names: int, seed: int) -> Calls:
-    """Return calls whose later half is of the same popularity, with the ControlNets in other places."""
+    """Return the calls with the ControlNets exchanging their places in the later half."""
     places = np.random.default_rng(seed).permutation(names)
     half = len(calls) // 2
     return [*calls[:half], *(f"controlnet-{places[int(name.rpartition('-')[2])]:03d}" for name in calls[half:])]

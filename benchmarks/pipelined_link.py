@@ -1,39 +1,52 @@
-"""Compare an image's latency over a slow link in both modes, on paced devices: real processes and streams, with compute
-that sleeps for the times of a pace.
+"""Compare an image's latency over a slow link in both modes, on paced devices: a whole suite with its ControlNet in
+another network namespace, and compute that sleeps for the times of a pace.
+
+One frontdoor has the default settings, so that it finds the bounds in its profiles and enables the pipelined mode
+itself once images waited; another one never does. Both use the same worker and ControlNet.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.suites.slow_link import slow_link
+import torch
+
+from benchmarks.suites.limited_link import limited_link
+from benchmarks.suites.paced import PacedSuite, await_live, paced_suite
 from lab.emulation.pace import DevicePace, PassTimes, read_pace
-from lab.fixtures.controlled_generation import ControlledCase, conditions_for
-from lab.fixtures.controlnet_serving import (
-    PACED,
-    ControlledByService,
-    ServedControlNet,
-    replica_process,
-    serving_together,
-    shared_folder,
-)
-from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.worker_process import START_S, worker_process
+from lab.emulation.paced_controlnets.wiring import paced_controlnet_digest
+from lab.emulation.paced_worker.model import PacedModel
+from lab.fixtures.controlnet_serving import shared_folder
 from lab.runs.machine import ROOT
-from lab.runs.measure import Figure, at_least, drawn_orders, informative, measured
+from lab.runs.measure import Figure, at_least, drawn_orders, informative, measured, share
 from lab.runs.parts import PartResult
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import ControlNetSelection, Scheduler
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
+from pentimento.pictures.png_text import flat_png
+from pentimento.profiles.document import (
+    MeasuredAdapter,
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfileRow,
+    profiles_to_json,
+)
+from pentimento.sdk import AsyncClient
 
 H800 = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 GBIT_PER_S = 10.0
 # residuals of a row in half precision (Katz, section 5, has 108 MiB for two)
 RESIDUAL_BYTES = 53.7e6
-MODES = {"synchronous": 0, "pipelined": 1}
+# Frontdoors by their pipelining.
+AUTO, OFF = "auto", "off"
+WARM_UP_STEPS = 8
+DEADLINE_MS = 1_200_000
+# Worker, ControlNet replica and two frontdoors.
+MEMBER_COUNT = 4
+LEAST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -64,15 +77,17 @@ class LinkSetting:
 
 # Katz's link has an A10G at both ends (figure 10), with about an eighth of an H800's half-precision rate. An H800's
 # step is shorter than the link's time for its residuals, so that no mode reaches the ideal there.
-CASES = (LinkCase("A10G", 8.0, 4.0), LinkCase("H800", 1.0, 16.0))
+CASES = (LinkCase("A10G", 8.0, 2.0), LinkCase("H800", 1.0, 16.0))
 
 
 def link_part(setting: LinkSetting) -> PartResult:
-    """Run both modes alternating, and compare them with the ideal."""
+    """Generate with both frontdoors alternating, and compare them with the ideal. Raises NotFound without root."""
     figures: list[Figure] = []
     for case in CASES:
         figures += _figures(case, setting, asyncio.run(_measured(case, setting)))
-    return PartResult(figures, {"pace": H800.name, "gbit_per_s": GBIT_PER_S})
+    return PartResult(
+        figures, {"pace": H800.name, "gbit_per_s": GBIT_PER_S, "stretch": {one.name: one.stretch for one in CASES}}
+    )
 
 
 def ideal_s(pace: DevicePace, case: LinkCase, steps: int) -> float:
@@ -81,64 +96,83 @@ def ideal_s(pace: DevicePace, case: LinkCase, steps: int) -> float:
     return steps * (max(encode, control) + decode) * case.time_factor
 
 
-def _figures(case: LinkCase, setting: LinkSetting, seconds: dict[str, list[float]]) -> Iterator[Figure]:
+@dataclass(frozen=True)
+class LinkImage:
+    """Store an image's seconds of denoising, and its first pipelined step, 0 for a synchronous image."""
+
+    seconds: float
+    pipelined_from: int
+
+
+Images = dict[str, list[LinkImage]]
+
+
+def _figures(case: LinkCase, setting: LinkSetting, images: Images) -> Iterator[Figure]:
     pace = read_pace(H800)
     ideal = ideal_s(pace, case, setting.steps)
-    reached = {mode: [ideal / taken for taken in found] for mode, found in seconds.items()}
-    bound = at_least(0.9, "of ideal") if case.name == "A10G" else informative("of ideal")
-    yield measured(f"link: {case.name}, pipelined", reached["pipelined"], median, bound)
-    yield measured(f"link: {case.name}, synchronous", reached["synchronous"], median, informative("of ideal"))
+    reached = {mode: [ideal / image.seconds for image in found] for mode, found in images.items()}
     encode, decode, control = (one.of(1) for one in (pace.encode, pace.decode, pace.controlnets[0].step))
-    serial = (max(encode, control) + decode) / (control + encode + decode)
-    yield Figure(f"link: {case.name}, without parallelism", round(serial, 4), informative("of ideal"))
     transfer_s = RESIDUAL_BYTES * 8 / (GBIT_PER_S * 1e9) * case.stretch
     most = min(1.0, ideal / setting.steps / transfer_s)
+    shares = [reach / most for reach in reached[AUTO]]
+    yield measured(f"link: {case.name}, default settings ÷ most", shares, median, at_least(LEAST_SHARE))
+    enabled = sum(image.pipelined_from == setting.synchronous_steps for image in images[AUTO])
+    yield share(f"link: {case.name}, images pipelined by default", enabled, len(images[AUTO]), informative())
+    for mode, name in ((AUTO, "default settings"), (OFF, "pipelining off")):
+        yield measured(f"link: {case.name}, {name}", reached[mode], median, informative("of ideal"))
+    serial = (max(encode, control) + decode) / (control + encode + decode)
+    yield Figure(f"link: {case.name}, without parallelism", round(serial, 4), informative("of ideal"))
     yield Figure(f"link: {case.name}, most that the link allows", round(most, 4), informative("of ideal"))
 
 
-async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[float]]:
-    """Return seconds of denoising by mode and round, after one warm-up image."""
+async def _measured(case: LinkCase, setting: LinkSetting) -> Images:
+    """Return images by frontdoor, after one short image each, which says how long images wait."""
     with ExitStack() as stack:
         folder = stack.enter_context(shared_folder())
-        path = folder / "pace.toml"
+        path, profile = folder / "pace.toml", folder / "pipelining.json"
         path.write_text(_stretched(case))
-        replica = stack.enter_context(replica_process(folder, "c", PACED, "--controlnets", str(path)))
-        link = stack.enter_context(_link(replica, GBIT_PER_S / case.stretch))
-        worker = stack.enter_context(
-            worker_process(path, "--shared-memory-dir", "", module="lab.emulation.paced_worker")
-        )
-        served = ServedControlNet(ControlNetSelection(read_pace(path).controlnets[0].name, b""), link)
-        async with serving_together(worker, [served]) as together:
-            await _denoise_s(together, LinkSetting(1, 2, 1), 0)
-            found: dict[str, list[float]] = {mode: [] for mode in MODES}
-            for modes in drawn_orders(MODES, setting.rounds):
-                for mode in modes:
-                    first = setting.synchronous_steps * MODES[mode]
-                    found[mode].append(await _denoise_s(together, setting, first))
-                    print(f"{case.name}, {mode}: {found[mode][-1]:.2f} s", flush=True)
+        profile.write_text(_profile(read_pace(path), setting))
+        link = stack.enter_context(limited_link(GBIT_PER_S / case.stretch))
+        frontdoors = {AUTO: ("--profiles", str(profile)), OFF: ("--controlnet-pipelining", "off")}
+        name = read_pace(path).controlnets[0].name
+        suite = stack.enter_context(paced_suite(path, 1, 1, (name,), link=link, frontdoors=frontdoors))
+        return await _images(suite, case, setting, name)
+
+
+async def _images(suite: PacedSuite, case: LinkCase, setting: LinkSetting, controlnet: str) -> Images:
+    pace = read_pace(H800)
+    conditions = AskedControlNet(controlnet, flat_png(pace.width_px, pace.height_px, (90, 120, 150)))
+    request = ImageRequest("anything", seed=1, cache=CacheMode.OFF, deadline_ms=DEADLINE_MS, controlnets=(conditions,))
+    found: Images = {mode: [] for mode in suite.frontdoors}
+    async with AsyncExitStack() as stack:
+        await await_live(suite, MEMBER_COUNT)
+        clients = {
+            mode: await stack.enter_async_context(AsyncClient(address)) for mode, address in suite.frontdoors.items()
+        }
+        for client in clients.values():
+            await _image(client, replace(request, num_inference_steps=WARM_UP_STEPS))
+        for modes in drawn_orders(clients, setting.rounds):
+            for mode in modes:
+                found[mode].append(await _image(clients[mode], replace(request, num_inference_steps=setting.steps)))
+                print(f"{case.name}, {mode}: {found[mode][-1]}", flush=True)
     return found
 
 
-async def _denoise_s(served: ControlledByService, setting: LinkSetting, pipelined_from: int) -> float:
-    case = Case("anything", "", Scheduler.DDIM, 1, setting.steps, 1.0)
-    pace = read_pace(H800)
-    result = await served.painted(
-        ControlledCase(case, (ControlSetting(),), pipelined_from), conditions_for(1, pace.width_px, pace.height_px)
-    )
-    (denoise,) = (timing for timing in result.timings if timing.stage == "denoise")
-    return float(denoise.duration_ms) / 1e3
+async def _image(client: AsyncClient, request: ImageRequest) -> LinkImage:
+    provenance = (await client.generate(request)).provenance
+    (denoise,) = (timing for timing in provenance.timings if timing.stage == "denoise")
+    return LinkImage(denoise.duration_ms / 1e3, provenance.route.pipelined_from_step)
 
 
-@contextmanager
-def _link(replica: str, gbit_per_s: float) -> Iterator[str]:
-    """Run a link to the replica, once it listens, and yield its address."""
-    give_up_at = time.monotonic() + START_S
-    while not Path(replica.removeprefix("unix:")).exists():
-        if time.monotonic() > give_up_at:
-            raise TimeoutError("the paced replica did not start")
-        time.sleep(0.1)
-    with slow_link(replica, gbit_per_s) as address:
-        yield address
+def _profile(pace: DevicePace, setting: LinkSetting) -> str:
+    """Return the profile of the pace's model with its ControlNet, found by both digests."""
+    controlnet = pace.controlnets[0]
+    digest = paced_controlnet_digest(controlnet)
+    of = MeasuredAdapter(digest, 1.0, AdapterKind.CONTROLNET, name=controlnet.name)
+    model_digest = PacedModel(pace, torch.float16).info.model_digest
+    row = ProfileRow({"step_count": setting.steps, "first_step": setting.synchronous_steps})
+    model = ProfiledModel(pace.name, model_digest, adapters=(of,))
+    return profiles_to_json(Profile(ProfileKind.PIPELINING, model, ProfileConditions(setting.steps), rows=(row,)))
 
 
 def _stretched(case: LinkCase) -> str:

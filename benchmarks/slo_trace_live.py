@@ -192,7 +192,9 @@ def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
         settings.write_text(side.settings)
         policy = system.removesuffix(FALLING_BACK)
         flags = [*side.flags, "--policy", policy, "--slo-s", str(side.slo_s), "--config", str(settings)]
-        # In the papers a late image does not count, and no light one replaces a heavy one that would be late.
+        flags += ["--thinning", "off"]
+        # In the papers a late image does not count, no light one replaces a heavy one that would be late, and none is
+        # thinned.
         with local_suite(
             flags, environment={"PENTIMENTO_FRONTDOOR_FALL_BACK": str(falls_back(system)).lower()}
         ) as suite:

@@ -209,7 +209,8 @@ def suite_flags(folder: Path, profiles: Sequence[Profile], told: str = SETTINGS)
     settings = folder / "settings.toml"
     settings.write_text(told)
     flags = ["--model", HEAVY, "--model", LIGHT, "--workers", str(COPIES), "--device", "cpu"]
-    flags += ["--policy", "resident-mixture", "--config", str(settings)]
+    # Every arm takes all steps: what the cache saves is measured alone.
+    flags += ["--policy", "resident-mixture", "--config", str(settings), "--thinning", "off"]
     for profile in profiles:
         path = folder / f"{start_of(profile).value}.json"
         path.write_text(profiles_to_json(profile))

@@ -3,59 +3,86 @@
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.suites.limited_link import LimitedLink
 from lab.fixtures.worker_process import START_S, start_on
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.rpc import RpcChannelSettings, open_channel
 
 LOOK_S = 0.2
+# Free in the namespaces that a link connects: nothing else listens on its addresses.
+CONTROLLER_PORT, FIRST_REPLICA_PORT = 7001, 7100
 
 
 @dataclass(frozen=True)
 class PacedSuite:
-    """Name the addresses of its frontdoor and its controller."""
+    """Name the addresses of its controller and its frontdoors, by name."""
 
-    frontdoor: str
+    frontdoors: Mapping[str, str]
     controller: str
+
+    @property
+    def frontdoor(self) -> str:
+        """Return the address of the first frontdoor."""
+        return next(iter(self.frontdoors.values()))
 
 
 @contextmanager
 def paced_suite(
-    pace: Path, worker_count: int, replica_count: int, resident: Sequence[str] = (), max_batch: int = 1
+    pace: Path,
+    worker_count: int,
+    replica_count: int,
+    resident: Sequence[str] = (),
+    max_batch: int = 1,
+    *,
+    link: LimitedLink | None = None,
+    frontdoors: Mapping[str, Sequence[str]] = {"frontdoor": ()},
 ) -> Iterator[PacedSuite]:
     """Start workers and ControlNet replicas of a pace with all that they need; stop them in the end.
 
-    Replicas begin with the `resident` ControlNets. Workers run up to `max_batch` images at a time and read every LoRA
-    again.
+    Replicas begin with the `resident` ControlNets, at the far end of `link` if there is one. Workers run up to
+    `max_batch` images at a time and read every LoRA again. `frontdoors` have their flags by name.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
         (folder / "shared").mkdir(mode=0o700)
-        controller, frontdoor = f"unix:{folder}/controller", f"unix:{folder}/frontdoor"
+        controller = f"unix:{folder}/controller"
         torch = ("--device", "cpu", "--shared-memory-dir", str(folder / "shared"))
         objects = ("--objects-url", f"file://{folder}/objects")
 
-        def run(module: str, name: str, *flags: str) -> None:
-            command = [sys.executable, "-m", module, "--listen", f"unix:{folder}/{name}", "--instance-id", name]
+        def run(module: str, name: str, *flags: str, listen: str = "", enter: Sequence[str] = ()) -> None:
+            at = listen or f"unix:{folder}/{name}"
+            command = [*enter, sys.executable, "-m", module, "--listen", at, "--instance-id", name]
             process = stack.enter_context(start_on(None, [*command, "--log-level", "warning", *flags]))
             stack.callback(process.terminate)
 
-        run("services.controller", "controller")
         member = ("--controller-address", controller)
-        of_replica = ("--controlnets", str(pace), "--prefetch", ",".join(resident), "--memory-budget-mib", "20000")
+        of_replica = ["--controlnets", str(pace), "--prefetch", ",".join(resident), "--memory-budget-mib", "20000"]
+        if link is None:
+            run("services.controller", "controller")
+            of_replica += [*torch, *member]
+        else:
+            reached = f"{link.near}:{CONTROLLER_PORT}"
+            run("services.controller", "controller", listen=f"{controller},{reached}")
+            # Memory is not shared with another host.
+            of_replica += ["--device", "cpu", "--shared-memory-dir", "", "--controller-address", reached]
         for number in range(replica_count):
-            run("lab.emulation.paced_controlnets", f"controlnet-{number}", *of_replica, *torch, *member)
+            listen = "" if link is None else f"{link.far}:{FIRST_REPLICA_PORT + number}"
+            enter = () if link is None else link.enter
+            name = f"controlnet-{number}"
+            run("lab.emulation.paced_controlnets", name, *of_replica, listen=listen, enter=enter)
         of_worker = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0", "--lora-memory-mib", "0")
         for number in range(worker_count):
             run("lab.emulation.paced_worker", f"worker-{number}", *of_worker, *torch, *objects, *member)
-        ledger = ("--ledger-url", f"sqlite:///{folder}/frontdoor.sqlite", "--worker-wait-s", "0")
-        run("services.frontdoor", "frontdoor", *ledger, *objects, *member)
-        yield PacedSuite(frontdoor, controller)
+        for name, flags in frontdoors.items():
+            ledger = ("--ledger-url", f"sqlite:///{folder}/{name}.sqlite", "--worker-wait-s", "0")
+            run("services.frontdoor", name, *ledger, *objects, *member, *flags)
+        yield PacedSuite({name: f"unix:{folder}/{name}" for name in frontdoors}, controller)
 
 
 async def await_live(suite: PacedSuite, replica_count: int) -> None:

@@ -63,7 +63,7 @@ class Popularity:
 
 @dataclass(frozen=True)
 class ProductionMix:
-    """Describe requests by their number of LoRAs (0, 1, 2 …) and ControlNets, and by what is popular.
+    """Describe requests by their number of LoRAs (0, 1, 2 …) and ControlNets, and by the popularity of each kind.
 
     Popularity is a share of requests' models, of drawn LoRAs, and of all calls of ControlNets. `returning` is the
     probability that a request's user is one of the last ten requests', `same_model` and `same_loras` that such a user
@@ -226,7 +226,7 @@ class _Drawer:
 
 
 def drawing_weights(shares: npt.NDArray[np.float64], counts: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return the weights by which different things are drawn for each request so that they have `shares` of all calls.
+    """Return weights such that different things drawn by them for each request have `shares` of all calls.
 
     `counts` are the shares of requests by their number of things. Since a request has each thing once, popular ones are
     called less often than their weight says. Iterative proportional fitting; shares that no weights give are missed.

@@ -114,7 +114,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--thinning",
     type=click.Choice(["off", "deadline", "load", "always"]),
-    default="off",
+    default="load",
     show_default=True,
     help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
 )

@@ -144,8 +144,8 @@ class ProfileSet:
         return {profile.of.adapters[0].digest: latest_start(profile) for profile in found}
 
     def pipelining(self, model_digest: str, controlnet_digest: str) -> tuple[PipeliningBound, ...]:
-        """Return from which steps a ControlNet's residuals may be one step old with that model; none without a profile
-        of both."""
+        """Return the first steps of a ControlNet's residuals that may be one step old with that model; none without a
+        profile of both."""
         for profile in self.of(ProfileKind.PIPELINING):
             if (profile.of.model_digest, profile.of.adapters[0].digest) == (model_digest, controlnet_digest):
                 return pipelining_bounds(profile)

@@ -18,7 +18,7 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 # Which of their steps may be left out.
 THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
-# From which step on residuals of their ControlNets may be one step old.
+# First steps of their ControlNets' residuals that may be one step old.
 PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"

@@ -266,7 +266,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.cached:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
-    if settings.thinning != "off":
+    if settings.thinning != "load":
         arguments += ("--thinning", settings.thinning)
     if settings.pipelining != "auto":
         arguments += ("--controlnet-pipelining", settings.pipelining)

@@ -108,7 +108,7 @@ class SuiteSettings:
     modm_mode: str = ""
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
-    thinning: str = "off"
+    thinning: str = "load"
     unprofiled_reuse: bool = False
     cache: tuple[str, ...] = ()
     controlnets: Path | None = None

@@ -109,7 +109,7 @@ class FrontdoorSettings:
         "none (off), those with less than twice their own time left (deadline), all (always)",
     )
     thinning: ThinningMode = setting(
-        ThinningMode.OFF,
+        ThinningMode.LOAD,
         help="skip steps of images with a thinning profile, unless the step count is binding: "
         "never (off), to meet a deadline (deadline), also under overload (load), whenever "
         "allowed (always)",
