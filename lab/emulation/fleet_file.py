@@ -52,7 +52,8 @@ GUIDANCE_SCALE = 3.0
 class EmulatedModel:
     """A model of the fleet. `steps` and `guidance_scale` are the defaults of requests. `load` is the time to replace
     another model. Without a `recording`, `quality` is the mean of all images; the most confident ones are better by
-    half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it."""
+    half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it.
+    `steps_profile` says which steps may be skipped, as measured on a real model."""
 
     name: str
     profile: ModelProfile
@@ -65,6 +66,7 @@ class EmulatedModel:
     quality: float | None = None
     quality_spread: float = 0.0
     reuse_quality: float = 1.0
+    steps_profile: Path | None = None
 
     @property
     def guided(self) -> bool:
@@ -192,6 +194,7 @@ def _model(table: TomlTable) -> EmulatedModel:
         quality_spread=table.number("quality_spread", 0.0, maximum=1.0),
         # Above 1: refining a similar image may improve it (MoDM, 5.2).
         reuse_quality=table.number("reuse_quality", 1.0, maximum=2.0),
+        steps_profile=table.path("steps_profile", None),
     )
     if profile.batch(first.width_px, first.height_px, guided=model.guided, batch_size=first.batch_size) is None:
         raise table.error("guidance_scale", f"must be one that the profile measured, got {scale:g}")

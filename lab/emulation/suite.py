@@ -2,16 +2,20 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.emulation.fleet_file import EmulatedFleet, read_fleet, served_profile
+from lab.emulation.emulated_worker.model import emulated_held_model
+from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, read_fleet, served_profile
 from lab.emulation.fleet_settings import fleet_settings
+from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.cache_selection import Thresholds
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
+from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.costs import costs_to_json
+from pentimento.profiles.document import Profile, ProfileKind, profiles_to_json
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.process_spec import ProcessSpec
@@ -113,16 +117,20 @@ class EmulatedSuite:
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
         """Return profiles and cascade."""
-        arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in self.fleet.models))
+        files = [profile_file(folder, model.name) for model in self.fleet.models]
+        files += [steps_file(folder, model.name) for model in self.fleet.models if model.steps_profile is not None]
+        arguments = profile_arguments(tuple(files))
         if not self.fleet.cascade:
             return arguments
         return arguments + cascade_arguments(self.fleet.cascade, self.fleet.confidence_threshold)
 
     def write_files(self, folder: Path) -> None:
-        """Write a profile for each model."""
+        """Write each model's costs, and its profile of skipped steps. Raises InvalidArgument naming a wrong file."""
         (folder / "profiles").mkdir(parents=True, exist_ok=True)
         for model in self.fleet.models:
             profile_file(folder, model.name).write_text(costs_to_json(served_profile(self.fleet, model)))
+            if model.steps_profile is not None:
+                steps_file(folder, model.name).write_text(profiles_to_json(_emulated_steps(model, model.steps_profile)))
 
     def _worker(self, settings: SuiteSettings, state: StateDirectory, devices: str, number: int) -> ProcessSpec:
         more = ("--devices", devices, "--objects-url", objects_url(settings, state), *grant_arguments(settings))
@@ -140,6 +148,22 @@ class EmulatedSuite:
 def profile_file(folder: Path, model: str) -> Path:
     """Return where the profile of a model is written."""
     return folder / "profiles" / f"{model}.json"
+
+
+def steps_file(folder: Path, model: str) -> Path:
+    """Return where the profile of a model's skipped steps is written."""
+    return folder / "profiles" / f"{model}-steps.json"
+
+
+def _emulated_steps(model: EmulatedModel, path: Path) -> Profile:
+    """Return a real model's profile as one of the emulated model, for the defaults of its requests."""
+    found = [one for one in read_profiles([path], "steps_profile").of(ProfileKind.STEPS) if not one.of.adapters]
+    if len(found) != 1:
+        raise InvalidArgument.of("steps_profile", f"{path} must have one profile of steps without adapters")
+    held, (profile,) = emulated_held_model(model, 0), found
+    of = replace(profile.of, model=held.model, model_digest=held.model_digest)
+    conditions = replace(profile.conditions, guidance_scale=model.guidance_scale)
+    return replace(profile, of=of, conditions=conditions)
 
 
 def _qualities(given: Sequence[str], serving: ServingSettings, planned: set[str]) -> list[str]:

@@ -9,10 +9,14 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import make_url
 
+from lab.emulation.emulated_worker.model import emulated_held_model
 from lab.emulation.fleet_file import read_fleet
 from lab.emulation.fleet_settings import fleet_settings
 from lab.emulation.suite import EmulatedSuite, profile_file
+from lab.runs.machine import ROOT
 from pentimento.cli.up import up
+from pentimento.domain.generation import FromNoise, GenerationSpec, Route, Scheduler
+from pentimento.profiles.catalogue import StepProfiles, read_profiles
 from pentimento.profiles.costs import costs_from_json
 from pentimento.settings import load_settings
 from pentimento.stores.objects import open_objects
@@ -139,6 +143,19 @@ def test_frontdoor_arguments_have_cascade_and_profiles(suite: Suite, tmp_path: P
 
     assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
     assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
+
+
+def test_frontdoor_gets_steps_profile_of_emulated_model(tmp_path: Path) -> None:
+    plugin = EmulatedSuite.read(ROOT / "scenarios" / "fleets" / "zoo-16.toml")
+    plugin.write_files(tmp_path)
+
+    flags = plugin.frontdoor_arguments(tmp_path)
+    profiles = StepProfiles(read_profiles(Path(file) for file in flags[1].split(",")))
+
+    held = emulated_held_model(plugin.fleet.model("tiny-heavy"), 1)
+    spec = GenerationSpec("a ring", "", held.model, 64, 64, 50, held.default_guidance_scale, Scheduler.DDIM, seed=1)
+    options = profiles.options(spec, Route("", FromNoise(), held.model, held.model_digest))
+    assert min(option.total for option in options) == 15
 
 
 def test_controller_arguments_have_policy_and_qualities(settings: SuiteSettings, tmp_path: Path) -> None:
