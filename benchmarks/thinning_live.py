@@ -59,7 +59,7 @@ DEVICES, SPEED, MAX_BATCH, WORKERS = 16, 0.25, 2, 2
 LOADS = (2, 5)
 DEADLINE_RUNS = 3.0
 CLIENTS, CLIENT_IMAGES = 16, 3
-# By default, and without thinning.
+# The default settings, and thinning off.
 ARMS: Mapping[str, tuple[str, ...]] = {"default": (), "off": ("--thinning", "off")}
 
 
@@ -219,7 +219,7 @@ async def live_round(suite: LocalSuite, arm: str, load: int, workload: Workload)
 
 
 def figures_of(part: str, rounds: Sequence[LiveRound]) -> Iterator[Figure]:
-    """Yield goodput by default against none, then what was thinned and refused."""
+    """Yield goodput by default against none, then shares thinned, late and refused."""
     for load in LOADS:
         ours, plain = ([one for one in rounds if (one.load, one.arm) == (load, arm)] for arm in ARMS)
         pairs = [(one.goodput_per_s, other.goodput_per_s) for one, other in zip(ours, plain, strict=True)]
