@@ -253,7 +253,7 @@ def _included(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.fl
     without = np.ones_like(weights)
     for size in range(1, count):
         without = sums[size] - weights * without
-    return weights * without / sums[count]
+    return np.asarray(weights * without / sums[count], np.float64)
 
 
 class _Cumulative:

@@ -19,7 +19,7 @@ LARGER_KB = {
     "eviction": 28,
     "end_to_end": 19,
     "cascade_quality": 15,
-    "controlnet_residency": 15,
+    "controlnet_residency": 14,
     "zoo_phenomena": 14,
     "cache_value": 14,
     "match_predictor": 14,

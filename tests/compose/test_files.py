@@ -139,10 +139,8 @@ def test_images_have_profiles_of_tiny_models_and_own_folder(
     environments = [one.get("environment", {}) for file in (EMBEDDED, REAL) for one in services(file).values()]
     named = {name: value for one in environments for name, value in one.items() if name.endswith("_PROFILES")}
 
-    assert len({name.split("_")[1] for name in named}) == 4
-    assert {value for name, value in named.items() if "CONTROLNET" not in name} == {
-        "/usr/share/pentimento/profiles,/profiles"
-    }
+    assert {name.split("_")[1] for name in named} == {"FRONTDOOR", "UNET", "VECTORDB"}
+    assert set(named.values()) == {"/usr/share/pentimento/profiles,/profiles"}
     patterns = copied[1].split()
     assert len(read_files(sorted(file for pattern in patterns for file in ROOT.glob(pattern)))) > 1
     assert {f"!{pattern}" for pattern in patterns} <= {*(ROOT / ".dockerignore").read_text().splitlines()}
