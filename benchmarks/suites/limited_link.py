@@ -45,7 +45,8 @@ def limited_link(gbit_per_s: float) -> Iterator[LimitedLink]:
         _run("ip link set lo up", enter)
         yield LimitedLink(NEAR, FAR, enter)
     finally:
-        # The pair of devices ends with its namespace.
+        # The namespace ends later than its command; the next link has the same names.
+        subprocess.run(["ip", "link", "del", near], check=False, capture_output=True)
         _run(f"ip netns del {name}")
 
 
