@@ -160,7 +160,7 @@ async def _images(suite: PacedSuite, case: LinkCase, setting: LinkSetting, contr
 
 async def _image(client: AsyncClient, request: ImageRequest) -> LinkImage:
     provenance = (await client.generate(request)).provenance
-    (denoise,) = (timing for timing in provenance.timings if timing.stage == "denoise")
+    (denoise,) = (timing for timing in provenance.timings if timing.stage == "worker.denoise")
     return LinkImage(denoise.duration_ms / 1e3, provenance.route.pipelined_from_step)
 
 

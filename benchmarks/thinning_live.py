@@ -109,8 +109,8 @@ class LiveRound:
 
 
 def _began_s(record: RequestRecord) -> float:
-    """Return when the image's attempt began: its last stages without the queue."""
-    return max((stage.ended_s for stage in record.stages if stage.name == "queue"), default=record.arrived_s)
+    """Return when the image's first step began."""
+    return min((stage.began_s for stage in record.stages if stage.name == "paint"), default=record.ended_s)
 
 
 def main() -> int:
