@@ -231,9 +231,11 @@ def figures_of(part: str, rounds: Sequence[LiveRound]) -> Iterator[Figure]:
         yield share(f"{part}: thinned while running at {load}x, of answered", midway, len(answered), informative())
         late = sum(one.record.outcome is Outcome.LATE for one in answered)
         yield share(f"{part}: late at {load}x, of answered", late, len(answered), informative())
-        refused = sum(len(run.requests) - len(run.answered) for run in ours)
+        count = sum(len(run.requests) for run in ours)
+        refused = count - len(answered)
+        yield share(f"{part}: refused at {load}x, of requests", refused, count, informative())
         avoidable = sum(run.avoidable_refusals() for run in ours)
-        yield counted(f"{part}: refusals at {load}x that thinning could avoid", avoidable, refused, at_most(0))
+        yield counted(f"{part}: refusals at {load}x that thinning could avoid", avoidable, count, at_most(0))
 
 
 def earliest_step() -> int:
