@@ -122,7 +122,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals in a round")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals in a round, several deadlines")
 
 
 def part_of(part: str, options: Options) -> PartResult:
