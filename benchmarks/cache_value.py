@@ -71,6 +71,7 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import start_of, thresholds
+from pentimento.profiles.rules import ThresholdRule
 from services.embedder.model import open_model
 from zoo.command import run
 from zoo.registry import WEIGHTS, entry_of
@@ -81,7 +82,7 @@ PAPERS = {LATENTS.name: 1.28, IMAGES.name: 2.5}
 GATES = {LATENTS.name: LATENTS_GATE, IMAGES.name: IMAGES_GATE, BOTH.name: BOTH_GATE}
 # NIRVANA hits for 0.88 to 0.93 of its prompts, MoDM for 0.928: this share of the dense log has a near earlier prompt.
 DENSE_SHARE, DENSE_ABOVE = 0.93, 0.9
-DENSE_IMAGES = PROFILES / "modm" / "images-tiny-light-for-tiny-heavy.json"
+DENSE_IMAGES = PROFILES / "mean-images-tiny-light-for-tiny-heavy.json"
 PLAIN, DENSE = "scene log", "dense log"
 
 Told = Callable[[str], None]
@@ -97,7 +98,8 @@ class ReuseProfiles:
     @classmethod
     def read(cls, folder: Path) -> "ReuseProfiles":
         """Return the zoo's two models' profiles. Raises as `only`."""
-        profiles = read_profiles([folder]).of(ProfileKind.REUSE)
+        reuse = read_profiles([folder]).of(ProfileKind.REUSE)
+        profiles = [one for one in reuse if one.asked.rule is ThresholdRule.LOWER_BOUND]
         chosen = []
         for kind, model in ((ReuseKind.LATENTS, HEAVY), (ReuseKind.IMAGES, LIGHT)):
             wanted = (kind, model, HEAVY)

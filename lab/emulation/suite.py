@@ -65,6 +65,11 @@ class EmulatedSuite:
         return self.fleet.default_model
 
     @property
+    def models(self) -> Sequence[str]:
+        """Return the names of the fleet's models."""
+        return tuple(model.name for model in self.fleet.models)
+
+    @property
     def cached(self) -> bool:
         """Return whether the suite has a cache."""
         return self.fleet.cache
@@ -99,20 +104,20 @@ class EmulatedSuite:
             self._process(settings, state, f"discriminator-{number}", _DISCRIMINATOR) for number in range(count)
         )
 
-    def controller_arguments(self, config_file: Path | None) -> tuple[str, ...]:
-        """Return models, deferral curve and qualities of the file."""
+    def controller_arguments(self, config_file: Path | None, small: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return models, deferral curve and qualities of the file; `small` stands over its small models."""
 
         def given(name: str) -> Any:
             return setting_of(_Given, name, "controller", config_file, os.environ)
 
         serving = fleet_settings(self.fleet)
         heavy, light = given("heavy") or serving.heavy, given("light") or serving.light
-        small = given("small") or serving.small
-        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else []), *_flag("small", small)]
+        refining = tuple(small) or given("small") or serving.small
+        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else []), *_flag("small", refining)]
         if not given("deferral_thresholds") and not given("deferral_shares"):
             arguments += _flag("deferral-thresholds", serving.deferral.thresholds)
             arguments += _flag("deferral-shares", serving.deferral.shares)
-        planned = {heavy, light, *small}
+        planned = {heavy, light, *refining}
         return (*arguments, *_flag("qualities", _qualities(given("qualities"), serving, planned)))
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:

@@ -10,6 +10,12 @@ from pentimento.cli.numbers import FiniteRange
 _EVICTIONS = ("fifo", "lru", "lfu", "lcbfu", "aged", "none")
 _OPTIONS = (
     click.option(
+        "--reuse-rule",
+        type=click.Choice(["profile", "minimum", "lower_bound", "mean"]),
+        help="which reuse profile serves where a model has several [mean with --policy modm, else profile: the most"
+        " cautious]",
+    ),
+    click.option(
         "--eviction",
         type=click.Choice(_EVICTIONS),
         help="rule of a full cache: fifo evicts entries, others single latents and images [the policy's, else fifo]",
@@ -34,7 +40,7 @@ _OPTIONS = (
         help="predict misses before a search: while it gains time (auto), never, or always",
     ),
 )
-_NAMES = ("eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
+_NAMES = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,5 +52,7 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def cache_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the gateway's flags for the options that were given."""
-    given = ((name, options[name]) for name in _NAMES if options[name] is not None)
+    usual = {"reuse_rule": "mean"} if options["policy"] == "modm" else {}
+    found = {name: usual.get(name) if options[name] is None else options[name] for name in _NAMES}
+    given = ((name, value) for name, value in found.items() if value is not None)
     return tuple(word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value)))

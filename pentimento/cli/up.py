@@ -26,6 +26,7 @@ from pentimento.settings.sources import COMMON
 from pentimento.supervisor.devices import read_devices, read_places
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
+    DEFAULT_MODEL,
     ModelDirectory,
     find_controlnets,
     find_discriminator,
@@ -100,6 +101,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="what --policy modm optimises: quality, with as many large workers as the hits allow, or throughput [quality]",
 )
 @click.option(
+    "--small",
+    default="",
+    metavar="MODEL,…",
+    help="models that refine cached images, best first, with --policy modm, joint or resident-mixture: modm changes to"
+    " a later one under load [the other models]",
+)
+@click.option(
     "--slo-s",
     type=FiniteRange(min=0.0, min_open=True),
     help="latency objective of the policy",
@@ -117,6 +125,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default="load",
     show_default=True,
     help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
+)
+@click.option(
+    "--handover",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    show_default=True,
+    help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
 @cache_options
@@ -195,11 +210,14 @@ def up(
     cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
     if cascade is not None and len(cascade.models) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
+    given, small = served_small(options["small"], options["policy"], emulated)
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
     if cascade is not None:
         # The first model is the default: the heavy one, unless another is given.
         models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
+    if given:
+        models = tuple(dict.fromkeys((*(models or (DEFAULT_MODEL,)), *given)))
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
     found = find_models(models) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], found)
@@ -218,9 +236,11 @@ def up(
         emulated=emulated,
         policy=options["policy"],
         modm_mode=options["modm_mode"] or "",
+        small=small,
         slo_s=options["slo_s"],
         profiles=with_shipped(options["profiles"], encoder_path) if emulated is None else (),
         thinning=options["thinning"],
+        handover=options["handover"],
         unprofiled_reuse=options["unprofiled_reuse"],
         cache=cache_arguments(options),
         controlnets=find_controlnets(options["controlnets"]),
@@ -298,6 +318,21 @@ def served_cascade(models: str, discriminators: tuple[str, ...], threshold: floa
         raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
     found = tuple(find_discriminator(one, pair) for one, pair in zip(directories, pairs, strict=True))
     return ServedCascade(names, found, threshold, given)
+
+
+def served_small(models: str, policy: str, emulated: SuitePlugin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the models of `--small` as they were given, and their names; of emulated devices the names alone. Raises
+    UsageError, and NotFound for an unknown one."""
+    given = tuple(name.strip() for name in models.split(",")) if models else ()
+    if given and not policy:
+        raise click.UsageError("--small needs --policy modm, joint or resident-mixture, which plan with small models")
+    known = emulated.models if emulated is not None else None
+    if known is not None and (strangers := [name for name in given if name not in known]):
+        raise click.UsageError(f"--small must be some of the fleet's {', '.join(known)}, got {strangers[0]!r}")
+    names = given if known is not None else tuple(find_model(one).name for one in given if one)
+    if not all(given) or len(set(names)) < len(names):
+        raise click.UsageError(f"--small must be models separated by commas, each once, got {models!r}")
+    return (() if known is not None else given), names
 
 
 def emulated_devices(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> SuitePlugin | None:

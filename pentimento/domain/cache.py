@@ -113,11 +113,16 @@ def _digest(kind: str, *parts: object) -> str:
 
 @dataclass(frozen=True)
 class LookupCandidate:
-    """A model that may serve the request, and the kinds of start that it would take."""
+    """A model that may serve the request, and the kinds of start that it would take.
+
+    `reference_model_digest`: the model that would generate the request from noise; refined images keep a share of its
+    quality. Empty for an unknown one.
+    """
 
     scope: CacheScope
     latents: bool = True
     images: bool = True
+    reference_model_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ class FromLatent:
 @dataclass(frozen=True)
 class FromImage:
     """Re-noise a final image to `start_step` (MoDM), or with `renoised_steps` to an earlier step; `retaken_steps`
-    steps lead back, as for `FromLatent`."""
+    steps lead back, as for `FromLatent`. `reference_model_digest`: the large model of the profile that allowed it;
+    empty for none."""
 
     image: ObjectReference
     start_step: int
@@ -159,6 +160,7 @@ class FromImage:
     donor: Donor
     renoised_steps: int = 0
     retaken_steps: int = 0
+    reference_model_digest: str = ""
 
     @property
     def bridge(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Which tables a model's reuse is decided by: its selector profiles, or, where somebody said so, others.
+"""Find the tables that decide on a model's reuse: its reuse profiles, or the operator's.
 
-A model without a profile reuses nothing: the similarities of one encoder and the patience of one model say nothing of
-another's. Whoever gives tables for such models takes that on.
+A model without a profile reuses nothing: similarities and thresholds of one encoder and model do not hold for others.
+An operator who gives tables for such models accepts that.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from pentimento.profiles.rules import ThresholdRule
 
 UNPROFILED = "thresholds that are not profiled"
 NO_PROFILE = "no selector profile of this model"
+NO_PAIR = "no selector profile of this model for the model that generates misses"
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,15 @@ class ModelReuse:
 class ReuseSource(Protocol):
     """Says what models may reuse."""
 
-    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
-        """Return what a model may reuse under an encoder; None for one that is not known yet."""
+    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet.
+
+        Of images it is the table of the pair with the model of `reference_digest`; empty for an unknown one.
+        """
+        ...
+
+    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
+        """Return the digests of the large models that the model's image profiles compare with."""
         ...
 
     @property
@@ -72,22 +80,42 @@ class ReuseRules:
     """The rules of a gateway. `base` holds the tables of models without a profile: empty ones for no reuse. `rule`
     is the profiles' own where it is None; `bias` moves every K of every table by that many tenths of the steps
     (NIRVANA, section 5.3.1): a table that is biased to larger ones promises no quality, and from RETRIEVAL_BIAS on hits
-    are stored images, unchanged. Of the kinds that are `given` the tables of `base` stand over every profile."""
+    are stored images, unchanged. Of the kinds that are `given` the tables of `base` stand over every profile.
+    `preferred`: the rule whose profile serves where a model has several."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
     rule: ThresholdRule | None = None
     bias: int = 0
     given: frozenset[ReuseKind] = frozenset()
+    preferred: ThresholdRule | None = None
 
-    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
-        """Return what a model may reuse under an encoder; None for one that is not known yet."""
+    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet.
+
+        Images of another model have the table of that pair (MoDM, section 5.2). A model that generates its own misses,
+        or misses of an unknown model, uses the most cautious table of all its pairs.
+        """
+        digests = (model_digest, encoder_digest)
+        wanted = {ReuseKind.LATENTS: "", ReuseKind.IMAGES: "" if reference_digest == model_digest else reference_digest}
         latents, images = (
-            None if kind in self.given else self.profiles.reuse(kind, model_digest, encoder_digest)
-            for kind in (ReuseKind.LATENTS, ReuseKind.IMAGES)
+            None if kind in self.given else self.profiles.reuse(kind, *digests, reference or None, self.preferred)
+            for kind, reference in wanted.items()
         )
-        base = replace(self.base, retrieves=self._retrieves)
-        return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), base)
+        own = self._table(images, self.base.images)
+        if own.source == NO_PROFILE and self.references(model_digest, encoder_digest):
+            own = replace(own, source=NO_PAIR)
+        return ModelReuse(self._table(latents, self.base.latents), own, replace(self.base, retrieves=self._retrieves))
+
+    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
+        """Return the digests of the large models that the model's image profiles compare with."""
+        found = (
+            profile.of.reference_digest
+            for profile in self.profiles.of(ProfileKind.REUSE)
+            if reuses_images(profile) and profile.of.model_digest == model_digest
+            if encoder_digest in (None, profile.of.encoder_digest)
+        )
+        return tuple(dict.fromkeys(found))
 
     @property
     def _retrieves(self) -> bool:

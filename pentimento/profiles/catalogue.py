@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,12 +111,17 @@ class ProfileSet:
                 raise FailedPrecondition("SELECTOR_PROFILE_MISMATCH", f"{profile_name(profile)}: {made}")
 
     def reuse(
-        self, start: ReuseKind, model_digest: str, encoder_digest: str | None, reference_digest: str | None = None
+        self,
+        start: ReuseKind,
+        model_digest: str,
+        encoder_digest: str | None,
+        reference_digest: str | None = None,
+        rule: ThresholdRule | None = None,
     ) -> Profile | None:
         """Return the profile of latents or images that this model reuses; None without one for just these digests.
 
-        None for the encoder or the reference accepts any. Of several the table with the highest similarities serves:
-        its promise holds against every reference.
+        None for the encoder or the reference accepts any. Of several, those made for `rule` are preferred, then the
+        table with the highest similarities: its promise holds against every reference.
         """
         fitting = [
             profile
@@ -124,7 +130,7 @@ class ProfileSet:
             and encoder_digest in (None, profile.of.encoder_digest)
             and reference_digest in (None, profile.of.reference_digest)
         ]
-        return max(fitting, key=caution, default=None)
+        return max(fitting, key=lambda profile: (profile.asked.rule is rule, caution(profile)), default=None)
 
     def steps(self, spec: GenerationSpec, model_digest: str) -> Profile | None:
         """Return the model's profile of skipped steps: of several the nearest to the request's adapters, or at least
@@ -212,6 +218,48 @@ class ReusePromise:
 
     alpha: float = 0.95
     rule: ThresholdRule | None = None
+
+
+class HandoverMode(Enum):
+    """Whether later stages start from earlier images: where the pair was measured for it, or never."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class HandoverShare:
+    """The share (0..1) of a later model's steps that an earlier model's image saves, and why it is that share."""
+
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class HandoverProfiles:
+    """The hand-over profiles of a deployment, found by the digests of both models, and the promise that it requires."""
+
+    profiles: ProfileSet = field(default_factory=ProfileSet)
+    promise: ReusePromise = field(default_factory=ReusePromise)
+
+    def share(self, light_digest: str, heavy_digest: str) -> HandoverShare:
+        """Return what a pair's profile allows (DiffServe, section 5); 0 with the reason where it allows nothing."""
+        pair = (light_digest, heavy_digest)
+        found = (
+            profile
+            for profile in self.profiles.of(ProfileKind.HANDOVER)
+            if (profile.of.reference_digest, profile.of.model_digest) == pair
+        )
+        profile = next(found, None)
+        if profile is None:
+            return HandoverShare(0.0, "no hand-over profile of these weights")
+        if profile.asked.alpha < self.promise.alpha:
+            why = f"promises {profile.asked.alpha:g} of the quality, {self.promise.alpha:g} is asked for"
+            return HandoverShare(0.0, f"the hand-over profile {why}")
+        rule = self.promise.rule or profile.asked.rule
+        share, by = reuse_share(profile, rule), f"alpha {profile.asked.alpha:g} by {rule.value}"
+        told = "the hand-over profile" if share else "the hand-over profile allows no step to be left out"
+        return HandoverShare(share, f"{told}, {by}")
 
 
 def with_profiled_shares(

@@ -151,8 +151,9 @@ class Profile:
     @property
     def key(self) -> tuple[object, ...]:
         """Return what the profile is about: two profiles with one key contradict each other."""
-        encoder = self.of.encoder_digest if self.kind is ProfileKind.REUSE else ""
-        of = (self.of.model_digest, self.of.reference_digest, encoder, self.of.adapters)
+        # One pair of models may have tables for several shares of the quality.
+        reuse = (self.of.encoder_digest, self.asked.alpha) if self.kind is ProfileKind.REUSE else ()
+        of = (self.of.model_digest, self.of.reference_digest, *reuse, self.of.adapters)
         return (self.kind, *of, self.conditions.scheduler, self.conditions.start)
 
     @cached_property

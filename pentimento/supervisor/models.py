@@ -14,12 +14,14 @@ from pentimento.files.documents import json_files, read_document
 from pentimento.profiles.document import ProfileKind, entries_of
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
-# From which similarity on the tiny models may reuse, under their own encoder.
+# Similarities at which the tiny models may reuse, under their own encoder.
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 # Which of their steps may be left out.
 THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
 # First steps of their ControlNets' residuals that may be one step old.
 PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
+# Which share of a later model's steps an earlier model's image saves.
+HANDOVER_PROFILES = WEIGHTS.parent / "handover_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
@@ -101,12 +103,13 @@ def find_discriminator(given: str, cascade: tuple[str, ...], weights: Path = WEI
 
 
 def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
-    """Return the profiles and the tiny models' own of skipped steps, residuals and, with their encoder, of reuse.
+    """Return the profiles and the tiny models' own of skipped steps, residuals, hand-overs and, with their encoder, of
+    reuse.
 
     Kinds that are given are not completed. Raises InvalidArgument for a file that is none.
     """
     given = {entry.get("kind") for path in json_files(profiles) for entry in read_document(path, entries, "profiles")}
-    own = {"steps": THINNING_PROFILES, "pipelining": PIPELINING_PROFILES}
+    own = {"steps": THINNING_PROFILES, "pipelining": PIPELINING_PROFILES, "handover": HANDOVER_PROFILES}
     if encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
         own["reuse"] = SELECTOR_PROFILES
     shipped = (path for kind, path in own.items() if kind not in given and path.exists())

@@ -20,13 +20,14 @@ class PlannedModels:
     small: tuple[str, ...] = setting((), help="see the controller")
 
 
-def planned_models(models: Sequence[ModelDirectory], config_file: Path | None) -> tuple[str, ...]:
-    """Return the controller's flags: the first model is the heavy one, the others refine hits, best first."""
+def planned_models(models: Sequence[ModelDirectory], small: Sequence[str], config_file: Path | None) -> tuple[str, ...]:
+    """Return the controller's flags: the first model is the heavy one, those of `small` refine hits, best first. Where
+    it is empty the other models do."""
 
     def given(name: str) -> Any:
         return setting_of(PlannedModels, name, "controller", config_file, os.environ)
 
     heavy = given("heavy") or models[0].name
-    others = [model.name for model in models if model.name != heavy]
-    small = () if given("light") or given("small") or not others else ("--small", ",".join(others))
-    return ("--heavy", heavy, *small)
+    others = [] if given("light") or given("small") else [model.name for model in models if model.name != heavy]
+    refining = small or others
+    return ("--heavy", heavy, *(("--small", ",".join(refining)) if refining else ()))

@@ -188,7 +188,7 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, "controller")
     if settings.emulated is not None:
-        arguments += settings.emulated.controller_arguments(settings.config_file)
+        arguments += settings.emulated.controller_arguments(settings.config_file, settings.small)
     if settings.policy:
         arguments += ("--allocator", settings.policy)
     if settings.modm_mode:
@@ -196,7 +196,7 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.cascade is not None:
         arguments += planned_cascade(settings, settings.cascade)
     elif settings.policy and settings.emulated is None:
-        arguments += planned_models(settings.models, settings.config_file)
+        arguments += planned_models(settings.models, settings.small, settings.config_file)
     if settings.slo_s is not None:
         arguments += ("--slo-s", str(settings.slo_s))
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
@@ -207,7 +207,8 @@ def planned_cascade(settings: SuiteSettings, cascade: ServedCascade) -> tuple[st
     once it is registered."""
     if settings.policy:
         light, heavy = cascade.models
-        return ("--light", light, "--heavy", heavy)
+        small = ("--small", ",".join(settings.small)) if settings.small else ()
+        return ("--light", light, "--heavy", heavy, *small)
     return ("--cascade", cascade.name) if settings.slo_s is not None else ()
 
 
@@ -270,6 +271,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         arguments += ("--thinning", settings.thinning)
     if settings.pipelining != "auto":
         arguments += ("--controlnet-pipelining", settings.pipelining)
+    if settings.handover != "auto":
+        arguments += ("--handover", settings.handover)
     if settings.admin:
         arguments += ("--admin-listen", settings.admin)
     arguments += signing_arguments(settings)

@@ -40,6 +40,11 @@ class SuitePlugin(Protocol):
     def default_model(self) -> str: ...
 
     @property
+    def models(self) -> Sequence[str]:
+        """The names of the fleet's models."""
+        ...
+
+    @property
     def cached(self) -> bool:
         """Whether embedder and gateway are started."""
         ...
@@ -61,8 +66,9 @@ class SuitePlugin(Protocol):
 
     def discriminators(self, settings: "SuiteSettings", state: StateDirectory) -> tuple[ProcessSpec, ...]: ...
 
-    def controller_arguments(self, config_file: Path | None) -> tuple[str, ...]:
-        """Return flags of what the controller plans with, as far as neither environment nor `config_file` set it."""
+    def controller_arguments(self, config_file: Path | None, small: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return flags of what the controller plans with, as far as neither environment nor `config_file` set it. The
+        models of `small` refine hits; empty for the fleet's own."""
         ...
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
@@ -80,13 +86,14 @@ class SuiteSettings:
 
     `copies`: workers of each model. `public`: host:port of the public API, next to its unix socket; `http`: that of the
     HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
-    `policy`: the controller's, which plans for the SLO `slo_s`; `modm_mode`: what modm optimises, "" for the
-    controller's own. `profiles`: files of any kind;
-    with `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the
-    plan of a `policy` decides the others. `controlnets`: the registry that
+    `policy`: the controller's, which plans for the SLO `slo_s`; `small`: the models that refine hits under it, best
+    first; `modm_mode`: what modm optimises, "" for the controller's own. `profiles`: files of any kind; with
+    `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the plan
+    of a `policy` decides the others. `controlnets`: the registry that
     `controlnet_copies` processes serve; `pipelining`: whether their residuals may be one step old (off, on, auto).
     `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
-    (off, deadline, load, always). `cascade`: the models of requests that name none; None for
+    (off, deadline, load, always). `handover`: whether a cascade's later models start from earlier images where they
+    were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
@@ -106,9 +113,11 @@ class SuiteSettings:
     emulated: SuitePlugin | None = None
     policy: str = ""
     modm_mode: str = ""
+    small: tuple[str, ...] = ()
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
     thinning: str = "load"
+    handover: str = "auto"
     unprofiled_reuse: bool = False
     cache: tuple[str, ...] = ()
     controlnets: Path | None = None

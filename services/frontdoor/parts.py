@@ -23,6 +23,7 @@ from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.light_starts import LightStarts
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.status import PaintedCounts
@@ -64,6 +65,7 @@ class FrontdoorParts:
     pipelining: ControlPipelining
     pairing: PairingMode
     thinning: ThinningOffers
+    light_starts: LightStarts
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None

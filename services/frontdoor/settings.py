@@ -7,6 +7,7 @@ from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
+from pentimento.profiles.catalogue import HandoverMode
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import check_address
@@ -116,6 +117,14 @@ class FrontdoorSettings:
     )
     thinning_alpha: float = setting(
         0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
+    )
+    handover: HandoverMode = setting(
+        HandoverMode.AUTO,
+        help="start a cascade's later model from the earlier one's image: where a registration or a hand-over profile "
+        "of both models allows it (auto), never (off)",
+    )
+    handover_alpha: float = setting(
+        0.95, help="share of the full quality that a hand-over profile must promise", minimum=0.01, maximum=1
     )
     cached_thinned_share: float = setting(
         0.99,

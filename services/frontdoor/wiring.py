@@ -22,7 +22,7 @@ from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
-from pentimento.profiles.catalogue import StepProfiles, read_profiles
+from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.keyring import KeyRing
@@ -59,6 +59,7 @@ from services.frontdoor.requests.selections import SelectionLimits
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.light_starts import LightStarts
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
@@ -193,6 +194,7 @@ def _parts(
         pipelining=control_pipelining(settings),
         pairing=settings.latent_parallel,
         thinning=thinning_offers(settings),
+        light_starts=light_starts(settings),
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
@@ -310,6 +312,12 @@ def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
     """Raises InvalidArgument naming a file that is no profile."""
     profiles = StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, settings.profile_rule.rule)
     return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
+
+
+def light_starts(settings: FrontdoorSettings) -> LightStarts:
+    """Return how later stages start from earlier images. Raises InvalidArgument naming a file that is no profile."""
+    promise = ReusePromise(settings.handover_alpha, settings.profile_rule.rule)
+    return LightStarts(settings.handover, HandoverProfiles(read_profiles(settings.profiles), promise))
 
 
 def control_pipelining(settings: FrontdoorSettings) -> ControlPipelining:

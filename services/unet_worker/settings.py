@@ -74,7 +74,8 @@ class UnetWorkerSettings:
     accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
-        help="directories of models that a plan may switch to, optionally with @sha256:…",
+        help="models that a plan may switch to: directories, or names of directories next to the model, optionally "
+        "with @sha256:…",
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True

@@ -65,7 +65,8 @@ QUALITY_SAMPLES = counter(
     "Hits generated again from noise: counted, repeated, or unmatched (no table has their threshold).",
     ["outcome"],
 )
-_THRESHOLD = ["model", "kind", "saved_share"]
+_THRESHOLD = ["model", "reference", "kind", "saved_share"]
+ThresholdKey = tuple[str, str, str, str]
 REUSE_SIMILARITY = gauge(
     "pentimento_gateway_reuse_threshold_similarity",
     "Least similarity for skipping saved_share of the steps: profiled and in_force.",
@@ -84,9 +85,10 @@ ACHIEVED_ALPHA = gauge(
 REUSE_SAMPLES = gauge("pentimento_gateway_reuse_samples_count", "Sampled hits of a threshold.", _THRESHOLD)
 
 
-def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
-    """Set the gauges of a threshold."""
-    labels = _labels(model_digest, quality.from_image, quality.saved_share)
+def publish_quality(model_digest: str, quality: ReuseQuality) -> ThresholdKey:
+    """Set the gauges of a threshold, and return its labels."""
+    kind = "images" if quality.from_image else "latents"
+    labels = (model_digest, quality.reference_model_digest, kind, f"{quality.saved_share:g}")
     REUSE_SIMILARITY.labels(*labels, "profiled").set(quality.profiled_similarity)
     REUSE_SIMILARITY.labels(*labels, "in_force").set(quality.similarity)
     achieved = quality.achieved
@@ -94,7 +96,7 @@ def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
     if achieved is None:
         # Those of before are of hits that the threshold lets through no more.
         _withdraw_kept(labels)
-        return
+        return labels
     for which, share, alpha in (
         ("low", achieved.kept_share_low, achieved.alpha_low),
         ("seen", achieved.kept_share, achieved.alpha),
@@ -102,22 +104,18 @@ def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
     ):
         KEPT_SHARE.labels(*labels, which).set(share)
         ACHIEVED_ALPHA.labels(*labels, which).set(alpha)
+    return labels
 
 
-def withdraw_quality(model_digest: str, from_image: bool, saved_share: float) -> None:
+def withdraw_quality(labels: ThresholdKey) -> None:
     """Withdraw the gauges of a threshold that the model has no longer."""
-    labels = _labels(model_digest, from_image, saved_share)
     for which in ("profiled", "in_force"):
         REUSE_SIMILARITY.remove(*labels, which)
     REUSE_SAMPLES.remove(*labels)
     _withdraw_kept(labels)
 
 
-def _withdraw_kept(labels: tuple[str, str, str]) -> None:
+def _withdraw_kept(labels: ThresholdKey) -> None:
     for which in ("low", "seen", "high"):
         KEPT_SHARE.remove(*labels, which)
         ACHIEVED_ALPHA.remove(*labels, which)
-
-
-def _labels(model_digest: str, from_image: bool, saved_share: float) -> tuple[str, str, str]:
-    return model_digest, "images" if from_image else "latents", f"{saved_share:g}"

@@ -45,6 +45,12 @@ class SelectionSettings:
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE, help="rule for the profiles' tables; profile: each profile's own"
     )
+    reuse_rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="which reuse profile serves where a model has several: one made so that 95 % of images surely keep "
+        "their quality (lower_bound), every measured one (minimum), their mean (mean, as in MoDM), or the most "
+        "cautious one (profile)",
+    )
     cache_bias: int | None = setting(
         None,
         help="tenths of the steps to move every K by: above 0 saves more than measured, below 0 less; 10: hits are "
@@ -113,7 +119,8 @@ class SelectionSettings:
         profiles = read_profiles(self.profiles)
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
-        return ReuseRules(self.rules(), profiles, self.profile_rule.rule, self.cache_bias or 0, stand)
+        rules = (self.profile_rule.rule, self.cache_bias or 0, stand, self.reuse_rule.rule)
+        return ReuseRules(self.rules(), profiles, *rules)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""

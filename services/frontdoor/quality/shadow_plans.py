@@ -98,9 +98,11 @@ async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, cat
     with. Raises NotFound NOT_WATCHED where no table has such a hit any more, MODEL_GONE where no worker has had that
     model, and as the gateway."""
     provenance = served.provenance
-    from_image = isinstance(provenance.route.start, FromImage)
+    start = provenance.route.start
     rows = await gateway.reuse_quality(provenance.model_digest, GATEWAY_TIMEOUT_S)
-    reference = next((row.reference_model_digest for row in rows if row.from_image == from_image), None)
+    found = (row.reference_model_digest for row in rows if row.from_image == isinstance(start, FromImage))
+    pair = start.reference_model_digest if isinstance(start, FromImage) else ""
+    reference = next((one for one in found if pair in ("", one)), None)
     if reference is None:
         raise NotFound("NOT_WATCHED", "the model has no thresholds of that kind")
     held = catalogue.of_digest(reference)

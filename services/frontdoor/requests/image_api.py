@@ -330,7 +330,7 @@ class ImageApi:
         price = light_price(self._parts, judged.resolved, judged.stages)
         scored = foresees(self._parts, judged.stages, price)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
-        stage, told = judged.stages[0], list[str]()
+        stage, told = judged.stages[0], self._parts.light_starts.notes(judged.stages, self._parts.catalogue)
         option = await self._option(tenant, judged, stage, embedding, notes.append)
         start = option.route.start
         foreseen = await foresee(self._parts, judged.stages, price, start, embedding, told.append)
@@ -350,8 +350,9 @@ class ImageApi:
     ) -> PoolOption:
         """Where a request that comes to that stage would wait first."""
         held = self._parts.catalogue.find(stage.model)
-        asker = Asker(tenant, judged.resolved, stage, judged.draw, stays=stage is not judged.stages[0])
-        noise_s = noise_seconds(self._parts, judged.resolved, judged.stages[-1])
+        stays, last = stage is not judged.stages[0], judged.stages[-1]
+        asker = Asker(tenant, judged.resolved, stage, judged.draw, last.model, stays)
+        noise_s = noise_seconds(self._parts, judged.resolved, last)
         if (why := self._parts.cache_worth.why_left_out(tenant, noise_s)) and judged.resolved.cacheable:
             note(why)
         option, *_ = await decide_route(self._parts, asker, held, embedding, note)

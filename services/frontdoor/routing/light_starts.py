@@ -1,33 +1,70 @@
-"""A later stage that starts from the picture which the stage before it made, and the discriminator refused (DiffServe,
-section 5): where the plan says what share of its steps that spares, as the pair was measured.
+"""Start a cascade's later stage from the image that the stage before it made and the discriminator refused (DiffServe,
+section 5), where a registration or a hand-over profile of the pair says which share of the steps that saves.
 
-The picture goes along as an image to start from, as clients send them: it is noised again to the first step that is
-taken. It is kept nowhere; a replay of such a picture asks for it, as it asks for whatever a request came with. What
-the journal has of it, its digest and how it was used, is for whoever attaches to such an attempt after a restart.
+The image goes along as an image to start from, as clients send them: it is noised again to the first step that is
+taken. It is kept nowhere; a replay of the result asks for it, as it asks for every image that came with a request. The
+journal keeps its digest and how it was used, for clients that attach to the attempt after a restart.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pentimento.domain.generation import FromNoise, InitImage, SpecInput
 from pentimento.domain.image_request import ResolvedRequest, StartImage
+from pentimento.policies.plan.entry import Stage
+from pentimento.profiles.catalogue import HandoverMode, HandoverProfiles, HandoverShare
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.requests.jobs import Job
 from services.frontdoor.routing.stages import PoolOption
+from services.frontdoor.workers.catalogue import Catalogue
 
 INIT_IMAGE = "init_image.image"
 
 
-def started_from_light(job: Job, number: int, option: PoolOption) -> PoolOption:
-    """Return the option of that stage as it starts from the picture of the stage before; as it is where the plan has no
-    share for the pair, there is no such picture, or the pair's measurement says nothing of such a request: one with
-    adapters or a quality of its own, one that has to be replayable, one that starts from something else."""
-    share = job.stages[number - 1].reuse_share if number else 0.0
-    steps = int(option.resolved.spec.num_inference_steps * (1.0 - share) + 1e-9)
-    picture = _picture_of(job, number - 1) if share and steps else None
-    if picture is None or not _may_reuse(option):
-        return option
-    job.note(f"{option.held.model} started from the image of {job.stages[number - 1].model}: {steps} steps")
-    return replace(option, resolved=_from_picture(option.resolved, picture, steps))
+@dataclass(frozen=True)
+class LightStarts:
+    """Say which share of a later stage's steps is skipped. A registration of the plan stands over the profiles."""
+
+    mode: HandoverMode = HandoverMode.AUTO
+    profiles: HandoverProfiles = field(default_factory=HandoverProfiles)
+
+    def share(self, light: Stage, heavy_digest: str, catalogue: Catalogue) -> HandoverShare:
+        """Return the share of the stage after `light`, and the reason."""
+        if self.mode is HandoverMode.OFF:
+            return HandoverShare(0.0, "hand-over is off")
+        if light.reuse_share:
+            return HandoverShare(light.reuse_share, "the registration of the cascade")
+        held = catalogue.known(light.model)
+        return self.profiles.share(held.model_digest if held is not None else "", heavy_digest)
+
+    def notes(self, stages: Sequence[Stage], catalogue: Catalogue) -> list[str]:
+        """Return a sentence for each pair of stages: how the later one starts, and why."""
+        return [self._note(light, heavy, catalogue) for light, heavy in pairwise(stages)]
+
+    def _note(self, light: Stage, heavy: Stage, catalogue: Catalogue) -> str:
+        held = catalogue.known(heavy.model)
+        found = self.share(light, held.model_digest if held is not None else "", catalogue)
+        if not found.share:
+            return f"{heavy.model} starts from noise after {light.model}: {found.reason}"
+        return f"{heavy.model} skips {found.share:.0%} of its steps from the image of {light.model}: {found.reason}"
+
+    def started(self, job: Job, number: int, option: PoolOption, catalogue: Catalogue) -> PoolOption:
+        """Return the option of stage `number` as it starts from the image of the stage before.
+
+        It stays as it is where the pair has no share, there is no such image, or the pair's measurement does not cover
+        the request: one with adapters or a quality of its own, a replayable one, one that starts from something else.
+        """
+        if not number:
+            return option
+        light = job.stages[number - 1]
+        share = self.share(light, option.held.model_digest, catalogue).share
+        steps = int(option.resolved.spec.num_inference_steps * (1.0 - share) + 1e-9)
+        image = _image_of(job, number - 1) if share and steps else None
+        if image is None or not _may_reuse(option):
+            return option
+        job.note(f"{option.held.model} started from the image of {light.model}: {steps} steps")
+        return replace(option, resolved=_from_image(option.resolved, image, steps))
 
 
 def start_image_of(resolved: ResolvedRequest) -> StartImage | None:
@@ -44,7 +81,7 @@ def as_handed(resolved: ResolvedRequest, handed: StartImage) -> ResolvedRequest:
     return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, handed.image)))
 
 
-def _picture_of(job: Job, number: int) -> bytes | None:
+def _image_of(job: Job, number: int) -> bytes | None:
     found = [one.result.image for one in job.executions.values() if one.stage == number and one.result is not None]
     return found[-1] if found else None
 
@@ -56,8 +93,8 @@ def _may_reuse(option: PoolOption) -> bool:
     return isinstance(option.route.start, FromNoise) and not asks_more and not adapted
 
 
-def _from_picture(resolved: ResolvedRequest, picture: bytes, steps: int) -> ResolvedRequest:
+def _from_image(resolved: ResolvedRequest, image: bytes, steps: int) -> ResolvedRequest:
     """Of its steps the last `steps` are taken. The strength is rounded up, so that whoever multiplies finds as many."""
     strength = min((steps + 1e-6) / resolved.spec.num_inference_steps, 1.0)
-    spec = replace(resolved.spec, init_image=InitImage(picture, strength))
-    return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, refer_to("", picture))))
+    spec = replace(resolved.spec, init_image=InitImage(image, strength))
+    return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, refer_to("", image))))

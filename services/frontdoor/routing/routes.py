@@ -33,7 +33,6 @@ from services.frontdoor.routing.foresight import (
     light_price,
     noise_seconds,
 )
-from services.frontdoor.routing.light_starts import started_from_light
 from services.frontdoor.routing.stages import (
     PoolOption,
     as_painted_by,
@@ -140,10 +139,11 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
     else:
         embedding = await _awaited_embedding(parts, job)
         left_out = "" if job.asks_cache else parts.cache_worth.why_left_out(request.tenant, job.noise_s)
-        asked = (request.tenant, request.resolved, stage, request.draw)
+        asked = (request.tenant, request.resolved, stage, request.draw, stages[-1].model)
         asker = Asker(*asked, stays=number > 0, left_out=left_out, noise_s=job.noise_s or None)
         decided = await decide_route(parts, asker, held, embedding, job.note)
-        decided = tuple(started_from_light(job, number, option) for option in decided)
+        starts, catalogue = parts.light_starts, parts.catalogue
+        decided = tuple(starts.started(job, number, option, catalogue) for option in decided)
         if before is None and _asks_cache(parts, job):
             _note_saved(parts, job, decided[0])
         if number == 0:

@@ -31,13 +31,15 @@ FROM_NOISE = FromNoise()
 @dataclass(frozen=True)
 class Asker:
     """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
-    plans. `stays`: it was sent on to that stage, and goes nowhere else. `left_out`: why the cache is not asked, empty
-    where it is. `noise_s`: device seconds of its image from noise, None for unknown."""
+    plans. `last_model` generates the request from noise, after all stages before it; refined images keep a share of its
+    quality. `stays`: the request was sent on to that stage, and goes nowhere else. `left_out`: why the cache is not
+    asked, empty where it is. `noise_s`: device seconds of its image from noise, None for unknown."""
 
     tenant: str
     resolved: ResolvedRequest
     stage: Stage
     draw: float
+    last_model: str
     stays: bool = False
     left_out: str = ""
     noise_s: float | None = None
@@ -104,8 +106,11 @@ async def _look_up(
     if parts.gateway is None or embedding is None:
         return _not_asked(asked, "the cache could not be used")
     timeout_s = parts.timeouts.lookup_s
+    last = parts.catalogue.known(asker.last_model)
+    reference = last.model_digest if last is not None else ""
     candidates = [
-        LookupCandidate(one.scope(asker.tenant), one.candidate.latents, one.candidate.images) for one in asked
+        LookupCandidate(one.scope(asker.tenant), one.candidate.latents, one.candidate.images, reference)
+        for one in asked
     ]
     quality, repeat_key = asker.resolved.quality, repeat_key_of(asker.resolved.spec)
     lookup = parts.gateway.lookup(candidates, embedding, quality, timeout_s, repeat_key, asker.noise_s)

@@ -22,12 +22,14 @@ class OtherModel:
 
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return the models that the settings name besides the first. Where models may be missing, those that are, and the
-    first one once more, are left out. Raises InvalidArgument for a digest that is none."""
-    named, own = _named(settings), settings.model.resolve()
+    """Return the models that the settings name besides the first. Where models may be missing, those that are, and
+    every model's second mention, are left out. Raises InvalidArgument for a digest that is none."""
+    named = _named(settings)
     if settings.skip_missing is SkipMissing.OFF:
         return named
-    return tuple(one for one in named if one.path.is_dir() and one.path.resolve() != own)
+    found = {one.path.resolve(): one for one in reversed(named) if one.path.is_dir()}
+    found.pop(settings.model.resolve(), None)
+    return tuple(reversed(found.values()))
 
 
 def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
@@ -37,4 +39,9 @@ def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     split = (split_digest("other_models", str(given)) for given in settings.other_models)
-    return tuple(OtherModel(Path(where), digest) for where, digest in split)
+    return tuple(OtherModel(_directory(settings.model, Path(where)), digest) for where, digest in split)
+
+
+def _directory(first: Path, given: Path) -> Path:
+    """Return the directory of a path; a bare name may stand for one next to the first model."""
+    return given if given.is_dir() or given.name != str(given) else first.parent / given

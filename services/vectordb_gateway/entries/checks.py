@@ -48,6 +48,8 @@ def check_candidates(candidates: Sequence[LookupCandidate]) -> None:
         raise InvalidArgument.of("candidates", f"must be 1 to {MAX_CANDIDATE_COUNT}, got {len(candidates)}")
     for candidate in candidates:
         check_scope(candidate.scope)
+        if candidate.reference_model_digest:
+            check_name("candidates.reference_model_digest", candidate.reference_model_digest)
     if len({pools_of(candidate.scope) for candidate in candidates}) > 1:
         raise InvalidArgument.of("candidates.scope", "must all name the same tenant and the same shared_pool")
 

@@ -46,9 +46,13 @@ class PlannedCache:
         """Return whether any table allows anything."""
         return self._now[1].reuses_anything
 
-    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse under an encoder; None for one that is not known yet."""
-        return self._now[1].of(model_digest, encoder_digest)
+        return self._now[1].of(model_digest, encoder_digest, reference_digest)
+
+    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
+        """Return the digests of the large models that the model's image profiles compare with."""
+        return self._now[1].references(model_digest, encoder_digest)
 
     def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
         """Return the rules for keeping a model's images."""
@@ -80,7 +84,7 @@ class _InForce:
     demand."""
 
     positions: Positions = field(default_factory=dict)
-    tables: dict[tuple[str, str], tuple[ModelReuse, ModelReuse]] = field(default_factory=dict)
+    tables: dict[tuple[str, str, str], tuple[ModelReuse, ModelReuse]] = field(default_factory=dict)
 
 
 class QualityWatch:
@@ -94,8 +98,8 @@ class QualityWatch:
         self._follows = follows
         self._now = _InForce()
         # The positions and tables that the metrics show, and the shown thresholds of each model.
-        self._shown_by: tuple[Positions, dict[str, ModelReuse]] = ({}, {})
-        self._shown: dict[str, set[tuple[bool, float]]] = {}
+        self._shown_by: tuple[Positions, dict[str, tuple[FollowedRow, ...]]] = ({}, {})
+        self._shown: dict[str, set[metrics.ThresholdKey]] = {}
         self._showing = threading.Lock()
 
     @property
@@ -103,16 +107,21 @@ class QualityWatch:
         """Return whether any table allows anything."""
         return self._reuse.reuses_anything
 
-    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse by the thresholds in force."""
+        now, reuse = self._now, self._reuse.of(model_digest, encoder_digest, reference_digest)
         if encoder_digest is None or not self._follows:
-            return self._reuse.of(model_digest, encoder_digest)
-        key, now, reuse = (model_digest, encoder_digest), self._now, self._reuse.of(model_digest, encoder_digest)
+            return reuse
+        key = (model_digest, encoder_digest, reference_digest)
         known = now.tables.get(key)
         # A plan may have moved the tables themselves meanwhile.
         if known is None or known[0] != reuse:
-            known = now.tables[key] = (reuse, in_force(reuse, *key, now.positions))
+            known = now.tables[key] = (reuse, in_force(reuse, model_digest, encoder_digest, now.positions))
         return known[1]
+
+    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
+        """Return the digests of the large models that the model's image profiles compare with."""
+        return self._reuse.references(model_digest, encoder_digest)
 
     def refresh(self) -> None:
         """Go by what the ledger knows now, other gateways' samples included. Blocks; raises StoreUnavailable."""
@@ -121,7 +130,8 @@ class QualityWatch:
             self._now = _InForce(positions)
         # A plan may have moved the tables themselves meanwhile.
         models = sorted({watched.model_digest for watched in positions})
-        shown_by = (positions, {model: self._reuse.of(model, self._guard.encoder_digest) for model in models})
+        encoder = self._guard.encoder_digest
+        shown_by = (positions, {one: self._rows(one, encoder) for one in models} if encoder is not None else {})
         if shown_by != self._shown_by:
             for model_digest in models:
                 self._show(model_digest)
@@ -132,7 +142,8 @@ class QualityWatch:
         a hit counts once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
         check_compared_hit(seen)
         self._guard.check_encoder(seen.encoder_digest)
-        row = row_of(self._rows(seen.model_digest, seen.encoder_digest), seen)
+        digests = (seen.model_digest, seen.encoder_digest)
+        row = row_of(followed_rows(self._reuse.of(*digests, seen.reference_model_digest), *digests), seen)
         if row is None:
             metrics.QUALITY_SAMPLES.labels("unmatched").inc()
             return False
@@ -159,26 +170,30 @@ class QualityWatch:
     def _show(self, model_digest: str) -> None:
         """Publish the thresholds that the model has now, and withdraw the former ones."""
         with self._showing:
-            now = {(one.from_image, one.saved_share): one for one in self._qualities(model_digest)}
-            for quality in now.values():
-                metrics.publish_quality(model_digest, quality)
+            now = {metrics.publish_quality(model_digest, quality) for quality in self._qualities(model_digest)}
             for gone in self._shown.get(model_digest, set()).difference(now):
-                metrics.withdraw_quality(model_digest, *gone)
-            self._shown[model_digest] = set(now)
+                metrics.withdraw_quality(gone)
+            self._shown[model_digest] = now
 
     def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
-        return followed_rows(self._reuse.of(model_digest, encoder_digest), model_digest, encoder_digest)
+        """Return the rows of latents, then those of the images of each pair."""
+        pairs = self._reuse.references(model_digest, encoder_digest) or ("",)
+        tables = (self._reuse.of(model_digest, encoder_digest, pair) for pair in pairs)
+        rows = (row for table in tables for row in followed_rows(table, model_digest, encoder_digest))
+        # The latents are in the tables of every pair.
+        return tuple({row.watched: row for row in rows}.values())
 
     def _qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
         encoder_digest = self._guard.encoder_digest
         if encoder_digest is None:
             return ()
-        now = self.of(model_digest, encoder_digest)
-        found = (self._quality(row, now) for row in self._rows(model_digest, encoder_digest))
+        found = (self._quality(row) for row in self._rows(model_digest, encoder_digest))
         return tuple(quality for quality in found if quality is not None)
 
-    def _quality(self, row: FollowedRow, now: ModelReuse) -> ReuseQuality | None:
+    def _quality(self, row: FollowedRow) -> ReuseQuality | None:
         """Return the figures of a threshold; None if a plan has removed its row meanwhile."""
+        watched = row.watched
+        now = self.of(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)
         table = now.images if row.watched.from_image else now.latents
         share = row.threshold.saved_share
         similarity = next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)

@@ -134,7 +134,8 @@ class Lookup:
         return self._threads.stuck_s
 
     def _ruled(self, candidate: LookupCandidate, embedding: Embedding, quality: float | None) -> RuledCandidate:
-        reuse = self._reuse.of(candidate.scope.model_digest, embedding.encoder_digest)
+        digests = (candidate.scope.model_digest, embedding.encoder_digest, candidate.reference_model_digest)
+        reuse = self._reuse.of(*digests)
         return RuledCandidate(candidate, reuse, reuse.rules(quality))
 
     async def _answer(

@@ -22,7 +22,7 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     select_start,
 )
-from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
+from pentimento.policies.reuse_rules import NO_PAIR, NO_PROFILE, UNPROFILED, ModelReuse, ReuseTable
 from pentimento.stores.vectors import VectorQuery
 from services.vectordb_gateway.lookup.search import LookupSearch, Match, Matches, has_image_for, is_own, latents_for
 
@@ -64,7 +64,8 @@ class RuledCandidate:
                 return _with_source(selection.reason, self.reuse.images)
         if self.rules.latents or self.rules.images:
             return selection.reason
-        return f"miss: {self.reuse.latents.source}"
+        lacks_pair = self.reuse.images.source == NO_PAIR and self.reuse.latents.source == NO_PROFILE
+        return f"miss: {self.reuse.images.source if lacks_pair else self.reuse.latents.source}"
 
 
 def _with_source(reason: str, table: ReuseTable) -> str:
@@ -78,7 +79,7 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repea
     context = SelectionContext(scope.num_inference_steps, texts, _images(matches.by_image, repeat_key), quality)
     selection = select_start(context, asked.rules)
     return CandidateStart(
-        _start(scope, matches, selection),
+        _start(asked, matches, selection),
         asked.reason(selection),
         matches.by_text[0].similarity if matches.by_text else None,
         matches.by_image[0].similarity if matches.by_image else None,
@@ -99,13 +100,15 @@ def _images(matches: Sequence[Match], repeat_key: str) -> Iterator[NearestEntry]
         yield NearestEntry(match.similarity, has_image=True, is_own=is_repeat)
 
 
-def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
+def _start(asked: RuledCandidate, matches: Matches, selection: Selection) -> Start:
+    scope = asked.candidate.scope
     match selection:
         case UseLatent():
             return _from_latent(scope, matches.by_text[selection.entry], selection)
         case UseImage():
             found = matches.by_text if selection.found_by_text else matches.by_image
-            return _from_image(scope, found[selection.entry], selection)
+            reference = asked.reuse.images.reference_model_digest
+            return _from_image(scope, found[selection.entry], selection, reference)
     return FromNoise()
 
 
@@ -117,14 +120,14 @@ def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> Start
     return FromLatent(*known, again.renoised_steps, again.retaken_steps)
 
 
-def _from_image(scope: CacheScope, match: Match, selection: UseImage) -> Start:
+def _from_image(scope: CacheScope, match: Match, selection: UseImage, reference_digest: str) -> Start:
     image = match.entry.image
     if image is None:
         return FromNoise()
     donor = _donor(scope, match, image)
     step, again = selection.start_step, selection.renoising
     known = (image, step, noise_form_of(scope.prediction_type), donor)
-    return FromImage(*known, again.renoised_steps, again.retaken_steps)
+    return FromImage(*known, again.renoised_steps, again.retaken_steps, reference_digest)
 
 
 def _donor(scope: CacheScope, match: Match, served: ObjectReference) -> Donor:

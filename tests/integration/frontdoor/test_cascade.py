@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,11 @@ from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.domain.requests import RequestState
+from pentimento.profiles.catalogue import HandoverMode
+from pentimento.profiles.document import profiles_to_json
+from pentimento.profiles.rules import ThresholdRule
 from tests.support.calls import last_completed
+from tests.support.profiles import HANDOVER_PROFILE, HANDOVER_ROWS, changed
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 
@@ -54,6 +59,31 @@ async def test_doubtful_light_image_is_deferred_to_the_heavy_model(folder: Path)
     count, divergence = replay(dataplane, steps)
     assert divergence is None
     assert count == len(lines) - 1 > 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "taken", "told"),
+    [
+        ({}, {}, 2, "heavy skips 50% of its steps from the image of light: the hand-over profile, alpha 0.95 by mean"),
+        ({}, {"handover": HandoverMode.OFF}, 4, "heavy starts from noise after light: hand-over is off"),
+        ({"model_digest": "sha256:x"}, {}, 4, "heavy starts from noise after light: no hand-over profile of these w"),
+        ({"alpha": 0.9}, {}, 4, "the hand-over profile promises 0.9 of the quality, 0.95 is asked for"),
+        ({"rows": HANDOVER_ROWS[3:]}, {}, 4, "the hand-over profile allows no step to be left out"),
+    ],
+)
+async def test_heavy_model_starts_from_light_image_by_profile(
+    folder: Path, changes: dict[str, Any], settings: dict[str, Any], taken: int, told: str
+) -> None:
+    of = {"model_digest": "sha256:heavy", "reference_digest": "sha256:light", "rule": ThresholdRule.MEAN}
+    path = folder / "handover.json"
+    path.write_text(profiles_to_json(changed(HANDOVER_PROFILE, **{**of, "rows": HANDOVER_ROWS[:1], **changes})))
+    async with running_cascade(folder, 0.2, profiles=(path,), **settings) as cascade:
+        await cascade.suite.paint(UNNAMED)
+        reasons = (await cascade.suite.client.explain(UNNAMED)).reasons
+
+    (spec,) = cascade.heavy.executed
+    assert (4 if spec.init_image is None else round(4 * spec.init_image.strength)) == taken
+    assert any(told in reason for reason in reasons), reasons
 
 
 async def test_light_image_is_the_answer_if_the_heavy_model_fails(folder: Path) -> None:

@@ -54,6 +54,7 @@ DONOR = Donor("entry", "sha256:1", 0.91)
 IMAGE = FromImage(ObjectReference("images/x", "sha256:0", 2048), 2, NoiseForm.VARIANCE_PRESERVING, DONOR)
 LATENT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 2, 4, 4.5, DONOR)
 MIXTURE = (PoolPlan("heavy", "heavy", ("w2",), routes=SPARING), PoolPlan("light", "light", ("w1",), routes=HITS))
+CASCADED = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
 EVERYTHING = CachePlan()
 WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
 
@@ -78,6 +79,7 @@ async def planned_parts(
     start: Start | None = None,
     cascades: tuple[CascadePlan, ...] = (),
     cache: CachePlan = EVERYTHING,
+    gateway: ChosenGateway | None = None,
 ) -> AsyncIterator[tuple[CascadeParts, dict[str, Any]]]:
     """What frontdoors one after the other find: this plan in their journal, a light and a heavy worker, and a cache
     whose lookups answer `start`; with the settings by which they do."""
@@ -86,7 +88,7 @@ async def planned_parts(
     plan = Plan(PlanVersion(1, 1), assignments, tuple(pools), cascades=cascades, cache=cache)
     journal.save_plan(to_bytes(plan, controller_pb.Plan)).result()
     journal.close()
-    gateway = ChosenGateway()
+    gateway = gateway or ChosenGateway()
     gateway.start = start or gateway.start
     address = f"unix:{folder / 'c'}"
     served = await serve_cache(ChosenEmbedder(), gateway, address)
@@ -102,11 +104,12 @@ async def planned(
     start: Start | None = None,
     cascades: tuple[CascadePlan, ...] = (),
     cache: CachePlan = EVERYTHING,
+    gateway: ChosenGateway | None = None,
     **changes: Any,
 ) -> AsyncIterator[Planned]:
     """One frontdoor of these parts."""
     async with (
-        planned_parts(folder, pools, start, cascades, cache) as (parts, settings),
+        planned_parts(folder, pools, start, cascades, cache, gateway) as (parts, settings),
         running_suite(folder, **settings, **changes) as suite,
     ):
         await suite.wait_for_workers(2)
@@ -130,6 +133,17 @@ async def test_hit_goes_to_pool_that_can_use_it(
 
     assert (provenance.model_digest, provenance.spec.model) == (f"sha256:{model}", model)
     assert (provenance.spec.num_inference_steps, provenance.route.start) == (steps, started)
+
+
+@pytest.mark.parametrize("pools", [MIXTURE, CASCADED], ids=["of misses", "of a cascade's last stage"])
+async def test_lookup_names_model_that_generates_from_noise(folder: Path, pools: Sequence[PoolPlan]) -> None:
+    gateway, cascades = ChosenGateway(), (cascade("light", "heavy", noise=0.95),)
+    async with planned(folder, pools, IMAGE, cascades, gateway=gateway) as run:
+        await run.suite.paint(UNNAMED)
+
+    asked = [candidate for lookup in gateway.lookups for candidate in lookup.candidates]
+    assert "sha256:light" in {one.scope.model_digest for one in asked}
+    assert {one.reference_model_digest for one in asked} == {"sha256:heavy"}
 
 
 async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: Path) -> None:

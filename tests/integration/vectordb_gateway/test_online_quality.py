@@ -86,7 +86,7 @@ async def test_threshold_follows_broken_and_kept_promises(tmp_path: Path) -> Non
 
 
 def figure(name: str, saved_share: str, which: str) -> float | None:
-    labels = {"model": MODEL, "kind": "latents", "saved_share": saved_share, "which": which}
+    labels = {"model": MODEL, "reference": MODEL, "kind": "latents", "saved_share": saved_share, "which": which}
     return REGISTRY.get_sample_value(f"pentimento_gateway_reuse_{name}", labels)
 
 

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.profiles.document import profiles_to_json
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise
+from pentimento.policies.reuse_rules import NO_PAIR
+from pentimento.profiles.document import ReuseKind, profiles_to_json
 from pentimento.profiles.kinds import profile_name
+from pentimento.profiles.rules import ThresholdRule
 from tests.support.gateways import at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
-from tests.support.profiles import changed
+from tests.support.profiles import changed, reuse_step
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 
@@ -37,6 +40,47 @@ async def test_profiled_model_resumes_at_its_table_s_steps(tmp_path: Path) -> No
     assert near.start.resume_step == 5
     assert profile_name(PROFILE) in near.reason
     assert far.start == FromNoise()
+
+
+async def test_image_is_refined_by_table_of_its_pair(tmp_path: Path) -> None:
+    """One small model was profiled for two large ones, which allow its images from 0.8 and from 0.6 on."""
+    of = {"model_digest": scope().model_digest, "start": ReuseKind.IMAGES}
+    pairs = {"sha256:large": 0.8, "sha256:medium": 0.6}
+    profiles = [
+        changed(PROFILE, **of, reference=name, reference_digest=name, rows=(reuse_step(20, 80, 0.9, least, 0.5),))
+        for name, least in pairs.items()
+    ]
+    path = tmp_path / "images.json"
+    path.write_text(profiles_to_json(*profiles))
+    async with running_gateway(tmp_path, "--unprofiled-reuse", "no", "--profiles", str(path)) as gateway:
+        await gateway.store(embedding(0, 1), image=embedding(1))
+        references = (*pairs, scope().model_digest, "", "sha256:another")
+        asked = [LookupCandidate(scope(), reference_model_digest=one) for one in references]
+        far, near = [(await gateway.client.lookup(asked, at_similarity(one))).starts for one in (0.7, 0.85)]
+        rows = await gateway.client.reuse_quality(scope().model_digest)
+
+    assert [isinstance(one.start, FromImage) for one in far] == [False, True, False, False, False]
+    assert [getattr(one.start, "reference_model_digest", None) for one in near] == [
+        "sha256:large",
+        "sha256:medium",
+        "sha256:large",
+        "sha256:large",
+        None,
+    ]
+    assert near[-1].reason == f"miss: {NO_PAIR}"
+    assert {row.reference_model_digest: row.similarity for row in rows} == pairs
+
+
+@pytest.mark.parametrize(("rule", "least"), [("profile", 0.8), ("lower_bound", 0.8), ("mean", 0.5)])
+async def test_reuse_rule_chooses_among_profiles_of_one_model(tmp_path: Path, rule: str, least: float) -> None:
+    averaging = changed(PROFILE, alpha=0.95, rule=ThresholdRule.MEAN, rows=(reuse_step(5, 80, mean=0.5),))
+    path = tmp_path / "latents.json"
+    path.write_text(profiles_to_json(averaging, PROFILE))
+    async with running_gateway(tmp_path, "--profiles", str(path), "--reuse-rule", rule) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        far, near = [(await gateway.lookup(at_similarity(least + above))).start for above in (-0.02, 0.02)]
+
+    assert (type(far), type(near)) == (FromNoise, FromLatent)
 
 
 async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pentimento.supervisor.suite import longest_drain_s, plan_suite
 from pentimento.supervisor.suite_settings import SuiteSettings
 from services.controller.settings import ControllerSettings
 
+FLEETS = Path(__file__).parents[3] / "scenarios" / "fleets"
 FLEET = """\
 cascade = ["light", "heavy"]
 confidence_threshold = 0.25
@@ -171,6 +172,19 @@ def test_controller_arguments_have_policy_and_qualities(settings: SuiteSettings,
     assert replace(planned_with, slo_s=math.inf) == replace(of_file, step_count=50, discriminator_s=0.0)
 
 
+@pytest.mark.parametrize(("given", "small"), [((), "sdxl,sana"), (("sana",), "sana")])
+def test_shipped_mixture_is_planned_with_small_models(given: tuple[str, ...], small: str, tmp_path: Path) -> None:
+    emulated = EmulatedSuite.read(FLEETS / "modm-16.toml")
+    mixture = SuiteSettings((), tmp_path, emulated=emulated, policy="modm", small=given)
+
+    planned = plan_suite(mixture, StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--heavy"], flags["--small"]) == ("sd35-large", small)
+    serving = load_settings(ControllerSettings, "controller", arguments_of(planned, "controller"), {}).serving
+    assert serving.serving().small_models == tuple(small.split(","))
+
+
 @pytest.mark.parametrize("where", ["variable", "file"])
 def test_controller_arguments_keep_other_settings(
     where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +231,43 @@ def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path
 
     assert refused.exit_code == 2
     assert "--model and --emulate exclude each other" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--small", "light"], "--small needs --policy modm, joint or resident-mixture"),
+        (["--policy", "modm", "--small", "light,sdxl"], "--small must be some of the fleet's light, heavy, got 'sdxl'"),
+        (["--policy", "modm", "--small", "light,light"], "--small must be models separated by commas, each once"),
+        (["--policy", "modm", "--reuse-rule", "least"], "is not one of 'profile', 'minimum', 'lower_bound', 'mean'"),
+        (["--handover", "on"], "'on' is not one of 'auto', 'off'"),
+    ],
+)
+def test_up_names_allowed_values(flags: list[str], told: str, settings: SuiteSettings, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(up, ["--emulate", str(tmp_path / "fleet.toml"), "--http", "", *flags])
+
+    assert refused.exit_code == 2
+    assert told in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["--policy", "modm"], ("--reuse-rule", "mean")),
+        (["--policy", "modm", "--reuse-rule", "profile"], ("--reuse-rule", "profile")),
+        (["--policy", "resident"], ()),
+    ],
+)
+def test_up_modm_prefers_tables_of_mean(
+    flags: list[str], rule: tuple[str, ...], settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[SuiteSettings] = []
+    monkeypatch.setattr("pentimento.cli.up.run_suite", lambda settings, *_, **__: found.append(settings))
+
+    emulated = ["--emulate", str(tmp_path / "fleet.toml"), "--http", ""]
+    CliRunner().invoke(up, [*emulated, *flags], catch_exceptions=False)
+
+    assert [one.cache for one in found] == [rule]
 
 
 @pytest.mark.parametrize("where", ["flag", "variable", "file"])

@@ -58,10 +58,10 @@ class Rows:
     """A gateway that has these rows."""
 
     def __init__(self, *rows: ReuseQuality) -> None:
-        self._rows = rows
+        self.rows = rows
 
     async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
-        return self._rows if model_digest == "sha256:model" else ()
+        return self.rows if model_digest == "sha256:model" else ()
 
 
 def row(*, from_image: bool, reference: str) -> ReuseQuality:
@@ -129,8 +129,12 @@ async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_st
     assert plan.expected_s == pytest.approx(5.0)
 
 
-async def test_images_are_compared_with_the_model_that_their_profile_names() -> None:
-    plan = await plan_shadow("t", recorded(picture(IMAGE, 10)), ROWS, catalogue())  # type: ignore[arg-type]
+@pytest.mark.parametrize("pair", ["", "sha256:heavy"], ids=["of a start that names no pair", "of its pair"])
+async def test_image_is_compared_with_large_model_of_profile(pair: str) -> None:
+    image = replace(IMAGE, reference_model_digest=pair)
+    others = (row(from_image=True, reference="sha256:other"), row(from_image=True, reference="sha256:heavy"))
+    rows = Rows(*(others if pair else reversed(others)))
+    plan = await plan_shadow("t", recorded(picture(image, 10)), rows, catalogue())  # type: ignore[arg-type]
     seen = plan.compared_hit("sha256:clip", 0.2, 0.3)
 
     assert plan.held == HEAVY

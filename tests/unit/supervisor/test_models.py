@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.profiles.document import Profile, profiles_to_json
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
+    HANDOVER_PROFILES,
     PACKAGED_ENCODERS,
     PIPELINING_PROFILES,
     SELECTOR_PROFILES,
@@ -22,7 +23,7 @@ from pentimento.supervisor.models import (
     find_models,
     with_shipped,
 )
-from tests.support.profiles import LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE
+from tests.support.profiles import HANDOVER_PROFILE, LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE
 
 
 @pytest.fixture
@@ -174,11 +175,11 @@ def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "shipped"),
     [
-        ((), (THINNING_PROFILES, PIPELINING_PROFILES, SELECTOR_PROFILES)),
-        ((LATENT_PROFILE,), (THINNING_PROFILES, PIPELINING_PROFILES)),
-        ((STEPS_PROFILE,), (PIPELINING_PROFILES, SELECTOR_PROFILES)),
-        ((LATENT_PROFILE, STEPS_PROFILE), (PIPELINING_PROFILES,)),
-        ((PIPELINING_PROFILE,), (THINNING_PROFILES, SELECTOR_PROFILES)),
+        ((), (THINNING_PROFILES, PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE, HANDOVER_PROFILE), (THINNING_PROFILES, PIPELINING_PROFILES)),
+        ((STEPS_PROFILE,), (PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE, STEPS_PROFILE), (PIPELINING_PROFILES, HANDOVER_PROFILES)),
+        ((PIPELINING_PROFILE,), (THINNING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
     ],
 )
 def test_with_shipped_adds_kinds_that_are_not_given(

@@ -114,6 +114,20 @@ def test_controller_plans_models_of_suite(
     assert {name: found[name] for name in ("--heavy", "--small", "--light") if name in found} == flags
 
 
+def test_controller_plans_with_given_small_models(tmp_path: Path) -> None:
+    models = tuple(ModelDirectory(name, tmp_path / name) for name in "hab")
+    settings = SuiteSettings(models, tmp_path, policy="modm", small=("a", "b"))
+    cascade = ServedCascade(("a", "h"), (tmp_path / "d",))
+
+    alone, cascaded = (
+        flags_of(plan_suite(replace(settings, cascade=one), StateDirectory(tmp_path / "state")), "controller")
+        for one in (None, cascade)
+    )
+
+    assert (alone["--heavy"], alone["--small"], "--light" in alone) == ("h", "a,b", False)
+    assert (cascaded["--heavy"], cascaded["--light"], cascaded["--small"]) == ("h", "a", "a,b")
+
+
 def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
     models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
     cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))

@@ -159,6 +159,15 @@ def test_checkpoints_missing_model_is_skipped_where_it_may_be(
     ]
 
 
+def test_checkpoints_model_named_twice_is_found_once(directory: Path) -> None:
+    (directory.parent / "light").mkdir()
+    others = (directory.parent / "light", Path("light"), Path("sd"))
+
+    named = checkpoints(settings(directory, other_models=others, skip_missing=SkipMissing.OTHERS))
+
+    assert {name: one.model for name, one in named.items()} == {"sd": directory, "light": directory.parent / "light"}
+
+
 @pytest.mark.parametrize("skip_missing", [SkipMissing.OFF, SkipMissing.OTHERS])
 def test_settings_missing_own_model_is_rejected(tmp_path: Path, skip_missing: SkipMissing) -> None:
     with pytest.raises(ValueError, match="--model: no such file or directory"):

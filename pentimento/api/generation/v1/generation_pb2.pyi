@@ -497,11 +497,14 @@ class FromImage(_message.Message):
     DONOR_FIELD_NUMBER: _builtins.int
     RENOISED_STEPS_FIELD_NUMBER: _builtins.int
     RETAKEN_STEPS_FIELD_NUMBER: _builtins.int
+    REFERENCE_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     noise_form: Global___NoiseForm.ValueType
     renoised_steps: _builtins.int
     """As of FromLatent: the image is noised to the level before step k minus these, and fewer steps lead back to step k."""
     retaken_steps: _builtins.int
+    reference_model_digest: _builtins.str
+    """The large model of the profile that allowed the start; empty for none."""
     @_builtins.property
     def image(self) -> _tensor_pb2.ObjectReference: ...
     @_builtins.property
@@ -515,10 +518,11 @@ class FromImage(_message.Message):
         donor: Global___Donor | None = ...,
         renoised_steps: _builtins.int = ...,
         retaken_steps: _builtins.int = ...,
+        reference_model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image", "noise_form", b"noise_form", "renoised_steps", b"renoised_steps", "retaken_steps", b"retaken_steps", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image", "noise_form", b"noise_form", "reference_model_digest", b"reference_model_digest", "renoised_steps", b"renoised_steps", "retaken_steps", b"retaken_steps", "start_step", b"start_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,8 +100,11 @@ class LookupCandidate(_message.Message):
     SCOPE_FIELD_NUMBER: _builtins.int
     LATENTS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    REFERENCE_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     latents: _builtins.bool
     images: _builtins.bool
+    reference_model_digest: _builtins.str
+    """The model that would generate the request from noise: refined images keep a share of its quality. Empty: unknown."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     def __init__(
@@ -110,10 +113,11 @@ class LookupCandidate(_message.Message):
         scope: Global___CacheScope | None = ...,
         latents: _builtins.bool = ...,
         images: _builtins.bool = ...,
+        reference_model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "latents", b"latents", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "latents", b"latents", "reference_model_digest", b"reference_model_digest", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
