@@ -80,8 +80,10 @@ def paced_suite(
         for number in range(worker_count):
             run("lab.emulation.paced_worker", f"worker-{number}", *of_worker, *torch, *objects, *member)
         for name, flags in frontdoors.items():
+            # Workers follow one journal for each frontdoor's id, and objects belong to one.
+            own = ("--frontdoor-id", name, "--objects-url", f"file://{folder}/objects-{name}")
             ledger = ("--ledger-url", f"sqlite:///{folder}/{name}.sqlite", "--worker-wait-s", "0")
-            run("services.frontdoor", name, *ledger, *objects, *member, *flags)
+            run("services.frontdoor", name, *ledger, *own, *member, *flags)
         yield PacedSuite({name: f"unix:{folder}/{name}" for name in frontdoors}, controller)
 
 
