@@ -1,12 +1,16 @@
 """Demand of nothing and of a hundred times what there is room for: every request ends once, and so says the report."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+import pytest
+
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane.demand_report import DemandReport
-from pentimento.dataplane.events import PlanReceived
+from pentimento.dataplane.events import PlanReceived, ProfilesReceived, SpeedProfile
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.fleet import Plan, ReplicaReport
 from pentimento.domain.generation import PlanVersion
@@ -62,6 +66,39 @@ async def test_a_plan_that_admits_nearly_nothing_refuses_the_rest_by_name(folder
     painted = [ended for ended in endings if isinstance(ended, Completed)]
     assert len(painted) == len(worker.executed) == 1
     assert {ended.reason for ended in endings if isinstance(ended, ResourceExhausted)} == {"OVER_CAPACITY"}
+
+
+async def test_late_requests_are_refused_and_dropped_by_name(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        worker.hold.clear()
+        image_takes(suite, 100.0)
+        running = suite.client.generate(REQUEST)
+        await suite.accepted(running)
+        await worker.wait_until(lambda: worker.running)
+        # after the running one's 100 s its own
+        with pytest.raises(ResourceExhausted) as refused:
+            await suite.paint(replace(REQUEST, deadline_ms=120_000))
+        late = suite.client.generate(replace(REQUEST, deadline_ms=250_000))
+        await suite.accepted(late)
+        patient = suite.client.generate(replace(REQUEST, deadline_ms=900_000))
+        await suite.accepted(patient)
+        image_takes(suite, 2_000.0)
+        worker.hold.set()
+        with pytest.raises(ResourceExhausted) as dropped:
+            _ = [event async for event in late]
+        ended = [[event async for event in images][-1] for images in (running, patient)]
+        status = await suite.operator.status()
+
+    assert {error.value.reason for error in (refused, dropped)} == {"PREDICTED_LATE"}
+    assert min(error.value.retry_after_ms or 0 for error in (refused, dropped)) > 0
+    assert [type(event) for event in ended] == [Completed, Completed]
+    assert (status.completed_count, len(worker.executed)) == (2, 2)
+
+
+def image_takes(suite: FrontdoorSuite, seconds: float) -> None:
+    """Tell the dataplane how long an image takes."""
+    work = HELD.default_width_px * HELD.default_height_px * (REQUEST.num_inference_steps or 0)
+    suite.frontdoor.parts.submit(ProfilesReceived((SpeedProfile(HELD.model, ((1, seconds / work),)),)))
 
 
 async def test_nobody_asks_and_that_is_what_is_told(folder: Path, worker: PacedWorker) -> None:
