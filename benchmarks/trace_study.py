@@ -223,6 +223,7 @@ def beside(figures: dict[int, str], size: int) -> str:
 def draw(studied: StudiedLog) -> None:
     study = make_study(studied.log, studied.vectors, StudySettings())
     title = f"{studied.name}, first {study.prompt_count} prompts in published order"
+    PLOTS.mkdir(parents=True, exist_ok=True)
     save_panels(study_panels(study), PLOTS / "trace-study.png", title)
 
 
