@@ -53,7 +53,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -84,10 +84,6 @@ test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CP
 
 test-gpu: $(DEV_READY) ## with DEVICE=cuda: images against diffusers on the GPU, the suite on it, tensors in its memory
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
-
-test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (installs torchvision beside the venv's packages)
-	@[ -d $(VENV)/torchvision ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision
-	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m pytest tests/golden/discriminator $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, generated code, what pages name, and the counts of odd phrases
 	$(BIN)/ruff check .

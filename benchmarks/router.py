@@ -6,26 +6,32 @@ a reader's score of both images. One attribute scorer labelled the training data
 
 - AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of other routers; the
   baseline is the number of requested objects, which needs no network
-- the prompt-aware discriminator's margin over that baseline, and over CLIPScore of the light image
+- the prompt-aware discriminator's margin over that baseline, over its prompt alone and over CLIPScore of light's image
 - quality of the served images at equal device-seconds against DiffServe's confidence: both cascades run light on every
   prompt and heavy on the same share, so that their device-seconds differ by a score's cost, which is measured
-- prompts that would skip the light model (`skip-light-below`), and how often that would be wrong
+- prompts that surely skip the light model, or the score, at the head's own threshold and at others; how often the
+  score would have decided otherwise
+- the head's f(t) against the shares deferred here, and of new prompts of the kind that calibrated it
 
 Figures of images have a bootstrap over prompts. The three readers are trained on drawings only (`routing_data`).
 """
 
 import argparse
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torchvision.models import efficientnet_v2_s
 
 from benchmarks.routing_data import (
     BY_PROMPT,
     CLIP_SCORE,
     DIFFSERVE,
+    HEAVY,
+    LIGHT,
     PROMPT_AWARE,
     THING_COUNT,
     GeneratedPairs,
@@ -35,6 +41,7 @@ from benchmarks.routing_data import (
     random_confidences,
     readings,
     shipped_confidences,
+    with_prompts,
 )
 from benchmarks.routing_estimates import aurocs, figure_of, resampling_weights, served_values
 from lab.runs.intervals import ratio_of_medians
@@ -42,8 +49,10 @@ from lab.runs.measure import (
     Figure,
     Target,
     at_least,
+    at_most,
     counted,
     informative,
+    interleave,
     measured,
     parse_options,
     publish,
@@ -51,13 +60,18 @@ from lab.runs.measure import (
     surely_above,
 )
 from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.domain.foresight import Verdict
 from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.estimates import Array
+from zoo.evaluate.examination import Examiner
+from zoo.export.prompt_head import SCENES_SEED, shipped_pair
 from zoo.registry import WEIGHTS
 from zoo.train.parts import WORK
 
 RATES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 QUICK_COUNT = 256
+FIRST_NEW = 100_000  # number of the first new scene, beyond all that trained or calibrated
 
 
 @dataclass(frozen=True)
@@ -77,19 +91,22 @@ def main() -> int:
     folders.check()
     pairs = held_out_pairs(rest["work"], QUICK_COUNT if options.quick else rest["prompts"])
     routed = routed_prompts(pairs, folders)
+    new_count = QUICK_COUNT if options.quick else rest["new_prompts"]
     figures = [
         *auroc_figures(routed),
         *margin_figures(routed),
         *gain_figures(routed),
-        *left_out_figures(routed),
-        deferral_gap(routed),
+        *sure_figures(pairs, routed),
+        deferral_gap("prompts with an unseen combination", routed.confidences[PROMPT_AWARE], informative()),
+        deferral_gap("new prompts like those that calibrated", new_confidences(rest["work"], new_count), at_most(0.05)),
     ]
-    figures.append(score_cost(pairs))
+    figures += [score_cost(pairs), *pass_times(pairs)]
     return publish(options, figures, notes={"prompts": len(pairs.prompts), "threads": rest["threads"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=2_560)
+    parser.add_argument("--new-prompts", type=int, default=800, help="without an unseen combination, for f(t)")
     parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images")
     parser.add_argument(
         "--scorer", type=Path, default=WORK, help="work folder of the scorer that labelled the training"
@@ -119,13 +136,13 @@ def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
 
 def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
     """Report the prompt-aware discriminator's margin over free baselines, on the same prompts."""
-    ours = routed.confidences[PROMPT_AWARE]
+    ours, above = routed.confidences[PROMPT_AWARE], surely_above(0.0)
     for reader, read in routed.readings.items():
-        for baseline in (THING_COUNT, CLIP_SCORE):
+        for baseline, target in ((BY_PROMPT, above), (CLIP_SCORE, above), (THING_COUNT, informative())):
             theirs = aurocs(routed.confidences[baseline], read.as_good, routed.weights)
             value, interval = figure_of(aurocs(ours, read.as_good, routed.weights) - theirs)
             name = f"AUROC by {reader}: {PROMPT_AWARE} - {baseline}"
-            yield Figure(name, round(value, 4), informative(), 0, interval)
+            yield Figure(name, round(value, 4), target, 0, interval)
 
 
 def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:
@@ -146,27 +163,41 @@ def gain(
     return Figure(name, round(value, 5), target, len(read.light), interval)
 
 
-def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
-    """Report prompts below the head's bound for certainly hard ones."""
+def sure_figures(pairs: GeneratedPairs, routed: RoutedPrompts) -> Iterator[Figure]:
+    """Report sure prompts at the head's own threshold and at those that defer some shares, with the errors: hard ones
+    that the score would have accepted, easy ones that it would have deferred."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
-    foreseen = routed.confidences[BY_PROMPT]
-    hard = np.flatnonzero(foreseen < head.record.hard_below)
-    yield counted("prompts that skip the light model", len(hard), len(foreseen), informative("prompts"))
-    for reader, read in routed.readings.items():
-        wrong = read.as_good[hard]
-        name = f"of these, light would have been as good, by {reader}"
-        yield counted(name, int(wrong.sum()), max(len(hard), 1), informative("prompts"))
-
-
-def deferral_gap(routed: RoutedPrompts) -> Figure:
-    """Report the distance of the head's f(t) from the shares deferred here."""
-    head = open_discriminator(WEIGHTS / "tiny-router").head
-    assert head is not None
+    embedded = list(Examiner(WEIGHTS, WEIGHTS).embed_texts(list(pairs.prompts.captions)).numpy())
     confidence = routed.confidences[PROMPT_AWARE]
+    thresholds = {"its own threshold": head.record.threshold}
+    thresholds |= {f"{rate:.0%} deferred": float(np.quantile(confidence, rate)) for rate in (0.2, 0.5, 0.8)}
+    for name, at in thresholds.items():
+        verdicts = [told.verdict for told in head.foresee(embedded, at)]
+        for verdict, skips in ((Verdict.HARD, "skip the light model"), (Verdict.EASY, "skip the score")):
+            sure = np.array([each is verdict for each in verdicts])
+            wrong = sure & ((confidence > at) == (verdict is Verdict.HARD))
+            yield counted(f"prompts that {skips}, {name}", int(sure.sum()), len(sure), informative("prompts"))
+            told = f"of these, scored otherwise, {skips}, {name}"
+            yield counted(told, int(wrong.sum()), max(int(sure.sum()), 1), informative("prompts"))
+
+
+def new_confidences(work: Path, count: int) -> Array:
+    """Return confidences in light images of prompts without an unseen combination, which nothing was trained on."""
+    prompts = examination_prompts(count, first=FIRST_NEW, held_out=False, seed=SCENES_SEED)
+    captions, seeds = list(prompts.captions), [drawn[0] for drawn in prompts.seeds(1)]
+    light = shipped_pair(LIGHT, HEAVY).light.generate(work, captions, seeds)
+    embedded = Examiner(WEIGHTS, WEIGHTS).embed_texts(captions)
+    return with_prompts(open_discriminator(WEIGHTS / "tiny-router"), light, embedded)
+
+
+def deferral_gap(prompts: str, confidence: Array, target: Target) -> Figure:
+    """Report the distance of the head's f(t) from the shares deferred of those prompts."""
+    head = open_discriminator(WEIGHTS / "tiny-router").head
+    assert head is not None
     samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]
     largest = max(abs(told - found) for told, found in samples)
-    return Figure("f(t) of the head, largest gap to held-out prompts", round(largest, 4), informative(), len(samples))
+    return Figure(f"f(t) of the head, largest gap, {prompts}", round(largest, 4), target, len(samples))
 
 
 def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:
@@ -183,6 +214,25 @@ def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:
     return measured(
         "seconds of a score with the prompt ÷ without", pairs_of_seconds[1:], ratio_of_medians, informative()
     )
+
+
+def pass_times(pairs: GeneratedPairs, rounds: int = 20) -> Iterator[Figure]:
+    """Time a forward pass of one image, alternating: the cascade's default, and DiffServe's network at its size, with
+    random weights (10 ms on an A100 in the paper)."""
+    network, theirs = open_discriminator(WEIGHTS / "tiny-router").network, efficientnet_v2_s(weights=None).eval()
+    small, large = as_pixels(pairs.light[:1]), torch.zeros(1, 3, 224, 224)
+    calls = {
+        "the cascade's default at 64 px": lambda: network.logits(network.features(small)),
+        "EfficientNet-V2-S at 224 px": lambda: theirs(large),
+    }
+    with torch.inference_mode():
+        timed = interleave(
+            {name: lambda number, call=call: seconds_of(call) for name, call in calls.items()}, rounds + 1
+        )
+    for name, seconds in timed.items():
+        yield measured(
+            f"ms of a pass, {name}", [1e3 * each for each in seconds[1:]], statistics.median, informative("ms")
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from pentimento.torchvision_operators import watch_imports
+
 if TYPE_CHECKING:
     from pentimento.sdk import *  # noqa: F403 # as many names as `pentimento.sdk` has
 
@@ -16,6 +18,7 @@ _SDK = "pentimento.sdk"
 # gRPC reads it as it is imported. By default it runs handlers at each fork, under which the children of a process with
 # an open stream crash one time in three, whatever they do.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+watch_imports()
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from xdist.workermanage import WorkerController
 
+import pentimento  # noqa: F401 # before diffusers and transformers, which import torchvision
 from tests.file_scheduling import ByFile, kill_children_left_by
 from tests.tiers import may_hold, rank, tier_of
 

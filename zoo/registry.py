@@ -39,6 +39,7 @@ class ZooModel:
     steps: int | None = None
     guidance_scale: float | None = None
     cascade: tuple[str, str] | None = None  # a discriminator's cascade: light and heavy
+    encoder: str | None = None  # of the prompts that a discriminator reads
 
 
 MODELS = {
@@ -68,10 +69,18 @@ MODELS = {
 HEADS = {
     model.name: model
     for model in (
-        ZooModel("tiny-router", "discriminator", "prompt-head", "prompt-head", cascade=("tiny-light", "tiny-heavy")),
+        ZooModel(
+            "tiny-router",
+            "discriminator",
+            "prompt-head",
+            "prompt-head",
+            cascade=("tiny-light", "tiny-heavy"),
+            encoder="tiny-clip",
+        ),
     )
 }
-ALL = MODELS | HEADS
+# The first discriminator of a cascade is its default.
+ALL = HEADS | MODELS
 
 
 def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
@@ -111,6 +120,8 @@ def _entry(model: ZooModel, digests: dict[str, str]) -> dict[str, Any]:
         entry["base"] = named(model.base)
     if model.cascade is not None:
         entry["cascade"] = dict(zip(("light", "heavy"), map(named, model.cascade), strict=True))
+    if model.encoder is not None:
+        entry["encoder"] = named(model.encoder)
     return entry | {
         "path": model.name,
         "digest": digests[model.name],

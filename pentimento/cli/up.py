@@ -179,9 +179,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--confidence-threshold",
     type=FiniteRange(0.0, 1.0),
-    default=0.5,
-    show_default=True,
-    help="light images below it are deferred, while the plan has no threshold",
+    help="light images below it are deferred, while the plan has no threshold [the discriminator's own]",
 )
 @json_option
 @click.option(
@@ -207,7 +205,8 @@ def up(
     emulated = emulated_devices(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
     check_planning(options["policy"], options["modm_mode"])
-    cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
+    threshold = options["confidence_threshold"]
+    cascade = served_cascade(options["cascade"], options["discriminators"], threshold, encoder_path)
     if cascade is not None and len(cascade.models) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
     given, small = served_small(options["small"], options["policy"], emulated)
@@ -303,8 +302,11 @@ def administered(listen: str, token_file: Path | None) -> str:
     return with_free_port("--admin-listen", listen)
 
 
-def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
-    """Return the cascade of `--cascade`, None without it. Raises UsageError and NotFound."""
+def served_cascade(
+    models: str, discriminators: tuple[str, ...], threshold: float | None, encoder: Path
+) -> ServedCascade | None:
+    """Return the cascade of `--cascade`, None without it; registered discriminators that read prompts must read those
+    of `encoder`. Raises UsageError and NotFound."""
     if not models:
         return None
     given = tuple(name.strip() for name in models.split(","))
@@ -316,7 +318,7 @@ def served_cascade(models: str, discriminators: tuple[str, ...], threshold: floa
     if len(directories) != len(pairs):
         limit = f"must be given {len(pairs)} times, once for each model but the last"
         raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
-    found = tuple(find_discriminator(one, pair) for one, pair in zip(directories, pairs, strict=True))
+    found = tuple(find_discriminator(one, pair, encoder) for one, pair in zip(directories, pairs, strict=True))
     return ServedCascade(names, found, threshold, given)
 
 

@@ -56,13 +56,19 @@ class DiscriminatorClient:
         return scores
 
     async def foresee(
-        self, cascade: str, prompt: Embedding, timeout_s: float | None = None, digest: str = ""
+        self,
+        cascade: str,
+        prompt: Embedding,
+        timeout_s: float | None = None,
+        digest: str = "",
+        threshold: float | None = None,
     ) -> PromptForesight:
-        """Return the prediction from the prompt alone; `digest` as for `score`. Raises FailedPrecondition
+        """Return the prediction from the prompt alone, with its verdict at that confidence threshold or else the
+        discriminator's own; `digest` as for `score`. Raises FailedPrecondition
         NO_PROMPT_HEAD for a discriminator without a prompt head, OTHER_DISCRIMINATOR like `score`, Internal for an
         invalid answer."""
         entry = pb.PromptToForesee(prompt=nested(prompt, embedder_pb.Embedding))
-        request = pb.ForeseeRequest(cascade=cascade, prompts=[entry])
+        request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], threshold=threshold)
         with domain_errors():
             answer = await self._stub.Foresee(request, timeout=timeout_s)
         _check_digest(digest, answer.discriminator_digest)

@@ -78,8 +78,9 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     request.spare, request.pair, request.start = event.spare, event.pair, event.start
     if event.cascade:
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
-    if leaves_out_stage(state, request, event.foreseen, event.light_price):
-        return leave_out_stage(state, request, event.foreseen)
+    request.foreseen = event.foreseen
+    if leaves_out_stage(state, request, event.light_price):
+        return leave_out_stage(state, request)
     if event.start == NOISE:
         _count_thinnable(state, state.pool(event.pool), event.thinning)
     if state.drops_late and _has_resort(state, request):

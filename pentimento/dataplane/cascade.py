@@ -11,16 +11,22 @@ from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
+from pentimento.domain.foresight import DEFAULT_THRESHOLD, PromptForesight
 from pentimento.domain.reasons import Reason
-from pentimento.policies.light_stages import leaves_out_light, skip_bound
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound
 from pentimento.policies.plan.entry import IMAGE, NOISE
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
-    """Commit a picture, or ask for its score where a next stage may have to better it. A picture of a stage that is not
-    the last is delivered in time should nothing better come."""
-    if not request.has_next_stage or _threshold(state, request) is None:
+    """Commit an image, or ask for its score where a next stage may have to better it: not of a prompt that is surely
+    easy. An image of a stage that is not the last is delivered in time should nothing better come."""
+    threshold = _threshold(state, request) if request.has_next_stage else None
+    if threshold is None:
         return commit_picture(state, request, token, Reason.PREDICTED_LATE if request.stood_in else "")
+    if request.cascade_stage == 0 and request.start == NOISE and needs_no_score(request.foreseen, threshold):
+        # To plans it is one that was scored: f(t) is of all prompts.
+        _count_score(state.pool(request.pool), _probability(request))
+        return commit_picture(state, request, token, "")
     effects = stop_attempts(state, request)
     state.enter(request, Phase.SCORING)
     request.picture_token = token
@@ -48,21 +54,21 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     return [ReleaseGrant(request.request_id, request.picture_token), *_send_on(state, request)]
 
 
-def leaves_out_stage(state: State, request: Request, foreseen: float | None, price: float) -> bool:
+def leaves_out_stage(state: State, request: Request, price: float) -> bool:
     """Return whether a routed request skips this stage: by its prompt the image would be rejected, or by its `price`
     the stage costs more than it saves (`policies.light_stages`)."""
     if not request.has_next_stage or request.start != NOISE:
         return False
     planned = state.index.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
     bound = skip_bound(state.settings.skip_light_below, planned)
-    return leaves_out_light(foreseen, bound, _threshold(state, request), price)
+    return leaves_out_light(request.foreseen, bound, _threshold(state, request), price)
 
 
-def leave_out_stage(state: State, request: Request, foreseen: float | None) -> list[Effect]:
+def leave_out_stage(state: State, request: Request) -> list[Effect]:
     """Send the request on to the next stage. To plans it is one that was scored and deferred, as it would have been:
     f(t) is to say how much the next pool gets."""
     pool = state.pool(request.pool)
-    _count_score(pool, foreseen)
+    _count_score(pool, _probability(request))
     pool.deferred_count += 1
     return _send_on(state, request)
 
@@ -139,22 +145,34 @@ def _skip_to(state: State, request: Request, stage: int) -> list[Effect]:
     return effects
 
 
+def _probability(request: Request) -> float | None:
+    return None if request.foreseen is None else request.foreseen.probability
+
+
 def _count_score(pool: Pool, confidence: float | None) -> None:
     pool.scored_count += 1
     if confidence is not None:
         pool.confidences[min(int(confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)] += 1
 
 
+def own_threshold(state: State, foreseen: PromptForesight | None) -> float:
+    """Return the operator's confidence threshold, or else the one that the request's discriminator recommends."""
+    if state.settings.confidence_threshold is not None:
+        return state.settings.confidence_threshold
+    return DEFAULT_THRESHOLD if foreseen is None else foreseen.threshold
+
+
 def _threshold(state: State, request: Request) -> float | None:
-    """Of the plan in force, for pictures from the request's start; None where they need no score. The operator's own
-    where the plan does not say how requests go: not of pictures refined from another one, whose quality their selector
-    profile promises, measured against the heavy model's, and of which discriminators have seen none."""
+    """Return the plan's threshold for images from the request's start; None where they need no score. Where the plan
+    does not say how requests go it is the operator's, or else the discriminator's own: not of images refined from
+    another one. Their selector profile promises their quality, measured against the heavy model's, and discriminators
+    have seen none."""
     if request.cascade_name in state.thresholds:
         stage = request.cascade[request.cascade_stage]
         return state.thresholds[request.cascade_name].get((stage, request.start))
     if state.index.routes_requests:
         return None
-    return state.settings.confidence_threshold if request.start != IMAGE else None
+    return own_threshold(state, request.foreseen) if request.start != IMAGE else None
 
 
 def _send_on(state: State, request: Request) -> list[Effect]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pentimento.domain.fleet import Plan
+from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds
 from pentimento.policies.thinning import WHOLE, ThinningOffer
@@ -98,9 +99,9 @@ class RouteResolved:
     no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
     workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
     pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
-    plan's. `thinning`: which of the steps left may be left out. `foreseen`: the probability, by the prompt alone, that
-    this stage's picture would be good enough; None where nobody told. `light_price`: seconds of this stage ÷ those
-    of the next; 0 if unknown.
+    plan's. `thinning`: which of the steps left may be left out. `foreseen`: the discriminator's prediction of this
+    stage's image, by the prompt only; None without one. `light_price`: seconds of this stage ÷ those of the next; 0 if
+    unknown.
     """
 
     request_id: str
@@ -114,7 +115,7 @@ class RouteResolved:
     cascade: tuple[str, ...] = ()
     cascade_name: str = ""
     thinning: ThinningOffer = WHOLE
-    foreseen: float | None = None
+    foreseen: PromptForesight | None = None
     light_price: float = 0.0
 
 

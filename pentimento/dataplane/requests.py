@@ -5,6 +5,7 @@ from enum import Enum
 
 from pentimento.dataplane.effects import PersistEnd
 from pentimento.dataplane.events import AttemptKey, RouteOption
+from pentimento.domain.foresight import PromptForesight
 from pentimento.policies.adapter_needs import NO_NEEDS, AdapterNeeds
 from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.thinning import WHOLE, ThinningOffer
@@ -80,6 +81,8 @@ class Request:
     # A later stage paints it because an earlier one would have been too late.
     stood_in: bool = False
     degraded: str = ""
+    # What its prompt tells of the first stage's image.
+    foreseen: PromptForesight | None = None
     # Which of its steps may be left out; what its newest attempt does of them, 0 for all its work.
     thinning: ThinningOffer = WHOLE
     thinned_steps: tuple[int, ...] = ()

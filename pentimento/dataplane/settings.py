@@ -17,10 +17,11 @@ class DataplaneSettings:
     section 4.1), instead of being tried; predictions are later by `prediction_margin` times what measured service times
     scatter.
 
-    Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
-    discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
-    when a later stage cannot make it; `skip_light_below`: the probability, by the prompt alone, below which the first
-    stage is left out, 0 for never, None for what the plan says.
+    Of a cascade: `confidence_threshold` where the plan has none, None for the discriminator's own; `accept_unscored`,
+    rather than going on, when the discriminator does not answer; `fall_back` to an earlier stage's image,
+    `fall_back_margin_s` before the deadline, when a later stage cannot make it; `skip_light_below`: the probability, by
+    the prompt only, below which the first stage is skipped, 0 for never, None for the plan's or else the
+    discriminator's verdict.
 
     `adapter_load_s`: what it counts against a worker that it would have to load a LoRA first, for each.
 
@@ -40,7 +41,7 @@ class DataplaneSettings:
     max_retry_after_ms: int = 600_000
     drop_late: bool = True
     prediction_margin: float = 1.0
-    confidence_threshold: float = 0.0
+    confidence_threshold: float | None = 0.0
     accept_unscored: bool = True
     fall_back: bool = True
     fall_back_margin_s: float = 0.1

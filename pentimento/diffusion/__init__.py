@@ -1,5 +1,1 @@
 """Diffusion models: checkpoints, families, schedulers as pure functions, and the step engine. torch, never grpc."""
-
-from pentimento.diffusion.torchvision_operators import prepare
-
-prepare()

@@ -83,13 +83,24 @@ class ModelCost:
 
 
 @dataclass(frozen=True)
+class MeasuredDeferral:
+    """f(t) of a cascade `light>heavy` by its discriminator: the share of light images with a confidence up to each
+    threshold, on prompts that it was not trained on."""
+
+    discriminator: str
+    discriminator_digest: str
+    thresholds: tuple[float, ...]
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Replica:
     """A process that registers with the controller.
 
     `address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are the
     measured costs of the available models. `adapters`: LoRAs that a worker can use, ControlNets that a ControlNet
-    replica serves. `held_model_digest`: digest of the first resident model, as a worker's loader found it; empty where
-    unknown.
+    replica serves. `deferrals`: f(t) of a discriminator's cascades. `held_model_digest`: digest of the first resident
+    model, as a worker's loader found it; empty where unknown.
     """
 
     instance_id: str
@@ -105,6 +116,7 @@ class Replica:
     costs: tuple[ModelCost, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     held_model_digest: str = ""
+    deferrals: tuple[MeasuredDeferral, ...] = ()
 
     @property
     def held_model(self) -> str:

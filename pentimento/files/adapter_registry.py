@@ -59,9 +59,11 @@ def read_adapters(
     return found
 
 
-def read_discriminators(registry: Path) -> dict[str, Path]:
+def read_discriminators(registry: Path, encoder: str = "") -> dict[str, Path]:
     """Return the directory of each cascade's discriminator, the first one of each, by `LIGHT>HEAVY`; none without the
-    file. Raises FailedPrecondition for one that is no registry, InvalidArgument that names the entry's field."""
+    file. `encoder`: the suite's, by the name of its directory, "" for any: discriminators that read prompts by another
+    one are skipped. Raises FailedPrecondition for one that is no registry, InvalidArgument that names the entry's
+    field."""
     found: dict[str, Path] = {}
     for index, entry in enumerate(_entries(registry) if registry.exists() else []):
         if not isinstance(entry, dict) or entry.get("kind") != "discriminator":
@@ -71,7 +73,11 @@ def read_discriminators(registry: Path) -> dict[str, Path]:
             cascade = ">".join(entry["cascade"][role]["name"] for role in ("light", "heavy"))
         except (KeyError, TypeError):
             raise InvalidArgument.of(f"{where}.cascade", "must have a light and a heavy model with a name") from None
-        found.setdefault(cascade, registry.parent / _text(entry, "path", where))
+        read = entry.get("encoder", {})
+        if not isinstance(read, dict):
+            raise InvalidArgument.of(f"{where}.encoder", "must be an object with name and digest")
+        if not encoder or read.get("name", encoder) == encoder:
+            found.setdefault(cascade, registry.parent / _text(entry, "path", where))
     return found
 
 

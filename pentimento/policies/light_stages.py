@@ -1,4 +1,5 @@
-"""Decide when a cascade's light stage is skipped: its image would be rejected, or costs more than it saves.
+"""Decide when a cascade's light stage is skipped: its image would be rejected, or costs more than it saves; and when
+its image needs no score.
 
 A rejected light image costs device seconds and the client's time (DiffServe, section 3.1, pays them for every deferred
 request). A prompt says less than its image, so only prompts that are sure to be hard are skipped, and none that the
@@ -9,11 +10,22 @@ next stage's seconds, and it costs its own (`price`: own ÷ next).
 from dataclasses import replace
 
 from pentimento.domain.fleet import CascadePlan
+from pentimento.domain.foresight import PromptForesight, Verdict
 
 
-def skip_bound(own: float | None, planned: float) -> float:
-    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's, else the plan's."""
-    return planned if own is None else own
+def skip_bound(own: float | None, planned: float) -> float | None:
+    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's, else the plan's.
+    None: the discriminator's verdict decides."""
+    return (planned or None) if own is None else own
+
+
+def verdict_at(foresight: PromptForesight | None, threshold: float) -> Verdict:
+    """Return what the prompt tells surely at the threshold in force: a hard prompt stays hard at a higher one than the
+    verdict's, an easy one stays easy at a lower one."""
+    if foresight is None or not 0.0 <= foresight.probability <= 1.0:
+        return Verdict.UNSURE
+    holds = {Verdict.HARD: threshold >= foresight.threshold, Verdict.EASY: threshold <= foresight.threshold}
+    return foresight.verdict if holds.get(foresight.verdict) else Verdict.UNSURE
 
 
 def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[CascadePlan, ...]:
@@ -27,16 +39,28 @@ def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[Ca
     return tuple(bounded(cascade) for cascade in cascades)
 
 
-def leaves_out_light(foreseen: float | None, bound: float, threshold: float | None, price: float = 0.0) -> bool:
+def leaves_out_light(
+    foreseen: PromptForesight | None, bound: float | None, threshold: float | None, price: float = 0.0
+) -> bool:
     """Return whether the light stage is skipped.
 
-    `foreseen`: the probability, 0..1, by the prompt only, that the light image would be accepted; None if it was not
-    predicted: then only a stage that could not pay for any prompt is skipped. `bound`: below it a prompt is sure to be
-    hard; 0 for never. `threshold`: the confidence that a light image must exceed now; None if it is not scored.
-    `price`: seconds of the light stage ÷ those of the next; 0 if unknown. A number outside 0..1 counts as None.
+    `foreseen`: what the prompt only tells; None if it was not predicted: then only a stage that could not pay for any
+    prompt is skipped. `bound`: below this probability a prompt is sure to be hard; 0 for never, None for the verdict.
+    `threshold`: the confidence that a light image must exceed now; None if it is not scored.
+    `price`: seconds of the light stage ÷ those of the next; 0 if unknown. A probability outside 0..1 counts as None.
     """
     if threshold is None:
         return False
-    if foreseen is None or not 0.0 <= foreseen <= 1.0:
+    if foreseen is None or not 0.0 <= foreseen.probability <= 1.0:
         return price >= 1.0
-    return (price > 0.0 and foreseen <= price) or (foreseen < bound and foreseen <= threshold)
+    probability = foreseen.probability
+    if price > 0.0 and probability <= price:
+        return True
+    if bound is None:
+        return verdict_at(foreseen, threshold) is Verdict.HARD
+    return probability < bound and probability <= threshold
+
+
+def needs_no_score(foreseen: PromptForesight | None, threshold: float) -> bool:
+    """Return whether the light image is surely accepted, by the prompt only."""
+    return verdict_at(foreseen, threshold) is Verdict.EASY

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.models import derived_name, single_file_advice
+from pentimento.files.adapter_registry import read_discriminators
 from pentimento.files.documents import json_files, read_document
 from pentimento.profiles.document import ProfileKind, entries_of
 
@@ -87,15 +88,12 @@ def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
     return path
 
 
-def find_discriminator(given: str, cascade: tuple[str, ...], weights: Path = WEIGHTS) -> Path:
-    """Return the directory of a cascade's discriminator: the registry's own of that cascade where nothing is given,
-    else the name or directory. Raises NotFound."""
+def find_discriminator(given: str, cascade: tuple[str, ...], encoder: Path, weights: Path = WEIGHTS) -> Path:
+    """Return the directory of a cascade's discriminator: the name or directory if given, else the registry's first of
+    that cascade that reads images only or prompts by `encoder`. Raises NotFound."""
     if given:
         return _find("discriminator", given, weights, DISCRIMINATOR).path
-    own = (
-        entry.path for entry in registry(weights).values() if entry.kind == DISCRIMINATOR and entry.cascade == cascade
-    )
-    found = next(own, None)
+    found = read_discriminators(weights / "registry.json", encoder.name).get(">".join(cascade))
     if found is None:
         message = f"no discriminator of {' and '.join(cascade)} is registered; --discriminator names a directory"
         raise NotFound("MODEL_NOT_FOUND", message)
@@ -148,11 +146,10 @@ def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, 
 
 @dataclass(frozen=True)
 class Entry:
-    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator; of the latter the models of its cascade."""
+    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
 
     kind: str
     path: Path
-    cascade: tuple[str, ...] = ()
 
 
 def registry(weights: Path) -> dict[str, Entry]:
@@ -161,8 +158,4 @@ def registry(weights: Path) -> dict[str, Entry]:
         entries = json.loads((weights / "registry.json").read_text())["models"]
     except FileNotFoundError:
         return {}
-    return {entry["name"]: Entry(entry["kind"], weights / entry["path"], _cascade(entry)) for entry in entries}
-
-
-def _cascade(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(entry["cascade"][role]["name"] for role in ("light", "heavy")) if "cascade" in entry else ()
+    return {entry["name"]: Entry(entry["kind"], weights / entry["path"]) for entry in entries}

@@ -296,8 +296,9 @@ def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     return ProcessSpec("edge", "services.edge", arguments + shared_arguments(settings, "edge"), address, EDGE_STAGE)
 
 
-def cascade_arguments(models: tuple[str, ...], confidence_threshold: float) -> tuple[str, ...]:
-    return ("--cascade", ",".join(models), "--confidence-threshold", str(confidence_threshold))
+def cascade_arguments(models: tuple[str, ...], confidence_threshold: float | None) -> tuple[str, ...]:
+    threshold = () if confidence_threshold is None else ("--confidence-threshold", str(confidence_threshold))
+    return ("--cascade", ",".join(models), *threshold)
 
 
 def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:

@@ -13,13 +13,14 @@ from pentimento.supervisor.state import StateDirectory
 
 @dataclass(frozen=True)
 class ServedCascade:
-    """Models, light first, the directories of the discriminators that score the pictures of each but the last, and the
-    confidence from which they are good enough while the plan says nothing of it. `given`: the models as they were asked
-    for, by name or directory."""
+    """Models, light first, and the directories of the discriminators that score the images of each but the last.
+
+    `confidence_threshold`: images with less are deferred while the plan has no threshold; None for the discriminator's
+    own. `given`: the models as they were requested, by name or directory."""
 
     models: tuple[str, ...]
     discriminators: tuple[Path, ...]
-    confidence_threshold: float = 0.5
+    confidence_threshold: float | None = None
     given: tuple[str, ...] = ()
 
     @property

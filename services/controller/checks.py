@@ -21,6 +21,7 @@ from pentimento.domain.fleet import (
     MAX_COST_S,
     MAX_TOLD_COUNT,
     MIN_COST_S,
+    MeasuredDeferral,
     ModelCost,
     PoolDemand,
     Replica,
@@ -75,6 +76,7 @@ def check_replica(replica: Replica) -> None:
     _check_within("replica.device_memory_bytes", replica.device_memory_bytes, MAX_COUNT)
     _check_each("replica.costs", replica.costs, _check_cost, " models")
     _check_each("replica.adapters", replica.adapters, _check_adapter)
+    _check_each("replica.deferrals", replica.deferrals, _check_deferral)
     _check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
 
 
@@ -267,6 +269,15 @@ def _check_file(field: str, file: ModelFile) -> None:
 
 
 def _check_handover(field: str, handover: Handover) -> None:
+    _check_deferral(field, handover)
+    if not 0.0 <= handover.reuse_share < 1.0:
+        limit = f"must be at least 0 and below 1, got {handover.reuse_share}"
+        raise InvalidArgument.of(f"{field}.reuse_share", limit)
+    if handover.reuse_profile is not None:
+        raise InvalidArgument.of(f"{field}.reuse_profile", "must be absent: the hand-over profile gives it")
+
+
+def _check_deferral(field: str, handover: Handover | MeasuredDeferral) -> None:
     models = handover.discriminator.split(">")
     if len(models) < 2 or not all(is_adapter_name(model) for model in models):
         limit = "must be the models of the discriminator's cascade with > between them"
@@ -276,11 +287,6 @@ def _check_handover(field: str, handover: Handover) -> None:
     if not 2 <= count <= MAX_POINTS or len(handover.shares) != count:
         limit = f"must be 2 to {MAX_POINTS} points, a share for each threshold"
         raise InvalidArgument.of(f"{field}.shares", f"{limit}, got {count} and {len(handover.shares)}")
-    if not 0.0 <= handover.reuse_share < 1.0:
-        limit = f"must be at least 0 and below 1, got {handover.reuse_share}"
-        raise InvalidArgument.of(f"{field}.reuse_share", limit)
-    if handover.reuse_profile is not None:
-        raise InvalidArgument.of(f"{field}.reuse_profile", "must be absent: the hand-over profile gives it")
     for name in ("thresholds", "shares"):
         values = getattr(handover, name)
         if not all(0.0 <= value <= 1.0 for value in values) or list(values) != sorted(values):

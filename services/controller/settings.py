@@ -187,7 +187,7 @@ class ControllerSettings:
     skip_light_below: float = setting(
         0.0,
         help="skip a cascade's first model if the prompt alone predicts a good image with less "
-        "than this probability and the policy sets no bound; 0: never",
+        "than this probability and the policy sets no bound; 0: by the discriminator's verdict",
         minimum=0,
         maximum=1,
     )

@@ -16,7 +16,7 @@ from PIL import Image
 from pentimento.diffusion.discriminators import PictureDiscriminator
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
-from pentimento.domain.fleet import ModelCost
+from pentimento.domain.fleet import MeasuredDeferral, ModelCost
 from pentimento.pictures.decoding import decode
 from pentimento.service.batching import BatchingLimits, ModelThread, TakenWork
 from services.discriminator.metrics import PASS_SECONDS, SCORED_IMAGES
@@ -63,6 +63,15 @@ class NetworkScorer:
         """Return the cascades with a discriminator that reads prompts; none before they are loaded."""
         return tuple(cascade for cascade, network in self._networks.items() if network.head is not None)
 
+    @property
+    def deferrals(self) -> tuple[MeasuredDeferral, ...]:
+        """Return f(t) of the cascades of `prompt_cascades`, by their heads' records."""
+        heads = ((one, network.digest, network.head) for one, network in self._networks.items() if network.head)
+        return tuple(
+            MeasuredDeferral(cascade, digest, *zip(*head.record.deferral, strict=True))
+            for cascade, digest, head in heads
+        )
+
     async def open(self) -> None:
         """Load the discriminators and measure a pass of each. Raises the fault of a bad directory."""
         networks, self.costs = await asyncio.to_thread(_measured, self._opener)
@@ -76,7 +85,7 @@ class NetworkScorer:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.close)
 
-    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding], threshold: float | None = None) -> Foresights:
         """Return a prediction per prompt: a product of a small matrix, computed at once. Raises NotFound
         UNKNOWN_CASCADE, FailedPrecondition NO_PROMPT_HEAD or OTHER_ENCODER, and InvalidArgument."""
         network, _ = self._loaded(cascade)
@@ -84,7 +93,7 @@ class NetworkScorer:
         if head is None:
             raise reads_no_prompts(cascade)
         read = [head.prompt(f"prompts[{index}].prompt", prompt) for index, prompt in enumerate(prompts)]
-        return Foresights(head.foresee(read), network.digest)
+        return Foresights(head.foresee(read, threshold), network.digest)
 
     async def score(self, cascade: str, images: Sequence[ImageToScore]) -> ImageScores:
         """Return the confidences. Raises InvalidArgument for an image that does not decode, NotFound

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.fleet import ModelCost
-from pentimento.domain.foresight import PromptForesight
+from pentimento.domain.fleet import MeasuredDeferral, ModelCost
+from pentimento.domain.foresight import NO_PROMPT_HEAD, PromptForesight
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ImageScorer(Protocol):
     """A scorer on the event loop. `cascades`, in the form `light>heavy`, are those it scores; empty: any.
 
     `costs` are the seconds of an image of each cascade, none before `open`. The discriminators of `prompt_cascades`
-    read prompts.
+    read prompts; `deferrals` are f(t) of those.
     """
 
     @property
@@ -46,6 +46,9 @@ class ImageScorer(Protocol):
 
     @property
     def prompt_cascades(self) -> tuple[str, ...]: ...
+
+    @property
+    def deferrals(self) -> tuple[MeasuredDeferral, ...]: ...
 
     @property
     def costs(self) -> tuple[ModelCost, ...]: ...
@@ -56,7 +59,7 @@ class ImageScorer(Protocol):
     async def close(self) -> None:
         """Finish the accepted images."""
 
-    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding], threshold: float | None = None) -> Foresights:
         """Raise NotFound for an unknown cascade, FailedPrecondition NO_PROMPT_HEAD if it reads images only."""
         ...
 
@@ -75,10 +78,13 @@ class Discriminator:
     scored_count: int = 0
     draining: bool = False
 
-    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
-        """Raise InvalidArgument for too many prompts, or an unreadable embedding."""
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding], threshold: float | None = None) -> Foresights:
+        """Predict at that confidence threshold, or else the discriminator's own. Raise InvalidArgument for one outside
+        0..1, for too many prompts, or an unreadable embedding."""
         self._check_count("prompts", len(prompts))
-        return await self.scorer.foresee(cascade, prompts)
+        if threshold is not None and not 0.0 <= threshold <= 1.0:
+            raise InvalidArgument.of("threshold", f"must be 0 to 1, got {threshold}")
+        return await self.scorer.foresee(cascade, prompts, threshold)
 
     async def score(self, cascade: str, images: Sequence[ImageToScore]) -> ImageScores:
         """Raise InvalidArgument, naming the field, for images outside the limits or that cannot be scored."""
@@ -98,4 +104,4 @@ class Discriminator:
 
 def reads_no_prompts(cascade: str) -> FailedPrecondition:
     """Return the error for prompts of a cascade with a discriminator that reads images only."""
-    return FailedPrecondition("NO_PROMPT_HEAD", f"the discriminator of cascade {cascade!r:.120} reads images only")
+    return FailedPrecondition(NO_PROMPT_HEAD, f"the discriminator of cascade {cascade!r:.120} reads images only")

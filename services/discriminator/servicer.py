@@ -32,7 +32,8 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
 
     async def Foresee(self, request: pb.ForeseeRequest, context: Context) -> pb.ForeseeResponse:
         prompts = [decode(entry.prompt, Embedding, "prompt") for entry in request.prompts]
-        foresights = await self._discriminator.foresee(request.cascade, prompts)
+        threshold = request.threshold if request.HasField("threshold") else None
+        foresights = await self._discriminator.foresee(request.cascade, prompts, threshold)
         return pb.ForeseeResponse(
             foresights=[
                 pb.PromptForesight(request_id=entry.request_id, **nested(foresight, pb.PromptForesight))

@@ -56,7 +56,10 @@ def serve(
     server.add(add_DiscriminatorServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.DISCRIMINATOR, settings).registration(
         lambda replica: replace(
-            described(replica), available_models=discriminator.scorer.cascades, costs=discriminator.scorer.costs
+            described(replica),
+            available_models=discriminator.scorer.cascades,
+            costs=discriminator.scorer.costs,
+            deferrals=discriminator.scorer.deferrals,
         ),
         lambda report: replace(
             report,

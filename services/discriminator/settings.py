@@ -15,10 +15,13 @@ class DiscriminatorSettings:
     channels: RpcChannelSettings
     cascades: tuple[str, ...] = setting(
         (),
-        help="LIGHT>HEAVY=DIR: directory of a transformers EfficientNet classifier with a label `real`",
+        help="LIGHT>HEAVY=DIR: directory of a torchvision or transformers EfficientNet with a label `real`",
     )
     cascade: tuple[str, ...] = setting((), help="models, light first, to find in the registry if `cascades` is empty")
     registry: Path | None = setting(None, help="JSON registry of models and discriminators")
+    encoder: str = setting(
+        "", help="the suite's encoder; registered discriminators that read prompts by another are skipped; empty: any"
+    )
     skip_missing: bool = setting(
         False, help="skip missing discriminators with a log line, and start without any; off: exit"
     )
@@ -37,7 +40,7 @@ class DiscriminatorSettings:
         """Return the directory of each cascade's discriminator, if it exists or must exist. Raises ValueError naming
         the flag."""
         named = self._named()
-        registered = read_discriminators(self.registry) if self.registry is not None else {}
+        registered = read_discriminators(self.registry, self.encoder) if self.registry is not None else {}
         pairs = [">".join(pair) for pair in pairwise(self.cascade) if ">".join(pair) not in named]
         if (unknown := [pair for pair in pairs if pair not in registered]) and not self.skip_missing:
             raise ValueError(f"--cascade {unknown[0]}: no discriminator of it is in --registry")

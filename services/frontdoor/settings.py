@@ -38,8 +38,11 @@ class FrontdoorSettings:
     queue_limit: int = setting(256, help="waiting requests per pool", minimum=0)
     drop_late: bool = setting(True, help="reject or drop requests that are predicted to miss their deadline")
     cascade: tuple[str, ...] = setting((), help="models for requests without one, light first, if the plan names none")
-    confidence_threshold: float = setting(
-        0.0, help="light images below it are deferred to the next model, if the plan has no threshold", maximum=1.0
+    confidence_threshold: float | None = setting(
+        None,
+        help="light images below it are deferred to the next model, if the plan has no threshold; empty: the "
+        "discriminator's own, 0.5 if it has none",
+        maximum=1.0,
     )
     accept_unscored: bool = setting(True, help="return a light image that no discriminator scored; off: defer it")
     fall_back: bool = setting(True, help="return the light image if a heavier model fails or would be late")
@@ -48,7 +51,7 @@ class FrontdoorSettings:
     skip_light_below: float | None = setting(
         None,
         help="skip the light model if the prompt alone predicts a good image with less than this "
-        "probability; 0: never; empty: the plan's bound",
+        "probability; 0: never; empty: the plan's bound, else the discriminator's verdict",
         maximum=1.0,
     )
     cache_cost_ms: float = setting(

@@ -68,7 +68,12 @@ def write_discriminator(
     path = folder / "config.json"
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {CALIBRATION: calibration or {}})
     save_half(model.state_dict(), folder / "model.safetensors")
-    half, side = [0.5, 0.5, 0.5], model.config.image_size
+    write_preprocessing(folder, model.config.image_size)
+
+
+def write_preprocessing(folder: Path, side: int) -> None:
+    """Write the steps before the network: resize to a square, and scale to -1..1."""
+    half = [0.5, 0.5, 0.5]
     processor: dict[str, object] = {"image_processor_type": "EfficientNetImageProcessor", "include_top": False}
     processor |= {"do_resize": True, "size": {"height": side, "width": side}, "resample": 3}
     processor |= {"do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "rescale_offset": False}

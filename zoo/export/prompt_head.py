@@ -1,4 +1,4 @@
-r"""Fit a prompt head to a discriminator, for its pair of models: `pentimento zoo prompt-head`.
+r"""Fit a discriminator that reads prompts, for its pair of models: `pentimento zoo prompt-head`.
 
     pentimento zoo prompt-head --work WORK --scorer SCORERS --out zoo/weights/tiny-router
     pentimento zoo prompt-head --cascade LIGHT,HEAVY --scales S S --discriminator DIR --encoder DIR --work WORK \
@@ -6,7 +6,8 @@ r"""Fit a prompt head to a discriminator, for its pair of models: `pentimento zo
 
 The scenes are new, without a held-out combination, and their seeds are no examination's. Both models generate each; the
 attribute scorer says whether light's image shows as many requested attributes as heavy's. Images are cached in WORK.
-OUT is the discriminator's directory with a head added.
+Without --discriminator a network of torchvision is trained first (`zoo.train.prompt_network`). OUT is the
+discriminator's directory with a head added.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,35 +25,46 @@ from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRecord
+from pentimento.diffusion.discriminators.torchvision_networks import MODEL_TYPE, NARROW
+from pentimento.profiles.rules import share_is_surely
 from zoo.command import finite, positive, run
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts
-from zoo.evaluate.calibration import auroc, fit_calibration
+from zoo.drawing.scenes import IMAGE_SIZE
+from zoo.evaluate.calibration import CALIBRATION, Calibration, auroc, fit_calibration
 from zoo.evaluate.examination import BATCH, Examiner, read_attributes
 from zoo.export.directories import save_half, write_json
+from zoo.export.discriminator import write_preprocessing
 from zoo.painting.pairs import ImageSource
+from zoo.painting.pipeline import load_pipeline
+from zoo.painting.store import as_bytes
 from zoo.registry import WEIGHTS, entry_of, write_registry
+from zoo.train.discriminator import LABELS, render
 from zoo.train.judge import AttributeReader
+from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.parts import WORK
-from zoo.train.prompt_head import HIDDEN_WIDTH, HeadData, train_head
+from zoo.train.prompt_head import HIDDEN_WIDTH, CaptionedImages, HeadData, is_calibrating, train_head
+from zoo.train.prompt_network import LAST_CHANNEL, PLAN, STAGES, NetworkImages, PromptNetworkPart
 
 SCENES_SEED, COUNT = 8, 1_600
 FIRST_NOISE = 1 << 40  # far above the seeds of any examination
 HEAVY_STEPS = 10  # fewer than served: the attribute scorer sees no difference beyond these
 SURE = 0.05  # allowed error for prompts that are hard or easy without an image
 POINTS = 51
+KEPT = 0.95  # share of heavy's quality that the recommended threshold keeps
+DRAWN = 6_400  # further scenes that are drawn only, for the network and for the head's reading of its features
 
 
 @dataclass(frozen=True)
 class CascadePair:
-    """Hold both models, and their discriminator, which gets the head."""
+    """Hold both models, and their discriminator, which gets the head; None: one is trained."""
 
     light: ImageSource
     heavy: ImageSource
-    discriminator: Path
+    discriminator: Path | None = None
 
 
-def shipped_pair(light: str, heavy: str, discriminator: Path, weights: Path = WEIGHTS) -> CascadePair:
+def shipped_pair(light: str, heavy: str, discriminator: Path | None = None, weights: Path = WEIGHTS) -> CascadePair:
     """Return two of the registry's models, light as served. Raises NotFound."""
     entries = [entry_of(name, weights) for name in (light, heavy)]
     scales = [float(entry["default_guidance_scale"]) for entry in entries]
@@ -81,23 +93,80 @@ def training_prompts(count: int) -> tuple[Prompts, list[int]]:
     return examination_prompts(count, held_out=False, seed=SCENES_SEED), [FIRST_NOISE + row for row in range(count)]
 
 
-def head_data(pair: CascadePair, encoder: Path, scorers: Path, work: Path, count: int = COUNT) -> HeadData:
-    """Return the head's data, generating images that are missing from the work folder."""
+@dataclass(frozen=True)
+class HeadImages:
+    """Hold the scenes' images, their captions' embeddings, and the scorer's values of both models' images, (n,)."""
+
+    scenes: NetworkImages
+    light: Tensor
+    heavy: Tensor
+
+
+def head_images(pair: CascadePair, encoder: Path, scorers: Path, work: Path, count: int, drawn: int) -> HeadImages:
+    """Return the training's images, generating those that are missing from the work folder."""
     prompts, seeds = training_prompts(count)
     captions = list(prompts.captions)
     light, heavy = (image_source.generate(work, captions, seeds) for image_source in (pair.light, pair.heavy))
     examiner = Examiner(encoder.parent, scorers)
     right = [share_right(examiner.reader, images, prompts.asked) for images in (light, heavy)]
-    features = features_of(open_discriminator(pair.discriminator), light)
-    return HeadData(features, examiner.embed_texts(captions), right[0] >= right[1])
+    autoencoder = load_pipeline(pair.heavy.folder).vae
+    rendered = torch.cat([as_bytes(render(autoencoder, part)) for part in prompts.drawn.split(BATCH)])
+    more = examination_prompts(drawn, first=count, held_out=False, seed=SCENES_SEED)
+    texts = torch.cat([examiner.embed_texts(captions), examiner.embed_texts(list(more.captions))])
+    scenes = NetworkImages(torch.cat([prompts.drawn, more.drawn]), rendered, light, heavy, texts)
+    return HeadImages(scenes, right[0], right[1])
+
+
+def head_data(found: HeadImages, discriminator: PictureDiscriminator) -> tuple[HeadData, CaptionedImages]:
+    """Return the head's data by the discriminator's features."""
+    scenes, count = found.scenes, len(found.light)
+    data = HeadData(features_of(discriminator, scenes.light), scenes.captions[:count], found.light, found.heavy)
+    shown = scenes.rows(~is_calibrating(count))
+    return data, CaptionedImages(features_of(discriminator, shown.drawn), shown.captions)
+
+
+def train_network(scenes: NetworkImages, work: Path, folder: Path, plan: TrainingPlan = PLAN) -> None:
+    """Train a network of torchvision on the scenes that do not calibrate, calibrate and write it."""
+    part = PromptNetworkPart(scenes.rows(~is_calibrating(len(scenes.light))))
+    TrainingRun(part, plan, work / part.name).train()
+    network = load_trained(part.module, work / part.name).network
+    # The record has the weights' stored precision: the stored network is calibrated.
+    network.load_state_dict(
+        {n: t.half().float() if t.is_floating_point() else t for n, t in network.state_dict().items()}
+    )
+    kept = scenes.rows(is_calibrating(len(scenes.light)))
+    margins = [network_margins(network, images) for images in (kept.rendered, kept.light)]
+    real = torch.cat(
+        [torch.full((len(found),), is_real) for found, is_real in zip(margins, (True, False), strict=True)]
+    )
+    write_network(network, folder, fit_calibration(torch.cat(margins), real, torch.ones(len(real))))
+
+
+@torch.no_grad()
+def network_margins(network: torch.nn.Module, images: Tensor) -> Tensor:
+    """Return the logit of 'real' less that of 'generated', (n,), of uint8 images."""
+    logits = torch.cat([network(as_pixels(part)) for part in images.split(BATCH)]).double()
+    return logits[:, 1] - logits[:, 0]
+
+
+def write_network(network: torch.nn.Module, folder: Path, calibration: Calibration) -> None:
+    """Write the directory of an image-only discriminator."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, object] = {"model_type": MODEL_TYPE, "architecture": NARROW, "image_size": IMAGE_SIZE}
+    config |= {"stages": list(STAGES), "last_channel": LAST_CHANNEL}
+    config |= {"label2id": {label: number for number, label in enumerate(LABELS)}, CALIBRATION: asdict(calibration)}
+    write_json(folder / "config.json", config)
+    save_half(network.state_dict(), folder / "model.safetensors")
+    write_preprocessing(folder, IMAGE_SIZE)
 
 
 @torch.no_grad()
 def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
-    """Return the record with Platt's lines of both answers, the bounds for sure prompts, and f(t)."""
+    """Return the record with Platt's lines of both answers, the recommended threshold, f(t), and the bounds of sure
+    prompts."""
     found = network(data.features, data.prompts), network.foresee(data.prompts)
     lines = [fit_calibration(logits, data.as_good, torch.ones(len(logits))) for logits in found]
-    confidences = lines[0].confidence(found[0])
+    confidences, foreseen = (line.confidence(logits) for line, logits in zip(lines, found, strict=True))
     thresholds = [index / (POINTS - 1) for index in range(POINTS)]
     return replace(
         record,
@@ -105,10 +174,42 @@ def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> Head
         intercept=lines[0].intercept,
         prompt_slope=lines[1].slope,
         prompt_intercept=lines[1].intercept,
-        hard_below=SURE,
-        easy_above=1.0 - SURE,
+        threshold=next(at for at in thresholds if at == 1.0 or kept_quality(confidences > at, data) >= KEPT),
         deferral=tuple((at, float((confidences <= at).double().mean())) for at in thresholds),
+        bounds=sure_bounds(confidences, foreseen, thresholds),
     )
+
+
+def kept_quality(accepted: Tensor, data: HeadData) -> float:
+    """Return the scorer's mean value of the served images ÷ heavy's, if these light images are accepted."""
+    return float(torch.where(accepted, data.light, data.heavy).double().mean() / data.heavy.double().mean())
+
+
+def sure_bounds(confidences: Tensor, foreseen: Tensor, thresholds: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Return points (threshold, hard_below, easy_above) of prompts' probabilities `foreseen` (n,).
+
+    By the lower bound of the share, at least 1 - SURE of the images of prompts beyond a bound are deferred or accepted.
+    0 and 1: no prompt is sure."""
+    ordered = foreseen.sort()
+    found = []
+    for at in thresholds:
+        accepted = (confidences > at)[ordered.indices]
+        hard = _sure_count((~accepted).long())
+        easy = _sure_count(accepted.long().flip(0))
+        hard_below = float(ordered.values[hard - 1]) if hard else 0.0
+        easy_above = float(ordered.values[len(accepted) - easy]) if easy else 1.0
+        found.append((at, hard_below, max(hard_below, easy_above)))
+    # What is sure at a threshold is so at all that are further in its direction.
+    hard_bounds = torch.tensor([hard for _, hard, _ in found], dtype=torch.float64).cummax(0).values.tolist()
+    easy = torch.tensor([each for _, _, each in found], dtype=torch.float64)
+    easy_bounds = easy.flip(0).cummin(0).values.flip(0).tolist()
+    return tuple(zip(thresholds, hard_bounds, easy_bounds, strict=True))
+
+
+def _sure_count(right: Tensor) -> int:
+    """Return how many of the first entries (0 or 1) are surely right."""
+    counts = right.cumsum(0).tolist()
+    return max((n for n, kept in enumerate(counts, 1) if share_is_surely(kept, n, 1.0 - SURE)), default=0)
 
 
 def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, folder: Path) -> None:
@@ -122,19 +223,32 @@ def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, fo
 
 
 def fit(
-    pair: CascadePair, encoder: Path, scorers: Path, work: Path, folder: Path, count: int = COUNT
+    pair: CascadePair,
+    encoder: Path,
+    scorers: Path,
+    work: Path,
+    folder: Path,
+    count: int = COUNT,
+    drawn: int = DRAWN,
+    plan: TrainingPlan = PLAN,
 ) -> dict[str, float]:
-    """Train, calibrate and write a head; return its figures on its calibration prompts."""
-    data = head_data(pair, encoder, scorers, work, count)
+    """Train, calibrate and write a discriminator that reads prompts; return its figures on its calibration prompts."""
+    found = head_images(pair, encoder, scorers, work, count, drawn)
+    discriminator = pair.discriminator
+    if discriminator is None:
+        discriminator = work / "network"
+        train_network(found.scenes, work, discriminator, plan)
+    data, shown = head_data(found, open_discriminator(discriminator))
     learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
-    network = train_head(learnt)
+    network = train_head(learnt, shown)
     network.load_state_dict({name: tensor.half().float() for name, tensor in network.state_dict().items()})
     record = HeadRecord(data.features.shape[1], data.prompts.shape[1], HIDDEN_WIDTH, digest_directory(encoder))
-    write_head(network, calibrated(network, kept, record), pair.discriminator, folder)
+    record = calibrated(network, kept, record)
+    write_head(network, record, discriminator, folder)
     with torch.no_grad():
         answers = {"together": network(kept.features, kept.prompts), "by the prompt": network.foresee(kept.prompts)}
-    shares = {"share as good": float(data.as_good.float().mean())}
-    return shares | {
+    figures = {"share as good": float(data.as_good.float().mean()), "threshold": record.threshold}
+    return figures | {
         f"AUROC {name}": auroc(logits[kept.as_good], logits[~kept.as_good]) for name, logits in answers.items()
     }
 
@@ -142,7 +256,7 @@ def fit(
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="pentimento zoo prompt-head", description=__doc__)
     parser.add_argument("--cascade", default="tiny-light,tiny-heavy", metavar="LIGHT,HEAVY", help="names or folders")
-    parser.add_argument("--discriminator", type=Path, default=WEIGHTS / "tiny-discriminator", metavar="DIR")
+    parser.add_argument("--discriminator", type=Path, metavar="DIR", help="gets the head [one is trained]")
     parser.add_argument(
         "--encoder", type=Path, default=WEIGHTS / "tiny-clip", metavar="DIR", help="the suite's encoder"
     )
@@ -152,11 +266,15 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=positive, default=COUNT, help="number of scenes [%(default)s]")
     parser.add_argument("--steps", type=positive, nargs=2, metavar=("LIGHT", "HEAVY"), help="[as light is served; 10]")
     parser.add_argument("--scales", type=finite, nargs=2, metavar=("LIGHT", "HEAVY"), help="of guidance, of folders")
+    parser.add_argument(
+        "--network-steps", type=positive, default=PLAN.steps, help="of the network's training [%(default)s]"
+    )
     parser.add_argument("--threads", type=positive, default=1)
     arguments = parser.parse_args(given)
     torch.set_num_threads(arguments.threads)
     pair = _pair(arguments)
-    figures = fit(pair, arguments.encoder, arguments.scorer, arguments.work, arguments.out, arguments.count)
+    folders = (arguments.encoder, arguments.scorer, arguments.work, arguments.out)
+    figures = fit(pair, *folders, arguments.count, plan=replace(PLAN, steps=arguments.network_steps))
     for name, value in figures.items():
         print(f"{name}: {value:.4f}")
     if arguments.out.parent.resolve() == WEIGHTS.resolve():

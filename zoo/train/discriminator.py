@@ -176,7 +176,7 @@ def loss_of(
     module: EfficientNetForImageClassification, images: Tensor, real: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of uint8 images (n, 3, size, size), which are `real` (n,) or generated, and the accuracy."""
-    pixels = _blurred(as_pixels(images), generator)
+    pixels = blurred(as_pixels(images), generator)
     # Dropout draws from torch's global generator, which a resumed run has not advanced.
     torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
     with half_precision():
@@ -186,7 +186,7 @@ def loss_of(
     return functional.cross_entropy(logits, wanted), {"right": float(right.mean())}
 
 
-def _blurred(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def blurred(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Shift by a few pixels and add a little noise, so that no image is learnt by heart."""
     down, across = torch.randint(2 * SHIFT_PX + 1, (2,), generator=generator).tolist()
     wide = functional.pad(pixels, (SHIFT_PX,) * 4, mode="replicate")

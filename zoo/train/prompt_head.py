@@ -17,6 +17,7 @@ from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadSh
 FOLDS = 8
 CALIBRATING = (6, 7)  # are excluded from training
 HIDDEN_WIDTH = 8
+RIDGE = 1.0e-2  # share of the rows, of normalised features
 
 
 @dataclass(frozen=True)
@@ -32,37 +33,73 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class HeadData:
-    """Hold light images' pooled features (n, width), their prompts' unit embeddings (n, width), and whether the scorer
-    rates them as good as heavy's, bool (n,)."""
+    """Hold light images' pooled features (n, width), their prompts' unit embeddings (n, width), and the scorer's
+    values of light's and heavy's image of each prompt, (n,)."""
 
     features: Tensor
     prompts: Tensor
-    as_good: Tensor
+    light: Tensor
+    heavy: Tensor
+
+    @property
+    def as_good(self) -> Tensor:
+        """Return whether light's image is as good as heavy's, bool (n,)."""
+        return self.light >= self.heavy
 
     def rows(self, chosen: Tensor) -> HeadData:
-        return HeadData(self.features[chosen], self.prompts[chosen], self.as_good[chosen])
+        return HeadData(self.features[chosen], self.prompts[chosen], self.light[chosen], self.heavy[chosen])
 
     def fold(self, *, calibrating: bool) -> HeadData:
         """Return the calibration's fold, or the rest."""
-        kept = torch.isin(torch.arange(len(self.as_good)) % FOLDS, torch.tensor(CALIBRATING))
+        kept = is_calibrating(len(self.light))
         return self.rows(kept if calibrating else ~kept)
 
 
-def train_head(data: HeadData, plan: HeadPlan = HeadPlan(), hidden_width: int = HIDDEN_WIDTH) -> HeadNetwork:
-    """Return the head that separates as-good images from others, by image and prompt and by the prompt only."""
+def is_calibrating(count: int) -> Tensor:
+    """Return which of `count` scenes calibrate, bool (count,)."""
+    return torch.isin(torch.arange(count) % FOLDS, torch.tensor(CALIBRATING))
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """Hold pooled features (n, width) of images that show their captions, and the captions' unit embeddings."""
+
+    features: Tensor
+    captions: Tensor
+
+
+def train_head(
+    data: HeadData, shown: CaptionedImages, plan: HeadPlan = HeadPlan(), hidden_width: int = HIDDEN_WIDTH
+) -> HeadNetwork:
+    """Return the head that separates as-good images from others, by image and prompt and by the prompt only. It reads
+    embeddings from features as `shown` has them."""
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
         network = HeadNetwork(HeadShape(data.features.shape[1], data.prompts.shape[1], hidden_width))
-        optimiser = torch.optim.AdamW(network.parameters(), plan.peak_rate, weight_decay=plan.weight_decay)
+        fit_reading(network, shown)
+        learnt = [value for value in network.parameters() if value.requires_grad]
+        optimiser = torch.optim.AdamW(learnt, plan.peak_rate, weight_decay=plan.weight_decay)
         network.train()
         for epoch in range(plan.epochs):
             for group in optimiser.param_groups:
                 group["lr"] = plan.peak_rate * (1.0 - epoch / plan.epochs)
-            for chosen in torch.randperm(len(data.as_good)).split(plan.batch):
+            for chosen in torch.randperm(len(data.light)).split(plan.batch):
                 optimiser.zero_grad()
                 loss(network, data.rows(chosen)).backward()
                 optimiser.step()
     return network.eval()
+
+
+@torch.no_grad()
+def fit_reading(network: HeadNetwork, shown: CaptionedImages) -> None:
+    """Set the head's projection of features to embeddings by ridge regression, and exclude it from further training."""
+    rows = network.norm(shown.features).double()
+    rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
+    penalty = RIDGE * len(rows) * torch.eye(rows.shape[1], dtype=torch.float64)
+    found = torch.linalg.solve(rows.T @ rows + penalty, rows.T @ shown.captions.double()).float()
+    network.read.weight.copy_(found[:-1].T)
+    network.read.bias.copy_(found[-1])
+    network.read.requires_grad_(False)
 
 
 def loss(network: HeadNetwork, data: HeadData) -> Tensor:

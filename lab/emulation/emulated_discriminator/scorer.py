@@ -9,7 +9,7 @@ from itertools import permutations
 from lab.emulation.fleet_file import label_of
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import MIN_COST_S, ModelCost
+from pentimento.domain.fleet import MIN_COST_S, MeasuredDeferral, ModelCost
 from pentimento.profiles.costs import Cost
 from services.discriminator.scoring import Foresights, ImageScores, ImageToScore, reads_no_prompts
 
@@ -58,7 +58,12 @@ class EmulatedScorer:
         """Return none: emulated images carry a confidence, prompts do not."""
         return ()
 
-    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+    @property
+    def deferrals(self) -> tuple[MeasuredDeferral, ...]:
+        """Return none: the fleet's file has the curve."""
+        return ()
+
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding], threshold: float | None = None) -> Foresights:
         """Raise FailedPrecondition NO_PROMPT_HEAD."""
         raise reads_no_prompts(cascade)
 

@@ -24,9 +24,9 @@ from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators.scoring_network import bad_weights, whole_number
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.foresight import PromptForesight, Verdict
+from pentimento.domain.foresight import DEFAULT_THRESHOLD, PromptForesight, Verdict
 
-VERSION = 1
+VERSION = 2
 _MAX_WIDTH = 8192
 _MAX_POINTS = 1024
 _WIDTHS = ("feature_width", "embedding_width", "hidden_width")
@@ -43,8 +43,11 @@ class HeadShape:
 
 class HeadNetwork(nn.Module):
     """Logits of 'as good': of features (n, feature_width) with unit embeddings (n, embedding_width), and of these
-    alone. The first is the second and what the picture adds, which begins at nothing: a few thousand pictures are too
-    few to learn from them what a prompt tells anyway."""
+    alone. The first is the second plus the image's part, which begins at 0: a few thousand images are too few to learn
+    the prompt's part from them again.
+
+    The image's part reads an embedding from the features (`read`, fitted to images with captions), and weighs how far
+    it agrees with the prompt's, in all and by dimension."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -53,18 +56,27 @@ class HeadNetwork(nn.Module):
         self.scale = math.sqrt(prompt)
         self.norm = nn.LayerNorm(features, elementwise_affine=False)
         self.seen, self.asked = nn.Linear(features, hidden), nn.Linear(prompt, hidden)
-        self.added = nn.Linear(hidden, 1)
+        self.read = nn.Linear(features, prompt)
+        self.added, self.agreed = nn.Linear(hidden, 1), nn.Linear(prompt + 1, 1, bias=False)
         self.before, self.foreseen = nn.Linear(prompt, 4 * hidden), nn.Linear(4 * hidden, 1)
         self.picture_dropout, self.prompt_dropout = nn.Dropout(0.5), nn.Dropout(0.3)
-        nn.init.zeros_(self.added.weight)
-        nn.init.zeros_(self.added.bias)
+        for weights in (self.added.weight, self.added.bias, self.agreed.weight):
+            nn.init.zeros_(weights)
 
     def forward(self, features: Tensor, prompts: Tensor) -> Tensor:
         """Return (n,), by picture and prompt."""
-        seen = self.seen(self.picture_dropout(self.norm(features)) / 4.0)
+        normal = self.norm(features)
+        seen = self.seen(self.picture_dropout(normal) / 4.0)
         both = functional.gelu(seen + self.asked(prompts * self.scale))
-        found: Tensor = self.foresee(prompts) + self.added(both)[:, 0]
+        seen_part = self.added(both) + self.agreed(self.agreement(normal, prompts))
+        found: Tensor = self.foresee(prompts) + seen_part[:, 0]
         return found
+
+    def agreement(self, normal: Tensor, prompts: Tensor) -> Tensor:
+        """Return (n, embedding_width + 1): products of the read embedding and the prompt's, and their cosine, each of
+        about 1."""
+        products = functional.normalize(self.read(normal), dim=1) * prompts
+        return torch.cat([products * prompts.shape[1], 4.0 * products.sum(dim=1, keepdim=True)], dim=1)
 
     def foresee(self, prompts: Tensor) -> Tensor:
         """Return (n,), by the prompts alone."""
@@ -76,8 +88,11 @@ class HeadNetwork(nn.Module):
 @dataclass(frozen=True)
 class HeadRecord:
     """What `prompt_head.json` says. `slope` and `intercept` make a probability of a logit (Platt's line), those that
-    begin with `prompt_` of the prompt's own. A prompt below `hard_below` is sure to be hard, one above `easy_above` to
-    be easy. `threshold` is the recommended one, `deferral` f(t) as points (threshold, share) on held-back prompts."""
+    begin with `prompt_` of the prompt's own.
+
+    `threshold` is the recommended confidence threshold. The others are of prompts that were not trained on: `deferral`
+    is f(t) as points (threshold, share); `bounds` are points (threshold, hard_below, easy_above): a prompt with a
+    probability below `hard_below` is surely deferred at that threshold, one above `easy_above` surely accepted."""
 
     feature_width: int
     embedding_width: int
@@ -87,14 +102,21 @@ class HeadRecord:
     intercept: float = 0.0
     prompt_slope: float = 1.0
     prompt_intercept: float = 0.0
-    hard_below: float = 0.0
-    easy_above: float = 1.0
-    threshold: float = 0.5
-    deferral: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))
+    threshold: float = DEFAULT_THRESHOLD
+    deferral: tuple[tuple[float, ...], ...] = ((0.0, 0.0), (1.0, 1.0))
+    bounds: tuple[tuple[float, ...], ...] = ((0.0, 0.0, 1.0), (1.0, 0.0, 1.0))
 
     @property
     def shape(self) -> HeadShape:
         return HeadShape(self.feature_width, self.embedding_width, self.hidden_width)
+
+    def verdict(self, probability: float, threshold: float) -> Verdict:
+        """Return what a prompt's own probability tells surely at a confidence threshold."""
+        hard_below = max((hard for at, hard, _ in self.bounds if at <= threshold), default=0.0)
+        if probability < hard_below:
+            return Verdict.HARD
+        easy_above = min((easy for at, _, easy in self.bounds if at >= threshold), default=1.0)
+        return Verdict.EASY if probability > easy_above else Verdict.UNSURE
 
     def as_json(self) -> dict[str, Any]:
         """Return it as the file has it."""
@@ -130,16 +152,14 @@ class PromptHead:
         return _line(logits, self.record.slope, self.record.intercept)
 
     @torch.inference_mode()
-    def foresee(self, embeddings: Sequence[NDArray[np.float32]]) -> list[PromptForesight]:
-        """Return what each prompt tells by itself."""
+    def foresee(
+        self, embeddings: Sequence[NDArray[np.float32]], threshold: float | None = None
+    ) -> list[PromptForesight]:
+        """Return what each prompt tells by itself, at that confidence threshold or else the recommended one."""
+        at = self.record.threshold if threshold is None else threshold
         logits = self._network.foresee(torch.from_numpy(np.stack(embeddings)))
         found = _line(logits, self.record.prompt_slope, self.record.prompt_intercept)
-        return [PromptForesight(probability, self._verdict(probability)) for probability in found]
-
-    def _verdict(self, probability: float) -> Verdict:
-        if probability < self.record.hard_below:
-            return Verdict.HARD
-        return Verdict.EASY if probability > self.record.easy_above else Verdict.UNSURE
+        return [PromptForesight(probability, self.record.verdict(probability, at), at) for probability in found]
 
 
 def _line(logits: Tensor, slope: float, intercept: float) -> list[float]:
@@ -173,15 +193,16 @@ def read_record(path: Path) -> HeadRecord:
     found: dict[str, Any] = {
         **{key: whole_number(path, document, key, 1, _MAX_WIDTH) for key in _WIDTHS},
         **{key: _finite(path, document, key) for key in ("slope", "intercept", "prompt_slope", "prompt_intercept")},
-        **{key: _share(path, document, key) for key in ("hard_below", "easy_above", "threshold")},
+        "threshold": _share(path, document, "threshold"),
         "encoder_digest": document.get("encoder_digest"),
-        "deferral": _deferral(path, document),
+        "deferral": _points(path, document, "deferral", 2),
+        "bounds": _points(path, document, "bounds", 3),
     }
     if not isinstance(found["encoder_digest"], str) or not found["encoder_digest"]:
         message = f"encoder_digest must say whose embeddings it reads, got {found['encoder_digest']!r:.80}"
         raise BadCheckpoint(f"{path}: {message}")
-    if found["hard_below"] > found["easy_above"]:
-        raise BadCheckpoint(f"{path}: hard_below must not be above easy_above")
+    if any(hard > easy for _, hard, easy in found["bounds"]):
+        raise BadCheckpoint(f"{path}: bounds must not have a hard_below above its easy_above")
     return HeadRecord(**found)
 
 
@@ -199,20 +220,17 @@ def _share(path: Path, document: Mapping[str, Any], key: str) -> float:
     return value
 
 
-def _deferral(path: Path, document: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
-    points = document.get("deferral")
-    if not isinstance(points, list) or not 2 <= len(points) <= _MAX_POINTS or not all(map(_is_point, points)):
-        message = f"{path}: deferral must be 2 to {_MAX_POINTS} points [threshold, share] within 0 and 1"
-        raise BadCheckpoint(message)
-    found = tuple((float(threshold), float(share)) for threshold, share in points)
+def _points(path: Path, document: Mapping[str, Any], key: str, width: int) -> tuple[tuple[float, ...], ...]:
+    points = document.get(key)
+    if not isinstance(points, list) or not 2 <= len(points) <= _MAX_POINTS:
+        raise BadCheckpoint(f"{path}: {key} must be 2 to {_MAX_POINTS} points, got {points!r:.80}")
+    if not all(isinstance(point, list) and len(point) == width and all(map(_is_share, point)) for point in points):
+        raise BadCheckpoint(f"{path}: {key} must be points of {width} numbers within 0 and 1")
+    found = tuple(tuple(float(value) for value in point) for point in points)
     for column in zip(*found, strict=True):
         if list(column) != sorted(column):
-            raise BadCheckpoint(f"{path}: deferral must ascend in thresholds and in shares")
+            raise BadCheckpoint(f"{path}: {key} must ascend in every number")
     return found
-
-
-def _is_point(point: Any) -> bool:
-    return isinstance(point, list) and len(point) == 2 and all(map(_is_share, point))
 
 
 def _is_share(value: Any) -> bool:

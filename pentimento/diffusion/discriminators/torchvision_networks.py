@@ -2,10 +2,12 @@
 
 torchvision has no directory format. Here it is that of transformers as far as it goes: `config.json` with `model_type`
 torchvision, `architecture` (the function's name), `image_size` and `label2id`; `model.safetensors` with torchvision's
-own names; `preprocessor_config.json`, whose steps `torchvision.transforms.v2` does.
+own names; `preprocessor_config.json`, whose steps `torchvision.transforms.v2` does. The architecture `efficientnet` is
+one of other widths and depths than the named ones: `stages` lists its blocks, `last_channel` is its features' width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,26 @@ from pentimento.diffusion.discriminators.scoring_network import (
     whole_number,
 )
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
-from pentimento.diffusion.torchvision_operators import is_installed
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.torchvision_operators import is_installed
 
-MODEL_TYPE = "torchvision"
-ARCHITECTURES = (*(f"efficientnet_b{number}" for number in range(8)), *(f"efficientnet_v2_{size}" for size in "sml"))
+MODEL_TYPE, NARROW = "torchvision", "efficientnet"
+ARCHITECTURES = (
+    *(f"efficientnet_b{number}" for number in range(8)),
+    *(f"efficientnet_v2_{size}" for size in "sml"),
+    NARROW,
+)
+# Blocks of the architecture `efficientnet`: by torchvision's class, and the largest number of each key.
+BLOCKS = {"fused": "FusedMBConvConfig", "inverted": "MBConvConfig"}
+_STAGE_LIMITS = {
+    "expand_ratio": 16,
+    "kernel": 15,
+    "stride": 4,
+    "input_channels": 4096,
+    "out_channels": 4096,
+    "num_layers": 64,
+}
+_MAX_STAGES, _MAX_FEATURES = 16, 8192
 # PIL's numbers of the interpolations that both libraries have.
 _INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 _SCALE = 1 / 255
@@ -53,7 +70,8 @@ def load_torchvision(
     _check_steps(steps_path, steps)
     if not is_installed():
         raise FailedPrecondition("TORCHVISION_MISSING", f"{path}: needs torchvision, which is not installed")
-    return LoadedNetwork(_network(path.parent, architecture, files, label_count), _preprocessing(steps), size)
+    build = partial(_narrow, path, document) if architecture == NARROW else partial(_named, architecture)
+    return LoadedNetwork(_network(path.parent, build, files, label_count), _preprocessing(steps), size)
 
 
 class TorchvisionNetwork:
@@ -71,13 +89,43 @@ class TorchvisionNetwork:
         return found
 
 
-def _network(directory: Path, architecture: str, files: Sequence[Path], label_count: int) -> TorchvisionNetwork:
+def narrow_efficientnet(stages: Sequence[Mapping[str, Any]], last_channel: int, label_count: int) -> Any:
+    """Return torchvision's `EfficientNet` with these stages: `block` of each is a key of BLOCKS, the other keys are the
+    block's arguments."""
+    from torchvision.models import efficientnet
+
+    blocks = [
+        getattr(efficientnet, BLOCKS[stage["block"]])(**{key: stage[key] for key in _STAGE_LIMITS}) for stage in stages
+    ]
+    return efficientnet.EfficientNet(
+        blocks, dropout=0.2, stochastic_depth_prob=0.1, num_classes=label_count, last_channel=last_channel
+    )
+
+
+def _narrow(path: Path, document: Mapping[str, Any], label_count: int) -> Any:
+    stages = document.get("stages")
+    if not isinstance(stages, list) or not 1 <= len(stages) <= _MAX_STAGES:
+        raise BadCheckpoint(f"{path}: stages must be a list of 1 to {_MAX_STAGES} stages, got {stages!r:.80}")
+    for stage in stages:
+        if not isinstance(stage, dict) or stage.get("block") not in BLOCKS:
+            raise BadCheckpoint(f"{path}: block of a stage must be one of {', '.join(BLOCKS)}, got {stage!r:.80}")
+        for key, most in _STAGE_LIMITS.items():
+            whole_number(path, stage, key, 1, most)
+    return narrow_efficientnet(stages, whole_number(path, document, "last_channel", 1, _MAX_FEATURES), label_count)
+
+
+def _named(architecture: str, label_count: int) -> Any:
     from torchvision import models
 
-    build: Callable[..., Any] = getattr(models, architecture)
+    return getattr(models, architecture)(weights=None, num_classes=label_count)
+
+
+def _network(
+    directory: Path, build: Callable[[int], Any], files: Sequence[Path], label_count: int
+) -> TorchvisionNetwork:
     try:
         with torch.device("meta"):
-            network = build(weights=None, num_classes=label_count)
+            network = build(label_count)
         check_size(directory, sum(parameter.numel() for parameter in network.parameters()))
         network.load_state_dict(read_weights(list(files)), assign=True)
     except (RuntimeError, ValueError) as error:

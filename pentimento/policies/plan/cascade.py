@@ -5,6 +5,7 @@ DiffServe's own cascade has two models; a registered one may have more.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
@@ -15,7 +16,7 @@ from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start, thr
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.one_model import OneModel
 from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
-from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, measured_deferral
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class CascadePolicy:
     cascade: CascadeVariant
 
     def __call__(self, context: PlanInput) -> Decision:
+        return replace(self, cascade=with_measured(self.cascade, context))._decide(context)
+
+    def _decide(self, context: PlanInput) -> Decision:
         stages = self._able(context)
         if len(stages) < len(self.cascade.models):
             return self._of_a_part(context, stages)
@@ -151,6 +155,20 @@ class CascadePolicy:
             return last
         curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in handovers)
         return CascadeMemory(self.settings.expected_per_s, context.now_s, curves, (1.0,) * len(handovers))
+
+
+def with_measured(cascade: CascadeVariant, context: PlanInput) -> CascadeVariant:
+    """Return the cascade with f(t) of the fleet's discriminators at hand-overs that are not registered, unless the
+    operator gave a curve."""
+    replicas, straight = [view.replica for view in context.replicas], DeferralCurve()
+
+    def measured(handover: Handover, pair: tuple[str, str]) -> Handover:
+        is_stated = handover.discriminator or DeferralCurve(handover.thresholds, handover.shares) != straight
+        found = None if is_stated else measured_deferral(">".join(pair), replicas)
+        return replace(handover, thresholds=found.thresholds, shares=found.shares) if found is not None else handover
+
+    pairs = zip(cascade.handovers, pairwise(cascade.models), strict=True)
+    return replace(cascade, handovers=tuple(measured(handover, pair) for handover, pair in pairs))
 
 
 def diffserve_cascade(settings: ServingSettings) -> CascadeVariant:

@@ -2,11 +2,12 @@
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from pentimento.domain.fleet import Replica
 from pentimento.domain.models import Handover
 
 THRESHOLD_COUNT = 201
@@ -125,6 +126,12 @@ class MixtureMode(Enum):
     THROUGHPUT = "throughput"
 
 
+def measured_deferral(cascade: str, replicas: Iterable[Replica]) -> DeferralCurve | None:
+    """Return f(t) of `light>heavy` by a discriminator of the fleet; None if none has measured it."""
+    found = (one for replica in replicas for one in replica.deferrals if one.discriminator == cascade)
+    return next((DeferralCurve(one.thresholds, one.shares) for one in found), None)
+
+
 @dataclass(frozen=True)
 class ServingSettings:
     """Settings of every policy; each reads its own. Times in seconds, rates per second.
@@ -163,6 +170,13 @@ class ServingSettings:
     damping_period_s: float = 180.0
     run_price: float = 0.002
     qualities: tuple[ModelQuality, ...] = ()
+
+    def measured_by(self, replicas: Iterable[Replica]) -> "ServingSettings":
+        """Return the settings with f(t) of the fleet's discriminators, if neither the operator nor a registration gives
+        one."""
+        if self.handover is not None or self.deferral != DeferralCurve():
+            return self
+        return replace(self, deferral=measured_deferral(self.discriminator, replicas) or self.deferral)
 
     def handing_over(self, handover: Handover) -> "ServingSettings":
         """Return the settings with a registered hand-over, and its f(t)."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.events import CancelRequested
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import Adapter, RejectedAdapter
@@ -54,6 +55,7 @@ from services.frontdoor.routing.foresight import (
     left_out_note,
     light_price,
     noise_seconds,
+    unscored_note,
 )
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
@@ -338,8 +340,10 @@ class ImageApi:
             told.append(left_out_note(stage.model, foreseen, price))
             stage = judged.stages[1]
             option = await self._option(tenant, judged, stage, embedding, notes.append)
-        own_threshold = self._parts.dataplane.state.settings.confidence_threshold
-        stages, cascade = cascade_stages(judged.stages, kind_of(start), own_threshold), judged.stages[0].cascade
+        elif unscored := unscored_note(self._parts, judged.stages, start, foreseen):
+            told.append(unscored)
+        threshold = own_threshold(self._parts.dataplane.state, foreseen)
+        stages, cascade = cascade_stages(judged.stages, kind_of(start), threshold), judged.stages[0].cascade
         option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
         explained = await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)

@@ -17,6 +17,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
+from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
 from pentimento.policies.plan.entry import Stage
@@ -122,8 +123,8 @@ class Job:
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()
-    # predicted probability that its light image is good enough; None if not predicted
-    foreseen: float | None = None
+    # what the prompt tells of its light image; None if not predicted
+    foreseen: PromptForesight | None = None
     # Seconds of its light stage ÷ those of the next one; 0 if unknown.
     light_price: float = 0.0
     # Where it starts is being decided for this one; an earlier one's answer counts no more.

@@ -7,6 +7,7 @@ from pentimento.clients.discriminator import OTHER_DISCRIMINATOR, AttemptKey, Di
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
+from pentimento.domain.foresight import NO_PROMPT_HEAD, PromptForesight
 from services.frontdoor.metrics import OTHER_DISCRIMINATORS
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ class Discriminators:
         self._cascades: dict[str, tuple[str, ...]] = {}
         # Where the plan places each cascade's discriminator.
         self._placed: dict[str, frozenset[str]] = {}
+        # Cascades with a discriminator that reads images only, until other discriminators are there.
+        self._image_only: set[str] = set()
         self._turn = 0
         self.follow(())
 
@@ -40,6 +43,8 @@ class Discriminators:
             for one in components
             if one.kind is ReplicaKind.DISCRIMINATOR
         }
+        if self._clients.keys() != self._cascades.keys():
+            self._image_only.clear()
         self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
@@ -63,14 +68,23 @@ class Discriminators:
                 logger.warning("an image was not scored", extra=said)
         return None
 
-    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "") -> float | None:
-        """The probability, by the prompt alone, that the light picture will be good enough; None when nobody answers
-        in time, or whoever does reads images only, or is not the one that `digest` names."""
+    def may_read_prompts(self, cascade: str) -> bool:
+        """Return False once a discriminator of the cascade has answered that it reads images only."""
+        return cascade not in self._image_only
+
+    async def foresee(
+        self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "", threshold: float | None = None
+    ) -> PromptForesight | None:
+        """Return what the prompt only tells of the light image at that confidence threshold, or else the
+        discriminator's own; None if no discriminator answers in time, or if the one
+        that does reads images only, or is not the one that `digest` names."""
         for address, client in self._next_two(cascade):
             try:
-                return (await client.foresee(cascade, prompt, timeout_s, digest)).probability
+                return await client.foresee(cascade, prompt, timeout_s, digest, threshold)
             except PentimentoError as error:
                 _count_other(error)
+                if error.reason == NO_PROMPT_HEAD:
+                    self._image_only.add(cascade)
                 logger.debug("no prediction from a prompt", extra={"address": address, "reason": error.reason})
         return None
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from pentimento.dataplane.cascade import own_threshold
 from pentimento.domain.embedding import Embedding
+from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Start
 from pentimento.domain.image_request import ResolvedRequest
-from pentimento.policies.light_stages import leaves_out_light, skip_bound
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound
 from pentimento.policies.plan.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note
@@ -38,10 +40,12 @@ def noise_seconds(parts: FrontdoorParts, resolved: ResolvedRequest, stage: Stage
 
 def foresees(parts: FrontdoorParts, stages: Sequence[Stage], price: float) -> bool:
     """Return whether the discriminator predicts from the prompt if the light image would be accepted."""
-    return len(stages) > 1 and price < 1.0 and _bound(parts, stages[0]) > 0.0
+    if len(stages) < 2 or price >= 1.0 or _bound(parts, stages[0]) == 0.0:
+        return False
+    return parts.embedder is not None and parts.discriminators.may_read_prompts(discriminator_of(stages, 0))
 
 
-def _bound(parts: FrontdoorParts, first: Stage) -> float:
+def _bound(parts: FrontdoorParts, first: Stage) -> float | None:
     return skip_bound(parts.dataplane.state.settings.skip_light_below, first.skip_below)
 
 
@@ -52,46 +56,59 @@ async def foresee(
     start: Start,
     embedding: Embedding | None,
     note: Note,
-) -> float | None:
-    """Return the probability that the light image from that start is good enough.
+) -> PromptForesight | None:
+    """Return what the prompt tells of the light image from that start.
 
     None if such a start is not predicted, and with a note if no discriminator answered in time. Raises nothing.
     """
-    if not foresees(parts, stages, price) or _threshold(parts, stages[0], start) is None:
+    if not foresees(parts, stages, price) or _threshold(parts, stages[0], start, None) is None:
         return None
-    told: float | None = None
+    told: PromptForesight | None = None
+    cascade = discriminator_of(stages, 0)
     if embedding is not None:
-        cascade, timeout_s = discriminator_of(stages, 0), parts.timeouts.foresee_s
-        digest = stages[0].discriminator_digest
-        told = await parts.discriminators.foresee(cascade, embedding, timeout_s, digest)
-    if told is None:
+        first, timeout_s = stages[0], parts.timeouts.foresee_s
+        own = parts.dataplane.state.settings.confidence_threshold
+        threshold = first.threshold(NOISE) if first.cascade else own
+        told = await parts.discriminators.foresee(cascade, embedding, timeout_s, first.discriminator_digest, threshold)
+    if told is None and parts.discriminators.may_read_prompts(cascade):
         note("foresight skipped: no discriminator answered")
     return told
 
 
 def is_left_out(
-    parts: FrontdoorParts, stages: Sequence[Stage], price: float, start: Start, foreseen: float | None
+    parts: FrontdoorParts, stages: Sequence[Stage], price: float, start: Start, foreseen: PromptForesight | None
 ) -> bool:
     """Return whether the light stage would be skipped now, as the dataplane decides it."""
     if len(stages) < 2:
         return False
-    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start), price)
+    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start, foreseen), price)
 
 
-def left_out_note(model: str, foreseen: float | None, price: float) -> str:
+def unscored_note(
+    parts: FrontdoorParts, stages: Sequence[Stage], start: Start, foreseen: PromptForesight | None
+) -> str:
+    """Say for the provenance that the light image needs no score now, and why; "" if it is scored."""
+    threshold = _threshold(parts, stages[0], start, foreseen) if len(stages) > 1 else None
+    if foreseen is None or threshold is None or not needs_no_score(foreseen, threshold):
+        return ""
+    predicted = f"the prompt predicts a good image with probability {foreseen.probability:.3f}"
+    return f"{stages[0].model} needs no score: {predicted}"
+
+
+def left_out_note(model: str, foreseen: PromptForesight | None, price: float) -> str:
     """Say for the provenance that a light model was skipped, and why."""
     costs = f"it takes {price:.2f} of the next stage's device seconds" if price else ""
     if foreseen is None:
         return f"{model} skipped: {costs}"
-    predicted = f"the prompt predicts a good image with probability {foreseen:.3f}"
+    predicted = f"the prompt predicts a good image with probability {foreseen.probability:.3f}"
     return f"{model} skipped: " + ", ".join(filter(None, (predicted, costs)))
 
 
-def _threshold(parts: FrontdoorParts, first: Stage, start: Start) -> float | None:
+def _threshold(parts: FrontdoorParts, first: Stage, start: Start, foreseen: PromptForesight | None) -> float | None:
     """Return the confidence that a light image must exceed; None if images from that start are not scored."""
     if kind_of(start) != NOISE:
         return None
     if first.cascade:
         return first.threshold(NOISE)
     state = parts.dataplane.state
-    return None if state.index.routes_requests else state.settings.confidence_threshold
+    return None if state.index.routes_requests else own_threshold(state, foreseen)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import RouteOption, RouteResolved
@@ -32,6 +33,7 @@ from services.frontdoor.routing.foresight import (
     left_out_note,
     light_price,
     noise_seconds,
+    unscored_note,
 )
 from services.frontdoor.routing.stages import (
     PoolOption,
@@ -148,15 +150,18 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
             _note_saved(parts, job, decided[0])
         if number == 0:
             stages = _stages_from(parts, job, decided[0])
-            foreseen = await foresee(parts, stages, job.light_price, decided[0].route.start, embedding, job.note)
+            entry = decided[0].route.start
+            foreseen = await foresee(parts, stages, job.light_price, entry, embedding, job.note)
+            if unscored := unscored_note(parts, stages, entry, foreseen):
+                job.note(unscored)
     if job.resolving is not effect:
         # Meanwhile it was sent on to another stage.
         return
     if number == 0 or effect.anew:
         job.restaged, job.foreseen = stages, foreseen
     start = kind_of(decided[0].route.start)
-    own_threshold = parts.dataplane.state.settings.confidence_threshold
-    told, cascade = cascade_stages(stages, start, own_threshold), stages[number].cascade
+    threshold = own_threshold(parts.dataplane.state, job.foreseen)
+    told, cascade = cascade_stages(stages, start, threshold), stages[number].cascade
     options = tuple(replace(option, route=replace(option.route, stages=told, cascade=cascade)) for option in decided)
     counted = before.counted if before is not None else None
     if number == 0 and before is None:

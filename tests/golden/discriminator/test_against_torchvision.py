@@ -1,5 +1,4 @@
-"""Pictures scored as torchvision's own EfficientNets score them, with random weights. `make test-torchvision` runs it:
-torchvision is no part of the development environment."""
+"""Images scored as torchvision's own EfficientNets score them, with random weights."""
 
 import json
 from pathlib import Path
@@ -12,19 +11,24 @@ from safetensors.torch import save_file
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminators import open_discriminator
-from pentimento.diffusion.torchvision_operators import is_installed
+from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
 
-if not is_installed():
-    pytest.skip("torchvision is not installed", allow_module_level=True)
-import torchvision
-
+torchvision = pytest.importorskip("torchvision")
 SIZE_PX = 96
+STAGES = [
+    {"block": block, "expand_ratio": 2, "kernel": 3, "stride": 2, "input_channels": before, "out_channels": after}
+    | {"num_layers": 2}
+    for block, before, after in (("fused", 8, 12), ("inverted", 12, 16))
+]
 LINE = {"slope": 0.7, "intercept": -0.2}
 
 
 def network(architecture: str) -> Any:
     torch.manual_seed(3)
-    found = getattr(torchvision.models, architecture)(weights=None, num_classes=2)
+    if architecture == "efficientnet":
+        found = narrow_efficientnet(STAGES, 24, 2)
+    else:
+        found = getattr(torchvision.models, architecture)(weights=None, num_classes=2)
     # A fresh network normalises by variance 1: running statistics are given numbers that tell a wrong one apart.
     for module in found.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -38,6 +42,8 @@ def directory_of(folder: Path, architecture: str, /, **changed: Any) -> tuple[Pa
     found = network(architecture)
     save_file({name: tensor.contiguous() for name, tensor in found.state_dict().items()}, folder / "model.safetensors")
     config = {"model_type": "torchvision", "architecture": architecture, "image_size": SIZE_PX}
+    if architecture == "efficientnet":
+        config |= {"stages": STAGES, "last_channel": 24}
     config |= {"label2id": {"real": 0, "generated": 1}, "pentimento_calibration": LINE}
     (folder / "config.json").write_text(json.dumps(config | changed))
     steps = {"do_resize": True, "size": {"shortest_edge": SIZE_PX + 8}, "resample": 2, "do_rescale": True}
@@ -53,7 +59,7 @@ def picture(width_px: int, height_px: int) -> Image.Image:
     return image
 
 
-@pytest.mark.parametrize("architecture", ["efficientnet_v2_s", "efficientnet_b0"])
+@pytest.mark.parametrize("architecture", ["efficientnet_v2_s", "efficientnet_b0", "efficientnet"])
 @pytest.mark.parametrize("size", [(96, 96), (200, 130), (70, 90)])
 def test_a_picture_has_the_score_that_torchvision_gives_it(
     tmp_path: Path, architecture: str, size: tuple[int, int]
@@ -80,6 +86,23 @@ def test_a_picture_has_the_score_that_torchvision_gives_it(
 )
 def test_open_discriminator_refuses_architecture(tmp_path: Path, architecture: str, said: str) -> None:
     directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture=architecture)
+
+    with pytest.raises(BadCheckpoint, match=said):
+        open_discriminator(directory)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"stages": []}, "stages must be a list of 1 to 16 stages"),
+        ({"stages": [{"block": "dense"}]}, "block of a stage must be one of fused, inverted"),
+        ({"stages": [STAGES[0] | {"kernel": 99}]}, "kernel must be a whole number from 1 to 15, got 99"),
+        ({"last_channel": 0}, "last_channel must be a whole number from 1 to 8192"),
+        ({"last_channel": 25}, "its weights do not fit"),
+    ],
+)
+def test_open_discriminator_refuses_stages(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    directory, _ = directory_of(tmp_path, "efficientnet", **changed)
 
     with pytest.raises(BadCheckpoint, match=said):
         open_discriminator(directory)

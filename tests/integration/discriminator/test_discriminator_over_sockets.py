@@ -159,9 +159,14 @@ async def test_foresee_predicts_from_the_prompt_alone(
     head = open_discriminator(READER).head
     assert head is not None
 
-    told = await client.foresee(READING, prompt(3))
+    for threshold in (None, 0.0, 1.0):
+        told = await client.foresee(READING, prompt(3), threshold=threshold)
 
-    assert told.probability == pytest.approx(head.foresee([head.prompt("p", prompt(3))])[0].probability, abs=1e-6)
+        expected = head.foresee([head.prompt("p", prompt(3))], threshold)[0]
+        assert told.probability == pytest.approx(expected.probability, abs=1e-6)
+        assert (told.verdict, told.threshold) == (expected.verdict, expected.threshold)
+    with pytest.raises(InvalidArgument, match=r"threshold.* must be 0 to 1, got 1\.5"):
+        await client.foresee(READING, prompt(3), threshold=1.5)
 
 
 async def test_missing_prompt_or_other_encoder_is_refused(client: DiscriminatorClient) -> None:
@@ -261,3 +266,9 @@ async def test_registration_reports_the_seconds_of_a_pass(tmp_path: Path) -> Non
     (status,) = replicas
     assert [cost.model for cost in status.replica.costs] == [CASCADE, READING]
     assert all(size == 1 and taken_s > 0.0 for cost in status.replica.costs for size, taken_s in cost.run_s)
+    reader = open_discriminator(READER)
+    assert reader.head is not None
+    measured = [(one.discriminator, one.discriminator_digest) for one in status.replica.deferrals]
+    assert measured == [(READING, reader.digest)]
+    (curve,) = status.replica.deferrals
+    assert tuple(zip(curve.thresholds, curve.shares, strict=True)) == reader.head.record.deferral

@@ -52,7 +52,7 @@ async def test_the_prompt_goes_with_the_picture_whatever_the_cache_may_know(fold
     prompt = asked.images[0].prompt
     assert (prompt.values, prompt.dimension_count, prompt.encoder_digest) == (EMBEDDED, 2, "sha256:encoder")
     assert (gateway.lookups, gateway.reserved) == ([], [])
-    assert not cascade.discriminator.foresights
+    assert len(cascade.discriminator.foresights) == 1
 
 
 async def test_without_an_embedder_the_picture_is_scored_alone(folder: Path) -> None:
@@ -87,7 +87,39 @@ async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_al
     assert prompt.prompt.values == EMBEDDED
 
 
-@pytest.mark.parametrize("foreseen", [0.06, 1.0])
+@pytest.mark.parametrize(
+    ("foreseen", "light", "scored", "note"),
+    [
+        (0.03, 0, 0, "light skipped: the prompt predicts a good image with probability 0.030"),
+        (0.95, 1, 0, "light needs no score: the prompt predicts a good image with probability 0.950"),
+        (0.5, 1, 1, ""),
+    ],
+)
+async def test_sure_prompts_need_no_setting(folder: Path, foreseen: float, light: int, scored: int, note: str) -> None:
+    async with reading(folder, confidence_threshold=None, foresee_timeout_ms=20_000) as cascade:
+        cascade.discriminator.foreseen = foreseen
+        explanation = await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
+
+    told = [one for one in completed.provenance.notes if "the prompt predicts" in one]
+    assert told == ([note] if note else [])
+    assert [one for one in explanation.reasons if "the prompt predicts" in one] == [f"stages: {one}" for one in told]
+    assert (len(cascade.light.executed), len(cascade.discriminator.asked)) == (light, scored)
+    # 0.2 is below the threshold that the discriminator recommends, 0.3.
+    assert completed.provenance.model_digest == ("sha256:light" if foreseen > 0.9 else "sha256:heavy")
+    assert {stage.confidence_threshold for stage in completed.provenance.route.stages} == {0.3, 0.0}
+
+
+async def test_discriminator_without_head_delays_no_request(folder: Path) -> None:
+    async with reading(folder, confidence_threshold=None, foresee_timeout_ms=20_000) as cascade:
+        for seed in (1, 2):
+            completed = await cascade.suite.paint(replace(UNNAMED, seed=seed))
+
+    assert (len(cascade.discriminator.foresights), len(cascade.discriminator.asked)) == (1, 2)
+    assert not any("foresight" in note for note in completed.provenance.notes)
+
+
+@pytest.mark.parametrize("foreseen", [0.06, 0.89])
 async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) -> None:
     async with reading(folder, **SKIPPING) as cascade:
         cascade.discriminator.foreseen = foreseen
@@ -107,7 +139,8 @@ async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(fo
         completed = await cascade.suite.paint(UNNAMED)
 
     assert len(cascade.light.executed) == 1
-    assert "foresight skipped: no discriminator answered" in completed.provenance.notes
+    note = "foresight skipped: no discriminator answered"
+    assert (note in completed.provenance.notes) is hangs
 
 
 async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(folder: Path) -> None:
@@ -176,7 +209,7 @@ async def test_light_stage_that_saves_no_device_seconds_is_skipped(
     assert len(skips) == int(skipped)
     assert explanation.pool == ("heavy" if skipped else "light")
     assert (len(cascade.light.executed), len(cascade.discriminator.asked)) == ((0, 0) if skipped else (1, 1))
-    assert not cascade.discriminator.foresights
+    assert len(cascade.discriminator.foresights) == int(not skipped)
     assert bool(embedder.text_calls) is not skipped
 
 

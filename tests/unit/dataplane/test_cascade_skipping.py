@@ -6,12 +6,17 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import CascadePlan, Plan
+from pentimento.domain.foresight import PromptForesight, Verdict
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, planned, route_heavy
 from tests.unit.dataplane.driver import Driver, only
 
 
 def arrive_foreseen(
-    driver: Driver, foreseen: float | None, start: str = "noise", light_price: float = 0.0
+    driver: Driver,
+    foreseen: float | None,
+    start: str = "noise",
+    light_price: float = 0.0,
+    verdict: Verdict = Verdict.UNSURE,
 ) -> list[effects.Effect]:
     driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
     driver.send(events.AcceptPersisted("r1"))
@@ -23,7 +28,7 @@ def arrive_foreseen(
         start=start,
         cascade=CASCADE,
         cascade_name="c",
-        foreseen=foreseen,
+        foreseen=None if foreseen is None else PromptForesight(foreseen, verdict, 0.5),
         light_price=light_price,
     )
     return driver.send(routed)
@@ -100,7 +105,7 @@ def test_the_last_stage_is_never_left_out() -> None:
     driver = cascade_driver(skip_light_below=0.05)
     arrive_foreseen(driver, 0.01)
 
-    again = events.RouteResolved("r1", "heavy", "dh", 1.0, cascade_stage=1, foreseen=0.01)
+    again = events.RouteResolved("r1", "heavy", "dh", 1.0, cascade_stage=1, foreseen=PromptForesight(0.01))
 
     assert driver.start(driver.send(again)).worker_id == "hw"
 
@@ -113,8 +118,50 @@ def test_a_light_picture_of_no_plan_is_left_out_by_the_operators_own_threshold()
     for request_id, foreseen, stage in (("r1", 0.5, 1), ("r2", 0.55, 0)):
         driver.arrive(request_id, 1000.0, pool="light", cascade=CASCADE)
         driver.send(events.AcceptPersisted(request_id))
-        driver.send(events.RouteResolved(request_id, "light", "light", 1.0, foreseen=foreseen))
+        driver.send(events.RouteResolved(request_id, "light", "light", 1.0, foreseen=PromptForesight(foreseen)))
         assert driver.dataplane.state.requests[request_id].cascade_stage == stage
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict", "start", "skipped", "scored"),
+    [
+        (None, Verdict.HARD, "noise", True, False),
+        (None, Verdict.EASY, "noise", False, False),
+        (None, Verdict.UNSURE, "noise", False, True),
+        (0.6, Verdict.EASY, "noise", False, True),  # sure at 0.5, not at a higher threshold
+        (0.4, Verdict.HARD, "noise", False, True),
+        (None, Verdict.EASY, "latent", False, True),
+    ],
+)
+def test_discriminators_verdict_skips_stage_or_score(
+    own: float | None, verdict: Verdict, start: str, skipped: bool, scored: bool
+) -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=own))
+    for name in CASCADE:
+        driver.worker(name, model=name, model_digest="dl")
+
+    routed = arrive_foreseen(driver, 0.5, start, verdict=verdict)
+
+    assert (routed == [effects.ResolveRoute("r1", 1)]) is skipped
+    if not skipped:
+        light = driver.start(routed)
+        ended = driver.send(events.AttemptFinished("r1", light.fencing_token))
+        assert any(isinstance(effect, effects.Score) for effect in ended) is scored
+        assert any(isinstance(effect, effects.CommitResult) for effect in ended) is not scored
+        assert driver.dataplane.state.pools["light"].scored_count == int(not scored)
+
+
+@pytest.mark.parametrize(("confidence", "deferred"), [(0.45, True), (0.55, False)])
+def test_without_own_threshold_the_discriminators_decides(confidence: float, deferred: bool) -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=None))
+    for name in CASCADE:
+        driver.worker(name, model=name, model_digest="dl")
+    light = driver.start(arrive_foreseen(driver, 0.5))
+    driver.send(events.AttemptFinished("r1", light.fencing_token))
+
+    found = driver.send(events.Scored("r1", light.fencing_token, confidence))
+
+    assert (effects.ResolveRoute("r1", 1) in found) is deferred
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,17 @@ from tests.unit.diffusion.test_discriminators import SHIPPED, with_tensors
 
 FEATURES = 960  # of the shipped network
 RECORD = HeadRecord(
-    FEATURES, 6, 8, "sha256:encoder", 1.5, -0.25, 0.5, 0.1, 0.3, 0.6, 0.4, ((0.0, 0.0), (0.5, 0.7), (1.0, 1.0))
+    FEATURES,
+    6,
+    8,
+    "sha256:encoder",
+    1.5,
+    -0.25,
+    0.5,
+    0.1,
+    0.4,
+    ((0.0, 0.0), (0.5, 0.7), (1.0, 1.0)),
+    ((0.0, 0.0, 0.2), (0.4, 0.1, 0.6), (0.5, 0.3, 0.9), (1.0, 1.0, 1.0)),
 )
 
 
@@ -34,6 +44,7 @@ def network(shape: HeadRecord = RECORD) -> HeadNetwork:
     found = HeadNetwork(shape.shape).eval()
     # What the picture adds begins at nothing: here it is to tell.
     torch.nn.init.normal_(found.added.weight)
+    torch.nn.init.normal_(found.agreed.weight, std=0.1)
     return found
 
 
@@ -88,14 +99,30 @@ def test_without_a_head_a_prompt_is_refused_and_the_plain_confidence_stays_what_
     [((0.9999, 0.99999), Verdict.HARD), ((0.0, 0.0001), Verdict.EASY), ((0.0001, 0.9999), Verdict.UNSURE)],
 )
 def test_what_a_prompt_tells_by_itself_follows_the_bounds(bounds: tuple[float, float], verdict: Verdict) -> None:
-    record = replace(RECORD, hard_below=bounds[0], easy_above=bounds[1])
+    record = replace(RECORD, bounds=((0.0, *bounds), (1.0, *bounds)))
     logits = network().foresee(torch.from_numpy(np.stack(PROMPTS))).tolist()
 
     found = PromptHead(record, network()).foresee(PROMPTS)
 
     expected = [1 / (1 + math.exp(-(0.5 * logit + 0.1))) for logit in logits]
     assert [each.probability for each in found] == pytest.approx(expected, abs=1e-6)
-    assert [each.verdict for each in found] == [verdict, verdict]
+    assert [(each.verdict, each.threshold) for each in found] == [(verdict, 0.4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("threshold", "probability", "verdict"),
+    [
+        (0.4, 0.09, Verdict.HARD),
+        (0.4, 0.1, Verdict.UNSURE),
+        (0.4, 0.61, Verdict.EASY),
+        (0.45, 0.61, Verdict.UNSURE),  # easy at a higher threshold only
+        (0.45, 0.09, Verdict.HARD),  # hard at a lower one already
+        (0.2, 0.61, Verdict.EASY),
+        (0.2, 0.05, Verdict.UNSURE),
+    ],
+)
+def test_verdict_between_points_is_the_cautious_one(threshold: float, probability: float, verdict: Verdict) -> None:
+    assert RECORD.verdict(probability, threshold) is verdict
 
 
 def test_prompt_refuses_other_encoder_width_and_numbers() -> None:
@@ -119,7 +146,7 @@ def test_prompt_refuses_other_encoder_width_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"version": 2}, "version must be 1, got 2"),
+        ({"version": 1}, "version must be 2, got 1"),
         ({"feature_width": 12}, "feature_width must be the network's 960, got 12"),
         ({"embedding_width": 0}, "embedding_width must be a whole number from 1 to"),
         ({"hidden_width": 1 << 20}, "hidden_width must be a whole number from 1 to"),
@@ -127,9 +154,10 @@ def test_prompt_refuses_other_encoder_width_and_numbers() -> None:
         ({"slope": float("nan")}, "slope must be a finite number"),
         ({"prompt_intercept": "low"}, "prompt_intercept must be a finite number"),
         ({"threshold": 1.5}, "threshold must be between 0 and 1"),
-        ({"hard_below": 0.7}, "hard_below must not be above easy_above"),
+        ({"bounds": [[0.0, 0.7, 0.6], [1.0, 0.7, 0.8]]}, "bounds must not have a hard_below above"),
+        ({"bounds": [[0.0, 0.7], [1.0, 0.7]]}, "bounds must be points of 3 numbers"),
         ({"deferral": [[0.0, 0.0]]}, "deferral must be 2 to 1024 points"),
-        ({"deferral": [[0.0, 0.0], [1.0, "all"]]}, "deferral must be 2 to 1024 points"),
+        ({"deferral": [[0.0, 0.0], [1.0, "all"]]}, "deferral must be points of 2 numbers"),
         ({"deferral": [[0.0, 0.5], [1.0, 0.4]]}, "deferral must ascend"),
         ({"hidden_width": 9}, "its weights do not fit"),
     ],

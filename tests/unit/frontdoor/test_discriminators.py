@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
-from pentimento.domain.foresight import PromptForesight, Verdict
+from pentimento.domain.foresight import NO_PROMPT_HEAD, PromptForesight
 from services.frontdoor.routing.discriminators import Discriminators
 
 PROMPT = Embedding(b"\0\0\0\0", 1, "sha256:encoder")
@@ -27,9 +27,13 @@ class _NotingClient:
         self._ask(digest)
         return {key: 0.5 if prompts == {key: PROMPT} else math.nan for key, _ in images}
 
-    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str) -> PromptForesight:
+    async def foresee(
+        self, cascade: str, prompt: Embedding, timeout_s: float, digest: str, threshold: float | None
+    ) -> PromptForesight:
         self._ask(digest)
-        return PromptForesight(0.25, Verdict.UNSURE)
+        if "plain" in self._address:
+            raise FailedPrecondition(NO_PROMPT_HEAD, "reads images only")
+        return PromptForesight(0.25)
 
     def _ask(self, digest: str) -> None:
         self._asked.append(self._address)
@@ -95,9 +99,23 @@ async def test_what_a_prompt_tells_is_asked_of_those_of_its_cascade_and_of_the_n
     them = discriminators(asked)
     them.follow([endpoint("down", "l>h"), endpoint("b", "l>h"), endpoint("c", "x>y")])
 
-    assert [await them.foresee("l>h", PROMPT, 1.0) for _ in range(2)] == [0.25, 0.25]
+    assert [await them.foresee("l>h", PROMPT, 1.0) for _ in range(2)] == [PromptForesight(0.25)] * 2
     assert set(asked) == {"down", "b"}
     assert await them.foresee("a>b", PROMPT, 1.0) is None
+
+
+async def test_discriminator_without_head_is_called_once_for_prompts() -> None:
+    asked: list[str] = []
+    them = discriminators(asked)
+    them.follow([endpoint("plain", "l>h")])
+
+    assert them.may_read_prompts("l>h")
+    assert await them.foresee("l>h", PROMPT, 1.0) is None
+    assert not them.may_read_prompts("l>h")
+    assert them.may_read_prompts("a>b")
+
+    them.follow([endpoint("b", "l>h")])
+    assert them.may_read_prompts("l>h"), "another discriminator may read prompts"
 
 
 async def test_those_come_first_that_the_plan_places_the_cascade_on() -> None:

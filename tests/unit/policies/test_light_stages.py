@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from pentimento.domain.fleet import CascadePlan, StagePlan
-from pentimento.policies.light_stages import leaves_out_light, skip_bound, with_skip_bound
+from pentimento.domain.foresight import PromptForesight, Verdict
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound, with_skip_bound
 
 LEFT_OUT: list[tuple[float | None, float, float | None, bool]] = [
     (0.04, 0.05, 0.5, True),
@@ -22,7 +23,32 @@ LEFT_OUT: list[tuple[float | None, float, float | None, bool]] = [
 
 
 def test_leaves_out_light_only_below_bound_and_threshold() -> None:
-    assert [row for row in LEFT_OUT if leaves_out_light(*row[:3]) is not row[3]] == []
+    found = [leaves_out_light(predicted(row[0]), *row[1:3]) for row in LEFT_OUT]
+
+    assert found == [row[3] for row in LEFT_OUT]
+
+
+def predicted(probability: float | None, verdict: Verdict = Verdict.UNSURE) -> PromptForesight | None:
+    return None if probability is None else PromptForesight(probability, verdict, 0.4)
+
+
+VERDICTS: list[tuple[Verdict, float, tuple[bool, bool]]] = [
+    (Verdict.HARD, 0.4, (True, False)),
+    (Verdict.HARD, 0.5, (True, False)),  # at a higher threshold even more images are deferred
+    (Verdict.HARD, 0.39, (False, False)),
+    (Verdict.EASY, 0.4, (False, True)),
+    (Verdict.EASY, 0.3, (False, True)),
+    (Verdict.EASY, 0.41, (False, False)),
+    (Verdict.UNSURE, 0.4, (False, False)),
+]
+
+
+def test_verdict_holds_at_its_threshold_and_beyond() -> None:
+    for verdict, threshold, decided in VERDICTS:
+        foresight = predicted(0.5, verdict)
+        assert (leaves_out_light(foresight, None, threshold), needs_no_score(foresight, threshold)) == decided
+        assert not leaves_out_light(foresight, 0.0, threshold), "the operator turned it off"
+    assert not needs_no_score(predicted(math.nan, Verdict.EASY), 0.4)
 
 
 PRICES: list[tuple[float | None, float, bool]] = [
@@ -39,12 +65,13 @@ PRICES: list[tuple[float | None, float, bool]] = [
 
 def test_leaves_out_light_that_costs_more_than_it_saves() -> None:
     for foreseen, price, skipped in PRICES:
-        assert leaves_out_light(foreseen, 0.0, 0.9, price) is skipped
-        assert not leaves_out_light(foreseen, 0.0, None, price)
+        assert leaves_out_light(predicted(foreseen), 0.0, 0.9, price) is skipped
+        assert not leaves_out_light(predicted(foreseen), 0.0, None, price)
 
 
 def test_skip_bound_of_operator_is_before_the_plans() -> None:
     assert [skip_bound(own, 0.3) for own in (None, 0.0, 0.5)] == [0.3, 0.0, 0.5]
+    assert skip_bound(None, 0.0) is None
 
 
 def test_with_skip_bound_keeps_bound_of_allocator() -> None:

@@ -145,6 +145,13 @@ def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp
 def cascades(weights: Path) -> Path:
     models = {role: {"name": f"tiny-{role}"} for role in ("light", "heavy")}
     entries = [
+        {
+            "name": "reads",
+            "kind": "discriminator",
+            "path": "reads",
+            "cascade": models,
+            "encoder": {"name": "tiny-clip"},
+        },
         {"name": "mine", "kind": "discriminator", "path": "mine", "cascade": models},
         {"name": "tiny-heavy", "kind": "pipeline", "path": "tiny-heavy"},
     ]
@@ -152,24 +159,25 @@ def cascades(weights: Path) -> Path:
     return weights
 
 
-def test_a_cascade_has_the_discriminator_that_is_registered_for_it(cascades: Path) -> None:
-    assert find_discriminator("", ("tiny-light", "tiny-heavy"), cascades) == cascades / "mine"
+@pytest.mark.parametrize(("encoder", "found"), [("tiny-clip", "reads"), ("all-minilm-l6-v2", "mine")])
+def test_registered_discriminator_reads_prompts_by_the_suites_encoder(cascades: Path, encoder: str, found: str) -> None:
+    assert find_discriminator("", ("tiny-light", "tiny-heavy"), Path(encoder), cascades) == cascades / found
 
 
 def test_a_discriminator_may_be_a_directory(cascades: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
 
-    assert find_discriminator(str(tmp_path / "other"), ("a", "b"), cascades) == tmp_path / "other"
+    assert find_discriminator(str(tmp_path / "other"), ("a", "b"), Path("e"), cascades) == tmp_path / "other"
 
 
 def test_a_cascade_without_a_discriminator_is_told_how_to_name_one(cascades: Path) -> None:
     with pytest.raises(NotFound, match=r"no discriminator of tiny-heavy and tiny-light .* --discriminator names"):
-        find_discriminator("", ("tiny-heavy", "tiny-light"), cascades)
+        find_discriminator("", ("tiny-heavy", "tiny-light"), Path("e"), cascades)
 
 
 def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
-    with pytest.raises(NotFound, match=r"is a pipeline, not a discriminator \(mine\)"):
-        find_discriminator("tiny-heavy", ("tiny-light", "tiny-heavy"), cascades)
+    with pytest.raises(NotFound, match=r"is a pipeline, not a discriminator \(mine, reads\)"):
+        find_discriminator("tiny-heavy", ("tiny-light", "tiny-heavy"), Path("e"), cascades)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,10 @@ class JointPolicy:
     most_relaxations: int = 300
 
     def __call__(self, context: PlanInput) -> Decision:
+        settings = self.settings.measured_by(view.replica for view in context.replicas)
+        return replace(self, settings=settings)._decide(context)
+
+    def _decide(self, context: PlanInput) -> Decision:
         memory, kinds = self.remember(context), kinds_of(context)
         if not kinds:
             return Decision(memory=memory)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import StagePlan, StartThreshold
+from pentimento.domain.fleet import MeasuredDeferral, Replica, ReplicaKind, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy
+from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade, with_measured
 from pentimento.policies.plan.entry import threshold_of
-from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
 
@@ -45,6 +45,30 @@ def test_plan_has_three_stages() -> None:
     assert {entry.start for entry in cascade.stages[0].thresholds} == {"noise", "latent", "image"}
     assert set(counts(decision)) == {"turbo", "middle", "sd15"}
     assert {route.cascade for route in decision.plan.pools[0].routes} == {"turbo>middle>sd15"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "settings", "curve"),
+    [
+        ("turbo>sd15", SETTINGS, CURVE),
+        ("turbo>middle", SETTINGS, DeferralCurve()),
+        ("turbo>sd15", replace(SETTINGS, deferral=DeferralCurve((0.0, 1.0), (0.2, 1.0))), None),
+        ("turbo>sd15", SETTINGS.handing_over(Handover("turbo>sd15", "d", (0.0, 1.0), (0.1, 1.0))), None),
+    ],
+    ids=["measured", "of another pair", "stated by the operator", "registered"],
+)
+def test_curve_that_nothing_states_is_the_discriminators(
+    pair: str, settings: ServingSettings, curve: DeferralCurve | None
+) -> None:
+    measured = MeasuredDeferral(pair, "sha256:d", CURVE.thresholds, CURVE.shares)
+    replica = Replica("d", ReplicaKind.DISCRIMINATOR, "sim:d", 1, deferrals=(measured,))
+    given = PlanInput(0.0, (ReplicaView(replica),))
+
+    (handover,) = with_measured(diffserve_cascade(settings), given).handovers
+
+    found = DeferralCurve(handover.thresholds, handover.shares)
+    assert found == (curve or settings.deferral)
+    assert settings.measured_by([replica]).deferral == found
 
 
 def test_plan_names_reuse_share_of_stage() -> None:

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from zoo.evaluate.calibration import auroc
-from zoo.train.prompt_head import HeadData, HeadPlan, train_head
+from zoo.train.prompt_head import CaptionedImages, HeadData, HeadPlan, train_head
 
 PLAN = HeadPlan(epochs=30, batch=32, weight_decay=0.01)
 
@@ -14,11 +14,18 @@ def pictures(count: int, seed: int) -> HeadData:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, 12, generator=generator)
     prompts = functional.normalize(torch.randn(count, 8, generator=generator), dim=1)
-    return HeadData(features, prompts, prompts[:, 0] * 3.0 + features[:, 0] > 0.0)
+    as_good = prompts[:, 0] * 3.0 + features[:, 0] > 0.0
+    return HeadData(features, prompts, as_good.float(), torch.ones(count))
+
+
+def shown(count: int, seed: int) -> CaptionedImages:
+    """Features that say nothing of captions."""
+    data = pictures(count, seed)
+    return CaptionedImages(data.features, data.prompts)
 
 
 def test_it_learns_from_the_prompt_and_more_with_the_picture() -> None:
-    network, kept = train_head(pictures(600, 1), PLAN), pictures(400, 2)
+    network, kept = train_head(pictures(600, 1), shown(64, 5), PLAN), pictures(400, 2)
 
     with torch.no_grad():
         both, alone = network(kept.features, kept.prompts), network.foresee(kept.prompts)
@@ -28,11 +35,32 @@ def test_it_learns_from_the_prompt_and_more_with_the_picture() -> None:
     assert by_both > by_prompt + 0.03
 
 
+def test_image_that_agrees_with_its_prompt_is_better_by_what_its_features_read() -> None:
+    """Features are a rotation of the embedding that an image shows; as good is one that shows its prompt's."""
+    generator = torch.Generator().manual_seed(6)
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+
+    def drawn(count: int) -> tuple[HeadData, CaptionedImages]:
+        prompts, others = (functional.normalize(torch.randn(count, 8, generator=generator), dim=1) for _ in range(2))
+        as_good = torch.rand(count, generator=generator) < 0.5
+        features = torch.where(as_good[:, None], prompts, others) @ rotation
+        return HeadData(features, prompts, as_good.float(), torch.ones(count)), CaptionedImages(
+            prompts @ rotation, prompts
+        )
+
+    (learnt, captioned), (kept, _) = drawn(600), drawn(400)
+    network = train_head(learnt, captioned, PLAN)
+
+    with torch.no_grad():
+        found = network(kept.features, kept.prompts)
+    assert auroc(found[kept.as_good], found[~kept.as_good]) > 0.9
+
+
 def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> None:
     data = pictures(64, 3)
     state = torch.get_rng_state()
 
-    first, second = (train_head(data, PLAN).state_dict() for _ in range(2))
+    first, second = (train_head(data, shown(64, 5), PLAN).state_dict() for _ in range(2))
 
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert torch.equal(torch.get_rng_state(), state)
@@ -43,5 +71,5 @@ def test_what_calibrates_is_not_learnt_from() -> None:
 
     learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
 
-    assert (len(learnt.as_good), len(kept.as_good)) == (48, 16)
+    assert (len(learnt.light), len(kept.light)) == (48, 16)
     assert not {tuple(row) for row in learnt.prompts.tolist()} & {tuple(row) for row in kept.prompts.tolist()}
