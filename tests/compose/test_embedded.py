@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pentimento.supervisor.models import WEIGHTS
 from tests.compose.composition import Composition, outline, running
 from tests.support.tiny_models import size_px
 
@@ -55,7 +56,17 @@ def test_a_request_that_names_no_model_goes_through_the_cascade(suite: Compositi
 
     assert [stage["model"] for stage in answer["route"]["stages"]] == ["tiny-light", "tiny-heavy"]
     assert not any("unscored" in note.lower() for note in answer["notes"])
-    assert (answer["discriminator_confidence"] is not None) == (answer["spec"]["model"] == "tiny-light")
+    # Read by the discriminator that is the cascade's default: its prompt may need no score, or no light image.
+    sure = [note for note in answer["notes"] if "the prompt predicts" in note]
+    scored = answer["spec"]["model"] == "tiny-light" and not sure
+    assert (answer["discriminator_confidence"] is not None) == scored
+    assert not any("foresight skipped" in note for note in answer["notes"])
+    assert answer["route"]["stages"][0]["confidence_threshold"] == pytest.approx(own_threshold())
+
+
+def own_threshold() -> float:
+    """The threshold that the default discriminator recommends."""
+    return float(json.loads((WEIGHTS / "tiny-router" / "prompt_head.json").read_text())["threshold"])
 
 
 def test_generate_leaves_out_steps_by_the_profiles_of_the_image(suite: Composition, tmp_path: Path) -> None:

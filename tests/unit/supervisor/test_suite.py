@@ -213,15 +213,19 @@ def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
     assert always["--controlnet-pipelining"] == "on"
 
 
-def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threshold", [0.25, None])
+def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(
+    tmp_path: Path, threshold: float | None
+) -> None:
     models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
-    cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), 0.25)
+    cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), threshold)
 
     suite = plan_suite(SuiteSettings(models, tmp_path, cascade=cascade), StateDirectory(tmp_path / "state"))
 
     assert flags_of(suite, "discriminator")["--cascades"] == f"light>heavy={tmp_path / 'd'}"
     flags = flags_of(suite, "frontdoor")
-    assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
+    assert flags["--cascade"] == "light,heavy"
+    assert flags.get("--confidence-threshold") == (None if threshold is None else str(threshold))
     assert flags["--default-model"] == "heavy"
 
 

@@ -63,6 +63,7 @@ class Replica(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    DEFERRALS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -90,6 +91,10 @@ class Replica(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Adapter]:
         """LoRAs that a worker can use, ControlNets that a ControlNet replica serves."""
 
+    @_builtins.property
+    def deferrals(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredDeferral]:
+        """Discriminators: f(t) of their cascades, as far as it was measured."""
+
     def __init__(
         self,
         *,
@@ -106,14 +111,50 @@ class Replica(_message.Message):
         costs: _abc.Iterable[Global___ModelCost] | None = ...,
         adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
         held_model_digest: _builtins.str = ...,
+        deferrals: _abc.Iterable[Global___MeasuredDeferral] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class MeasuredDeferral(_message.Message):
+    """f(t) of one cascade: the share of light images whose confidence is not above the threshold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISCRIMINATOR_FIELD_NUMBER: _builtins.int
+    DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    discriminator: _builtins.str
+    """`light>heavy`."""
+    discriminator_digest: _builtins.str
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Both ascending within 0 and 1, a share for each threshold."""
+
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        discriminator: _builtins.str = ...,
+        discriminator_digest: _builtins.str = ...,
+        thresholds: _abc.Iterable[_builtins.float] | None = ...,
+        shares: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredDeferral: _TypeAlias = MeasuredDeferral  # noqa: Y015
 
 @_typing.final
 class ModelCost(_message.Message):

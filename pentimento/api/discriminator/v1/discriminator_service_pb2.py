@@ -26,7 +26,7 @@ from pentimento.api.auth.v1 import auth_pb2 as pentimento_dot_api_dot_auth_dot_v
 from pentimento.api.embedder.v1 import embedder_service_pb2 as pentimento_dot_api_dot_embedder_dot_v1_dot_embedder__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n;pentimento/api/discriminator/v1/discriminator_service.proto\x12\x1fpentimento.api.discriminator.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\"t\n\x0cScoreRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12=\n\x06images\x18\x02 \x03(\x0b\x32-.pentimento.api.discriminator.v1.ImageToScoreJ\x04\x08\x03\x10\x04R\x0e\x65ncoder_digest\"\x7f\n\x0cImageToScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x35\n\x06prompt\x18\x04 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\"j\n\rScoreResponse\x12;\n\x06scores\x18\x01 \x03(\x0b\x32+.pentimento.api.discriminator.v1.ImageScore\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"K\n\nImageScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nconfidence\x18\x03 \x01(\x01\"z\n\x0e\x46oreseeRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12\x41\n\x07prompts\x18\x02 \x03(\x0b\x32\x30.pentimento.api.discriminator.v1.PromptToForeseeJ\x04\x08\x03\x10\x04R\x0e\x65ncoder_digest\"\\\n\x0fPromptToForesee\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x06prompt\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\"u\n\x0f\x46oreseeResponse\x12\x44\n\nforesights\x18\x01 \x03(\x0b\x32\x30.pentimento.api.discriminator.v1.PromptForesight\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"u\n\x0fPromptForesight\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x39\n\x07verdict\x18\x03 \x01(\x0e\x32(.pentimento.api.discriminator.v1.Verdict\"\x12\n\x10GetStatusRequest\"{\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61scades\x18\x02 \x03(\t\x12\x14\n\x0cscored_count\x18\x03 \x01(\x04\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x17\n\x0fprompt_cascades\x18\x05 \x03(\t*Z\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_UNSURE\x10\x01\x12\x10\n\x0cVERDICT_HARD\x10\x02\x12\x10\n\x0cVERDICT_EASY\x10\x03\x32\xfd\x02\n\x14\x44iscriminatorService\x12t\n\x05Score\x12-.pentimento.api.discriminator.v1.ScoreRequest\x1a..pentimento.api.discriminator.v1.ScoreResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12s\n\x07\x46oresee\x12/.pentimento.api.discriminator.v1.ForeseeRequest\x1a\x30.pentimento.api.discriminator.v1.ForeseeResponse\"\x05\xaa\xd4\x18\x01\x03\x12z\n\tGetStatus\x12\x31.pentimento.api.discriminator.v1.GetStatusRequest\x1a\x32.pentimento.api.discriminator.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n;pentimento/api/discriminator/v1/discriminator_service.proto\x12\x1fpentimento.api.discriminator.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\"t\n\x0cScoreRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12=\n\x06images\x18\x02 \x03(\x0b\x32-.pentimento.api.discriminator.v1.ImageToScoreJ\x04\x08\x03\x10\x04R\x0e\x65ncoder_digest\"\x7f\n\x0cImageToScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x35\n\x06prompt\x18\x04 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\"j\n\rScoreResponse\x12;\n\x06scores\x18\x01 \x03(\x0b\x32+.pentimento.api.discriminator.v1.ImageScore\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"K\n\nImageScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nconfidence\x18\x03 \x01(\x01\"\xa0\x01\n\x0e\x46oreseeRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12\x41\n\x07prompts\x18\x02 \x03(\x0b\x32\x30.pentimento.api.discriminator.v1.PromptToForesee\x12\x16\n\tthreshold\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_thresholdJ\x04\x08\x03\x10\x04R\x0e\x65ncoder_digest\"\\\n\x0fPromptToForesee\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x06prompt\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\"u\n\x0f\x46oreseeResponse\x12\x44\n\nforesights\x18\x01 \x03(\x0b\x32\x30.pentimento.api.discriminator.v1.PromptForesight\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"\x88\x01\n\x0fPromptForesight\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x39\n\x07verdict\x18\x03 \x01(\x0e\x32(.pentimento.api.discriminator.v1.Verdict\x12\x11\n\tthreshold\x18\x04 \x01(\x01\"\x12\n\x10GetStatusRequest\"{\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61scades\x18\x02 \x03(\t\x12\x14\n\x0cscored_count\x18\x03 \x01(\x04\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x17\n\x0fprompt_cascades\x18\x05 \x03(\t*Z\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_UNSURE\x10\x01\x12\x10\n\x0cVERDICT_HARD\x10\x02\x12\x10\n\x0cVERDICT_EASY\x10\x03\x32\xfd\x02\n\x14\x44iscriminatorService\x12t\n\x05Score\x12-.pentimento.api.discriminator.v1.ScoreRequest\x1a..pentimento.api.discriminator.v1.ScoreResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12s\n\x07\x46oresee\x12/.pentimento.api.discriminator.v1.ForeseeRequest\x1a\x30.pentimento.api.discriminator.v1.ForeseeResponse\"\x05\xaa\xd4\x18\x01\x03\x12z\n\tGetStatus\x12\x31.pentimento.api.discriminator.v1.GetStatusRequest\x1a\x32.pentimento.api.discriminator.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['Foresee']._serialized_options = b'\252\324\030\001\003'
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['GetStatus']._loaded_options = None
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\252\324\030\002\003\004'
-  _globals['_VERDICT']._serialized_start=1215
-  _globals['_VERDICT']._serialized_end=1305
+  _globals['_VERDICT']._serialized_start=1274
+  _globals['_VERDICT']._serialized_end=1364
   _globals['_SCOREREQUEST']._serialized_start=182
   _globals['_SCOREREQUEST']._serialized_end=298
   _globals['_IMAGETOSCORE']._serialized_start=300
@@ -49,18 +49,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORERESPONSE']._serialized_end=535
   _globals['_IMAGESCORE']._serialized_start=537
   _globals['_IMAGESCORE']._serialized_end=612
-  _globals['_FORESEEREQUEST']._serialized_start=614
-  _globals['_FORESEEREQUEST']._serialized_end=736
-  _globals['_PROMPTTOFORESEE']._serialized_start=738
-  _globals['_PROMPTTOFORESEE']._serialized_end=830
-  _globals['_FORESEERESPONSE']._serialized_start=832
-  _globals['_FORESEERESPONSE']._serialized_end=949
-  _globals['_PROMPTFORESIGHT']._serialized_start=951
-  _globals['_PROMPTFORESIGHT']._serialized_end=1068
-  _globals['_GETSTATUSREQUEST']._serialized_start=1070
-  _globals['_GETSTATUSREQUEST']._serialized_end=1088
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1090
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1213
-  _globals['_DISCRIMINATORSERVICE']._serialized_start=1308
-  _globals['_DISCRIMINATORSERVICE']._serialized_end=1689
+  _globals['_FORESEEREQUEST']._serialized_start=615
+  _globals['_FORESEEREQUEST']._serialized_end=775
+  _globals['_PROMPTTOFORESEE']._serialized_start=777
+  _globals['_PROMPTTOFORESEE']._serialized_end=869
+  _globals['_FORESEERESPONSE']._serialized_start=871
+  _globals['_FORESEERESPONSE']._serialized_end=988
+  _globals['_PROMPTFORESIGHT']._serialized_start=991
+  _globals['_PROMPTFORESIGHT']._serialized_end=1127
+  _globals['_GETSTATUSREQUEST']._serialized_start=1129
+  _globals['_GETSTATUSREQUEST']._serialized_end=1147
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1149
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1272
+  _globals['_DISCRIMINATORSERVICE']._serialized_start=1367
+  _globals['_DISCRIMINATORSERVICE']._serialized_end=1748
 # @@protoc_insertion_point(module_scope)

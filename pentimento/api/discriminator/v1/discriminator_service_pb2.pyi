@@ -29,18 +29,18 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
     VERDICT_UNSURE: _Verdict.ValueType  # 1
     VERDICT_HARD: _Verdict.ValueType  # 2
-    """Surely not as good: the light stage may be left out."""
+    """Its image would surely be deferred at the threshold: the light stage may be skipped."""
     VERDICT_EASY: _Verdict.ValueType  # 3
-    """Surely as good: the score may be left out."""
+    """Its image would surely be accepted at the threshold: the score may be skipped."""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 VERDICT_UNSURE: Verdict.ValueType  # 1
 VERDICT_HARD: Verdict.ValueType  # 2
-"""Surely not as good: the light stage may be left out."""
+"""Its image would surely be deferred at the threshold: the light stage may be skipped."""
 VERDICT_EASY: Verdict.ValueType  # 3
-"""Surely as good: the score may be left out."""
+"""Its image would surely be accepted at the threshold: the score may be skipped."""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
@@ -152,7 +152,10 @@ class ForeseeRequest(_message.Message):
 
     CASCADE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     cascade: _builtins.str
+    threshold: _builtins.float
+    """Confidence threshold in force, 0..1; the discriminator's own if it is not set."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToForesee]: ...
     def __init__(
@@ -160,12 +163,15 @@ class ForeseeRequest(_message.Message):
         *,
         cascade: _builtins.str = ...,
         prompts: _abc.Iterable[Global___PromptToForesee] | None = ...,
+        threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "cascade", b"cascade", "prompts", b"prompts", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___ForeseeRequest: _TypeAlias = ForeseeRequest  # noqa: Y015
 
@@ -222,20 +228,24 @@ class PromptForesight(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     probability: _builtins.float
     """That the light image will be as good as the heavy model's."""
     verdict: Global___Verdict.ValueType
+    threshold: _builtins.float
+    """Confidence threshold of the verdict: the request's, or else the one that the discriminator recommends."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         probability: _builtins.float = ...,
         verdict: Global___Verdict.ValueType = ...,
+        threshold: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["probability", b"probability", "request_id", b"request_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probability", b"probability", "request_id", b"request_id", "threshold", b"threshold", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
