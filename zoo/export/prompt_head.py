@@ -43,7 +43,7 @@ from zoo.train.discriminator import LABELS, render
 from zoo.train.judge import AttributeReader
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.parts import WORK
-from zoo.train.prompt_head import HIDDEN_WIDTH, CaptionedImages, HeadData, is_calibrating, train_head
+from zoo.train.prompt_head import HIDDEN_WIDTH, CaptionedImages, HeadData, fit_agreement, is_calibrating, train_head
 from zoo.train.prompt_network import LAST_CHANNEL, PLAN, STAGES, NetworkImages, PromptNetworkPart
 
 SCENES_SEED, COUNT = 8, 1_600
@@ -198,12 +198,13 @@ def sure_bounds(confidences: Tensor, foreseen: Tensor, thresholds: Sequence[floa
         easy = _sure_count(accepted.long().flip(0))
         hard_below = float(ordered.values[hard - 1]) if hard else 0.0
         easy_above = float(ordered.values[len(accepted) - easy]) if easy else 1.0
-        found.append((at, hard_below, max(hard_below, easy_above)))
+        found.append((at, hard_below, easy_above))
     # What is sure at a threshold is so at all that are further in its direction.
     hard_bounds = torch.tensor([hard for _, hard, _ in found], dtype=torch.float64).cummax(0).values.tolist()
     easy = torch.tensor([each for _, _, each in found], dtype=torch.float64)
     easy_bounds = easy.flip(0).cummin(0).values.flip(0).tolist()
-    return tuple(zip(thresholds, hard_bounds, easy_bounds, strict=True))
+    bounds = zip(thresholds, hard_bounds, easy_bounds, strict=True)
+    return tuple((at, hard_below, max(hard_below, easy_above)) for at, hard_below, easy_above in bounds)
 
 
 def _sure_count(right: Tensor) -> int:
@@ -241,6 +242,7 @@ def fit(
     data, shown = head_data(found, open_discriminator(discriminator))
     learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
     network = train_head(learnt, shown)
+    fit_agreement(network, kept)
     network.load_state_dict({name: tensor.half().float() for name, tensor in network.state_dict().items()})
     record = HeadRecord(data.features.shape[1], data.prompts.shape[1], HIDDEN_WIDTH, digest_directory(encoder))
     record = calibrated(network, kept, record)

@@ -27,7 +27,7 @@ class HeadPlan:
     epochs: int = 24
     batch: int = 64
     peak_rate: float = 2.0e-3
-    weight_decay: float = 0.3
+    weight_decay: float = 1.0
     seed: int = 0
 
 
@@ -71,23 +71,48 @@ class CaptionedImages:
 def train_head(
     data: HeadData, shown: CaptionedImages, plan: HeadPlan = HeadPlan(), hidden_width: int = HIDDEN_WIDTH
 ) -> HeadNetwork:
-    """Return the head that separates as-good images from others, by image and prompt and by the prompt only. It reads
-    embeddings from features as `shown` has them."""
+    """Return a head that separates as-good images from others by the prompt only, and reads embeddings from features as
+    `shown` has them."""
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
         network = HeadNetwork(HeadShape(data.features.shape[1], data.prompts.shape[1], hidden_width))
         fit_reading(network, shown)
-        learnt = [value for value in network.parameters() if value.requires_grad]
+        learnt = [*network.before.parameters(), *network.foreseen.parameters()]
         optimiser = torch.optim.AdamW(learnt, plan.peak_rate, weight_decay=plan.weight_decay)
+        wanted = data.as_good.float()
         network.train()
         for epoch in range(plan.epochs):
             for group in optimiser.param_groups:
                 group["lr"] = plan.peak_rate * (1.0 - epoch / plan.epochs)
-            for chosen in torch.randperm(len(data.light)).split(plan.batch):
+            for chosen in torch.randperm(len(wanted)).split(plan.batch):
                 optimiser.zero_grad()
-                loss(network, data.rows(chosen)).backward()
+                found = network.foresee(data.prompts[chosen])
+                functional.binary_cross_entropy_with_logits(found, wanted[chosen]).backward()
                 optimiser.step()
     return network.eval()
+
+
+def fit_agreement(network: HeadNetwork, kept: HeadData) -> None:
+    """Set the weight of the image's part by logistic regression on prompts that were not trained on: on the others the
+    prompt's part explains too much."""
+    with torch.no_grad():
+        prompt = network.foresee(kept.prompts)
+        network.agreed.weight.fill_(1.0)
+        image = network(kept.features, kept.prompts) - prompt
+    rows = torch.stack([prompt, image, torch.ones(len(prompt))], dim=1).double()
+    weights = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = functional.binary_cross_entropy_with_logits(rows @ weights, kept.as_good.double())
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    by_prompt, by_image, _ = weights.detach().tolist()
+    with torch.no_grad():
+        network.agreed.weight.fill_(max(by_image / by_prompt, 0.0) if by_prompt > 0.0 else 0.0)
 
 
 @torch.no_grad()
@@ -99,11 +124,3 @@ def fit_reading(network: HeadNetwork, shown: CaptionedImages) -> None:
     found = torch.linalg.solve(rows.T @ rows + penalty, rows.T @ shown.captions.double()).float()
     network.read.weight.copy_(found[:-1].T)
     network.read.bias.copy_(found[-1])
-    network.read.requires_grad_(False)
-
-
-def loss(network: HeadNetwork, data: HeadData) -> Tensor:
-    """Return the loss of both answers, each separately."""
-    wanted = data.as_good.float()
-    together = functional.binary_cross_entropy_with_logits(network(data.features, data.prompts), wanted)
-    return together + functional.binary_cross_entropy_with_logits(network.foresee(data.prompts), wanted)

@@ -20,7 +20,7 @@ from zoo.drawing.dataset import as_pixels
 from zoo.train.discriminator import LABELS, blurred
 from zoo.train.loop import TrainingPlan
 
-PLAN = TrainingPlan(steps=800, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05, checkpoint_every=100)
+PLAN = TrainingPlan(steps=600, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05, checkpoint_every=100)
 BATCH = 64
 SHARES = (0.25, 0.25, 0.25, 0.25)  # of a batch: drawn, rendered, light, heavy
 TEMPERATURE = 0.05

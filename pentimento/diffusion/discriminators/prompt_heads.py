@@ -34,7 +34,7 @@ _WIDTHS = ("feature_width", "embedding_width", "hidden_width")
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Widths of the network's pooled features, of the embedding, and of the layer in which they meet."""
+    """Widths of the network's pooled features, of the embedding, and of the hidden layer over the embedding."""
 
     feature_width: int
     embedding_width: int
@@ -43,11 +43,11 @@ class HeadShape:
 
 class HeadNetwork(nn.Module):
     """Logits of 'as good': of features (n, feature_width) with unit embeddings (n, embedding_width), and of these
-    alone. The first is the second plus the image's part, which begins at 0: a few thousand images are too few to learn
-    the prompt's part from them again.
+    alone.
 
-    The image's part reads an embedding from the features (`read`, fitted to images with captions), and weighs how far
-    it agrees with the prompt's, in all and by dimension."""
+    The first is the second plus the image's part, which begins at 0: how far the embedding that is read from the
+    features (`read`, fitted to images with captions) agrees with the prompt's. A few thousand images are too few to
+    learn more from them than its weight."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -55,33 +55,22 @@ class HeadNetwork(nn.Module):
         # An embedding's numbers are about 1 / sqrt(width) each.
         self.scale = math.sqrt(prompt)
         self.norm = nn.LayerNorm(features, elementwise_affine=False)
-        self.seen, self.asked = nn.Linear(features, hidden), nn.Linear(prompt, hidden)
-        self.read = nn.Linear(features, prompt)
-        self.added, self.agreed = nn.Linear(hidden, 1), nn.Linear(prompt + 1, 1, bias=False)
-        self.before, self.foreseen = nn.Linear(prompt, 4 * hidden), nn.Linear(4 * hidden, 1)
-        self.picture_dropout, self.prompt_dropout = nn.Dropout(0.5), nn.Dropout(0.3)
-        for weights in (self.added.weight, self.added.bias, self.agreed.weight):
-            nn.init.zeros_(weights)
+        self.read, self.agreed = nn.Linear(features, prompt), nn.Linear(1, 1)
+        self.before, self.foreseen = nn.Linear(prompt, hidden), nn.Linear(hidden, 1)
+        self.dropout = nn.Dropout(0.3)
+        nn.init.zeros_(self.agreed.weight)
+        nn.init.zeros_(self.agreed.bias)
 
     def forward(self, features: Tensor, prompts: Tensor) -> Tensor:
-        """Return (n,), by picture and prompt."""
-        normal = self.norm(features)
-        seen = self.seen(self.picture_dropout(normal) / 4.0)
-        both = functional.gelu(seen + self.asked(prompts * self.scale))
-        seen_part = self.added(both) + self.agreed(self.agreement(normal, prompts))
-        found: Tensor = self.foresee(prompts) + seen_part[:, 0]
+        """Return (n,), by image and prompt."""
+        cosines = (functional.normalize(self.read(self.norm(features)), dim=1) * prompts).sum(dim=1, keepdim=True)
+        # Cosines of images and prompts differ by a quarter or so.
+        found: Tensor = self.foresee(prompts) + self.agreed(4.0 * cosines)[:, 0]
         return found
-
-    def agreement(self, normal: Tensor, prompts: Tensor) -> Tensor:
-        """Return (n, embedding_width + 1): products of the read embedding and the prompt's, and their cosine, each of
-        about 1."""
-        products = functional.normalize(self.read(normal), dim=1) * prompts
-        return torch.cat([products * prompts.shape[1], 4.0 * products.sum(dim=1, keepdim=True)], dim=1)
 
     def foresee(self, prompts: Tensor) -> Tensor:
         """Return (n,), by the prompts alone."""
-        hidden = self.prompt_dropout(functional.gelu(self.before(prompts * self.scale)))
-        found: Tensor = self.foreseen(hidden)[:, 0]
+        found: Tensor = self.foreseen(self.dropout(functional.gelu(self.before(prompts * self.scale))))[:, 0]
         return found
 
 

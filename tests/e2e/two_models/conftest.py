@@ -11,31 +11,27 @@ from tests.e2e.folder_suite import FolderSuite
 STARTED = FolderSuite(Path(__file__).parent)
 
 # To the cache any prompt is near enough to any other: what is tested is the way of a hit, not which ones there are. Of
-# a model's own entries latents save more. Every hit is painted again as soon as nobody waits. What the shipped head
-# says of the tests' prompts is far from the bound by which the light model is left out.
+# a model's own entries latents save more. Every hit is generated again as soon as no request waits.
 TWO_MODELS = """
 [vectordb_gateway]
 latent_thresholds = ["-1:0.4"]
 image_thresholds = ["-1:0.3"]
 
 [frontdoor]
-skip_light_below = 0.25
 quality_sample_share = 1.0
 quality_work_share = 1.0
 quality_quiet_s = 0.1
 """
-CONFIDENCE_THRESHOLD = 0.58
 
 
 @pytest.fixture(scope="session")
 def suite_of_two(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSuite]:
-    """Its discriminator reads prompts too."""
+    """Its cascade has the default discriminator, which reads prompts, and no setting of its own."""
     config = tmp_path_factory.mktemp("suite") / "settings.toml"
     config.write_text(TWO_MODELS)
-    cascade = ["--cascade", "tiny-light,tiny-heavy", "--discriminator", "tiny-router"]
-    bounds = ["--confidence-threshold", str(CONFIDENCE_THRESHOLD), "--config", str(config)]
     with STARTED:
-        yield STARTED.enter_context(local_suite([*cascade, *bounds]))
+        cascade = ["--cascade", "tiny-light,tiny-heavy", "--config", str(config)]
+        yield STARTED.enter_context(local_suite(cascade))
 
 
 @pytest.hookimpl(trylast=True)  # after the test's own fixtures

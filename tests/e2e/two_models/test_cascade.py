@@ -1,46 +1,74 @@
-"""A real cascade: the light model paints, the discriminator scores, the heavy one paints what was doubted."""
+"""A real cascade without any setting: the light model generates, the default discriminator scores, the heavy model
+generates again what was doubted. The prompt only may decide it."""
 
 import pytest
 
+from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
-from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.diffusion.discriminators import PromptHead, open_discriminator
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.foresight import Verdict
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.pictures.decoding import decode
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.models import WEIGHTS
-from tests.e2e.two_models.conftest import CONFIDENCE_THRESHOLD
 
-PROMPTS = [f"{size} {thing}" for size in ("a small", "a large") for thing in ("red circle", "blue star")]
+DISCRIMINATOR = WEIGHTS / "tiny-router"
+UNSURE = [f"{size} {thing}" for size in ("a small", "a large") for thing in ("red circle", "blue star")]
+PROMPTS = [*UNSURE, "a red circle", "a black square on white", "a blue square to the left of a red star"]
 
 
 def asking(prompt: str, seed: int, model: str = "") -> ImageRequest:
     return ImageRequest(prompt, model=model, seed=seed, cache=CacheMode.OFF)
 
 
-async def confidence_of(suite: LocalSuite, image: bytes, prompt: str) -> float:
-    """What the shipped discriminator says of the picture, read here, beside what the suite's embedder makes of its
-    prompt."""
-    discriminator = open_discriminator(WEIGHTS / "tiny-router")
-    assert discriminator.head is not None
+def shipped_head() -> PromptHead:
+    head = open_discriminator(DISCRIMINATOR).head
+    assert head is not None
+    return head
+
+
+async def embedding_of(suite: LocalSuite, prompt: str) -> Embedding:
     async with open_channel(f"unix:{suite.state.sockets}/embedder.sock", RpcChannelSettings()) as channel:
         (embedding,) = await EmbedderClient(channel).embed_text([prompt])
-    pixels = decode(image, "image", discriminator.pixels)
-    return discriminator.confidences_with([pixels], [discriminator.head.prompt("prompt", embedding)])[0]
+    return embedding
 
 
-async def test_what_the_discriminator_doubts_is_painted_by_the_heavy_model(suite_of_two: LocalSuite) -> None:
-    doubts = []
+async def scored_count(suite: LocalSuite) -> int:
+    async with open_channel(f"unix:{suite.state.sockets}/discriminator.sock", RpcChannelSettings()) as channel:
+        return (await DiscriminatorClient(channel).status()).scored_count
+
+
+async def confidence_of(suite: LocalSuite, image: bytes, prompt: str) -> float:
+    """Return the shipped discriminator's confidence in an image, with the suite's embedding of its prompt."""
+    discriminator = open_discriminator(DISCRIMINATOR)
+    assert discriminator.head is not None
+    embedding = discriminator.head.prompt("prompt", await embedding_of(suite, prompt))
+    return discriminator.confidences_with([decode(image, "image", discriminator.pixels)], [embedding])[0]
+
+
+async def with_verdict(suite: LocalSuite, verdict: Verdict) -> list[str]:
+    """Return the prompts of PROMPTS that the shipped head judges so at its own threshold."""
+    head = shipped_head()
+    read = [head.prompt("prompt", await embedding_of(suite, prompt)) for prompt in PROMPTS]
+    return [prompt for prompt, told in zip(PROMPTS, head.foresee(read), strict=True) if told.verdict is verdict]
+
+
+async def test_what_the_discriminator_doubts_is_generated_by_the_heavy_model(suite_of_two: LocalSuite) -> None:
+    threshold, doubts = shipped_head().record.threshold, []
     async with AsyncClient(suite_of_two.endpoint.public) as client:
-        for seed, prompt in enumerate(PROMPTS):
+        for seed, prompt in enumerate(await with_verdict(suite_of_two, Verdict.UNSURE)):
             light = await client.generate(asking(prompt, seed, "tiny-light"))
             confidence = await confidence_of(suite_of_two, light.data, prompt)
 
             answer = await client.generate(asking(prompt, seed))
 
-            doubts.append(confidence < CONFIDENCE_THRESHOLD)
-            assert [stage.model for stage in answer.provenance.route.stages] == ["tiny-light", "tiny-heavy"]
+            doubts.append(confidence <= threshold)
+            first, last = answer.provenance.route.stages
+            assert (first.model, last.model) == ("tiny-light", "tiny-heavy")
+            assert first.confidence_threshold == pytest.approx(threshold)
             assert answer.provenance.spec.model == ("tiny-heavy" if doubts[-1] else "tiny-light")
             assert not any("the prompt predicts" in note or "UNSCORED" in note for note in answer.provenance.notes)
             if not doubts[-1]:
@@ -48,11 +76,22 @@ async def test_what_the_discriminator_doubts_is_painted_by_the_heavy_model(suite
     assert set(doubts) == {True, False}
 
 
-async def test_a_prompt_that_is_sure_to_be_hard_skips_the_light_model(suite_of_two: LocalSuite) -> None:
-    """Told by a real head of a real embedding."""
+@pytest.mark.parametrize(
+    ("verdict", "model", "note"),
+    [
+        (Verdict.HARD, "tiny-heavy", "tiny-light skipped: the prompt predicts"),
+        (Verdict.EASY, "tiny-light", "tiny-light needs no score: the prompt predicts"),
+    ],
+)
+async def test_sure_prompt_makes_no_score_call(
+    suite_of_two: LocalSuite, verdict: Verdict, model: str, note: str
+) -> None:
+    """By a real head from a real embedding."""
+    prompt, before = (await with_verdict(suite_of_two, verdict))[0], await scored_count(suite_of_two)
     async with AsyncClient(suite_of_two.endpoint.public) as client:
-        skipped = (await client.generate(asking("a blue square to the left of a red star", 1))).provenance
+        found = (await client.generate(asking(prompt, 1))).provenance
 
-    assert skipped.spec.model == "tiny-heavy"
-    assert skipped.discriminator_confidence is None
-    assert any(note.startswith("tiny-light skipped: the prompt predicts") for note in skipped.notes)
+    assert found.spec.model == model
+    assert found.discriminator_confidence is None
+    assert any(one.startswith(note) for one in found.notes)
+    assert await scored_count(suite_of_two) == before

@@ -43,8 +43,7 @@ def network(shape: HeadRecord = RECORD) -> HeadNetwork:
     torch.manual_seed(4)
     found = HeadNetwork(shape.shape).eval()
     # What the picture adds begins at nothing: here it is to tell.
-    torch.nn.init.normal_(found.added.weight)
-    torch.nn.init.normal_(found.agreed.weight, std=0.1)
+    torch.nn.init.constant_(found.agreed.weight, 1.5)
     return found
 
 
@@ -178,7 +177,7 @@ ARCHITECTURES = r"architecture must be one of .*efficientnet_v2_s.*got 'efficien
     ("file", "damage", "named"),
     [
         (HEAD_WEIGHTS, Path.unlink, "or neither"),
-        (HEAD_WEIGHTS, with_tensors(**{"added.bias": math.inf}), "no usable probability"),
+        (HEAD_WEIGHTS, with_tensors(**{"agreed.bias": math.inf}), "no usable probability"),
         (
             "config.json",
             lambda path: edit_json(path, model_type="torchvision", architecture="efficientnet_b9"),
