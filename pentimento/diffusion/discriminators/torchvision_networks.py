@@ -8,6 +8,7 @@ one of other widths and depths than the named ones: `stages` lists its blocks, `
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,11 @@ def _narrow(path: Path, document: Mapping[str, Any], label_count: int) -> Any:
             raise BadCheckpoint(f"{path}: block of a stage must be one of {', '.join(BLOCKS)}, got {stage!r:.80}")
         for key, most in _STAGE_LIMITS.items():
             whole_number(path, stage, key, 1, most)
+        # torchvision rounds the channels of some blocks.
+        if stage["input_channels"] % 8 or stage["out_channels"] % 8:
+            raise BadCheckpoint(f"{path}: channels of a stage must be multiples of 8, got {stage!r:.160}")
+    if any(after["input_channels"] != before["out_channels"] for before, after in pairwise(stages)):
+        raise BadCheckpoint(f"{path}: input_channels of a stage must be the out_channels of the one before")
     return narrow_efficientnet(stages, whole_number(path, document, "last_channel", 1, _MAX_FEATURES), label_count)
 
 

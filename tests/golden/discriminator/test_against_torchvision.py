@@ -18,7 +18,7 @@ SIZE_PX = 96
 STAGES = [
     {"block": block, "expand_ratio": 2, "kernel": 3, "stride": 2, "input_channels": before, "out_channels": after}
     | {"num_layers": 2}
-    for block, before, after in (("fused", 8, 12), ("inverted", 12, 16))
+    for block, before, after in (("fused", 8, 16), ("inverted", 16, 24))
 ]
 LINE = {"slope": 0.7, "intercept": -0.2}
 
@@ -97,6 +97,8 @@ def test_open_discriminator_refuses_architecture(tmp_path: Path, architecture: s
         ({"stages": []}, "stages must be a list of 1 to 16 stages"),
         ({"stages": [{"block": "dense"}]}, "block of a stage must be one of fused, inverted"),
         ({"stages": [STAGES[0] | {"kernel": 99}]}, "kernel must be a whole number from 1 to 15, got 99"),
+        ({"stages": [STAGES[0] | {"out_channels": 12}]}, "channels of a stage must be multiples of 8"),
+        ({"stages": [STAGES[0], STAGES[1] | {"input_channels": 8}]}, "must be the out_channels of the one before"),
         ({"last_channel": 0}, "last_channel must be a whole number from 1 to 8192"),
         ({"last_channel": 25}, "its weights do not fit"),
     ],

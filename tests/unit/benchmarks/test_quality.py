@@ -39,7 +39,7 @@ from benchmarks.reuse_quality import (
     throughput_figures,
 )
 from benchmarks.router import RoutedPrompts, gain_figures, margin_figures
-from benchmarks.routing_data import CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
+from benchmarks.routing_data import BY_PROMPT, CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
 from benchmarks.routing_estimates import aurocs, deferred_weights, figure_of, resampling_weights, served_values
 from benchmarks.value_runs import LogPlan
 from lab.emulation.pace import read_pace
@@ -414,8 +414,8 @@ def test_margin_is_auroc_above_baseline() -> None:
     """Light is as good as heavy for the first of two prompts: one router knows, one is wrong, one cannot decide."""
     read = Reading(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
     knows, wrong, even = np.array([0.9, 0.1]), np.array([0.1, 0.9]), np.array([0.5, 0.5])
-    confidences = {PROMPT_AWARE: knows, THING_COUNT: even, CLIP_SCORE: wrong}
+    confidences = {PROMPT_AWARE: knows, BY_PROMPT: even, CLIP_SCORE: wrong, THING_COUNT: even}
 
     found = margin_figures(RoutedPrompts({"r": read}, confidences, np.ones((3, 2))))
 
-    assert [figure.value for figure in found] == [0.5, 1.0]
+    assert [figure.value for figure in found] == [0.5, 1.0, 0.5]
