@@ -220,7 +220,7 @@ def _dataplane(table: TomlTable | None, fleet: EmulatedFleet) -> DataplaneSettin
     return DataplaneSettings(
         queue_limit=table.whole("queue_limit", default.queue_limit, minimum=1),
         drop_late=table.flag("drop_late", default.drop_late),
-        confidence_threshold=table.number("confidence_threshold", default.confidence_threshold, maximum=1.0),
+        confidence_threshold=table.number("confidence_threshold", fleet.confidence_threshold, maximum=1.0),
         fall_back=table.flag("fall_back", default.fall_back),
     )
 
