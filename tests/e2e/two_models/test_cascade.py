@@ -16,8 +16,17 @@ from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.models import WEIGHTS
 
 DISCRIMINATOR = WEIGHTS / "tiny-router"
-UNSURE = [f"{size} {thing}" for size in ("a small", "a large") for thing in ("red circle", "blue star")]
-PROMPTS = [*UNSURE, "a red circle", "a black square on white", "a blue square to the left of a red star"]
+PROMPTS = [
+    "a small green ring, a blue star and a red heart",
+    "a large blue star",
+    # Of two prompts in a hundred the head is unsure at its own threshold.
+    "a little brown star below a medium tangerine ring on a gray background",
+    "a medium red square to the right of a medium brown pyramid, polka-dot style",
+    "a medium-sized red love heart below a mid-sized golden disc, dotted style in a meadow",
+    "a medium-sized pink moon to the right of a little triangle, flat style on black",
+    "on a brick wall, a picture of a medium diamond to the left of a medium rose moon, shaded style",
+    "a small block beside and left of a tiny red plus sign, polka-dot style on a striped background",
+]
 
 
 def asking(prompt: str, seed: int, model: str = "") -> ImageRequest:
