@@ -164,7 +164,7 @@ def gain(
 
 
 def sure_figures(pairs: GeneratedPairs, routed: RoutedPrompts) -> Iterator[Figure]:
-    """Report sure prompts at the head's own threshold and at those that defer some shares, with the errors: hard ones
+    """Report sure prompts at the head's own threshold and at thresholds that defer some shares, with the errors: hard ones
     that the score would have accepted, easy ones that it would have deferred."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
@@ -192,7 +192,7 @@ def new_confidences(work: Path, count: int) -> Array:
 
 
 def deferral_gap(prompts: str, confidence: Array, target: Target) -> Figure:
-    """Report the distance of the head's f(t) from the shares deferred of those prompts."""
+    """Report the distance of the head's f(t) from the shares deferred of these prompts."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
     samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]

@@ -1,8 +1,8 @@
-"""Make torchvision importable beside a torch that its compiled extension was not built for.
+"""Make torchvision importable with a torch that its compiled extension was not built for.
 
-Its wheels hold an extension for CUDA builds. Beside a torch for CPUs that cannot load, and the import then fails for
-two operators of detection networks that nothing here calls. Declaring them is all that models and transforms need.
-transformers and diffusers import torchvision wherever it is installed, so the declaration waits for any first import.
+Its wheels hold an extension for CUDA builds. With a torch for CPUs that cannot load, and the import then fails for two
+operators of detection networks that nothing here calls. Declaring them is all that models and transforms need.
+transformers and diffusers import an installed torchvision, so the declaration waits for any first import.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ _declared: list[Any] = []
 
 
 def is_installed() -> bool:
-    """Return whether torchvision is there, without importing it."""
+    """Return whether torchvision is installed, without importing it."""
     return importlib.util.find_spec("torchvision") is not None
 
 

@@ -38,7 +38,7 @@ class ImageScorer(Protocol):
     """A scorer on the event loop. `cascades`, in the form `light>heavy`, are those it scores; empty: any.
 
     `costs` are the seconds of an image of each cascade, none before `open`. The discriminators of `prompt_cascades`
-    read prompts; `deferrals` are f(t) of those.
+    read prompts; `deferrals` has f(t) of each.
     """
 
     @property

@@ -103,7 +103,7 @@ class HeadImages:
 
 
 def head_images(pair: CascadePair, encoder: Path, scorers: Path, work: Path, count: int, drawn: int) -> HeadImages:
-    """Return the training's images, generating those that are missing from the work folder."""
+    """Return the training's images, generating what the work folder lacks."""
     prompts, seeds = training_prompts(count)
     captions = list(prompts.captions)
     light, heavy = (image_source.generate(work, captions, seeds) for image_source in (pair.light, pair.heavy))
@@ -199,7 +199,7 @@ def sure_bounds(confidences: Tensor, foreseen: Tensor, thresholds: Sequence[floa
         hard_below = float(ordered.values[hard - 1]) if hard else 0.0
         easy_above = float(ordered.values[len(accepted) - easy]) if easy else 1.0
         found.append((at, hard_below, easy_above))
-    # What is sure at a threshold is so at all that are further in its direction.
+    # Hard prompts stay hard at higher thresholds, easy ones easy at lower thresholds.
     hard_bounds = torch.tensor([hard for _, hard, _ in found], dtype=torch.float64).cummax(0).values.tolist()
     easy = torch.tensor([each for _, _, each in found], dtype=torch.float64)
     easy_bounds = easy.flip(0).cummin(0).values.flip(0).tolist()

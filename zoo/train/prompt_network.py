@@ -22,7 +22,7 @@ from zoo.train.loop import TrainingPlan
 
 PLAN = TrainingPlan(steps=600, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05, checkpoint_every=100)
 BATCH = 64
-SHARES = (0.25, 0.25, 0.25, 0.25)  # of a batch: drawn, rendered, light, heavy
+SHARES = (0.25, 0.25, 0.25, 0.25)  # parts of a batch: drawn, rendered, light, heavy
 TEMPERATURE = 0.05
 LAST_CHANNEL = 448
 _KEYS = ("block", "expand_ratio", "kernel", "stride", "input_channels", "out_channels", "num_layers")

@@ -123,7 +123,7 @@ class Job:
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()
-    # what the prompt tells of its light image; None if not predicted
+    # the prediction of its light image by the prompt; None without one
     foreseen: PromptForesight | None = None
     # Seconds of its light stage ÷ those of the next one; 0 if unknown.
     light_price: float = 0.0
