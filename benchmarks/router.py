@@ -164,8 +164,8 @@ def gain(
 
 
 def sure_figures(pairs: GeneratedPairs, routed: RoutedPrompts) -> Iterator[Figure]:
-    """Report sure prompts at the head's own threshold and at thresholds that defer some shares, with the errors: hard ones
-    that the score would have accepted, easy ones that it would have deferred."""
+    """Report sure prompts at the head's own threshold and at others, with the errors: hard prompts that the
+    score would have accepted, easy prompts that it would have deferred."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
     embedded = list(Examiner(WEIGHTS, WEIGHTS).embed_texts(list(pairs.prompts.captions)).numpy())
@@ -192,7 +192,7 @@ def new_confidences(work: Path, count: int) -> Array:
 
 
 def deferral_gap(prompts: str, confidence: Array, target: Target) -> Figure:
-    """Report the distance of the head's f(t) from the shares deferred of these prompts."""
+    """Report the distance of the head's f(t) from the shares deferred here."""
     head = open_discriminator(WEIGHTS / "tiny-router").head
     assert head is not None
     samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]
