@@ -6,7 +6,7 @@ The reference is diffusers' pipeline of `tiny-heavy`, which loads the LoRA first
 other. The step engine generates the same held-out prompts with the same seeds: with the LoRA from the start, from the
 step that the zoo's bounds allow (BAL), from Katz's step 10 of 50, and without the LoRA. SSIM is with the reference's
 image, the Fréchet distance with all of its images, over the image embeddings of `tiny-clip` in their eight directions
-of largest variance; CLIPScore is by `tiny-clip`. With 48 samples the distance says which arm is nearer, not how
+of largest variance; CLIPScore is by `tiny-clip`. With 32 prompts the distance says which arm is nearer, not how
 good the images are. Not shown: ControlNets (`controlnet_golden`), latency (`adapter_latency`).
 """
 
@@ -97,7 +97,7 @@ def figures_of(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=32)
 
 
 def main() -> int:
