@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,19 +11,12 @@ from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 MODELS = ["--model", "tiny-heavy", "--model", "tiny-light"]
-MIXTURE = """
-[controller]
-heavy = "tiny-heavy"
-small = ["tiny-light"]
-"""
 
 
 @pytest.fixture
-def mixture(tmp_path: Path) -> Iterator[LocalSuite]:
+def mixture() -> Iterator[LocalSuite]:
     """Both models by the profiles that the zoo ships, hits of images to the light one."""
-    config = tmp_path / "settings.toml"
-    config.write_text(MIXTURE)
-    with local_suite([*MODELS, "--policy", "resident-mixture", "--config", str(config)]) as running:
+    with local_suite([*MODELS, "--policy", "resident-mixture"]) as running:
         yield running
 
 
