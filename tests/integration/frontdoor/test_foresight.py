@@ -82,7 +82,7 @@ async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_al
     assert not cascade.discriminator.asked
     assert left_out_count() == left_out + 1
     assert (explanation.pool, explanation.route.model) == ("heavy", "heavy")
-    assert [reason for reason in explanation.reasons if reason.startswith("stages")] == [f"stages: {note}"]
+    assert f"stages: {note}" in explanation.reasons
     (prompt,) = cascade.discriminator.foresights[-1].prompts
     assert prompt.prompt.values == EMBEDDED
 
@@ -112,10 +112,10 @@ async def test_sure_prompts_need_no_setting(folder: Path, foreseen: float, light
 
 async def test_discriminator_without_head_delays_no_request(folder: Path) -> None:
     async with reading(folder, confidence_threshold=None, foresee_timeout_ms=20_000) as cascade:
-        for seed in (1, 2):
-            completed = await cascade.suite.paint(replace(UNNAMED, seed=seed))
+        await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
 
-    assert (len(cascade.discriminator.foresights), len(cascade.discriminator.asked)) == (1, 2)
+    assert (len(cascade.discriminator.foresights), len(cascade.discriminator.asked)) == (1, 1)
     assert not any("foresight" in note for note in completed.provenance.notes)
 
 
