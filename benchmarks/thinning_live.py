@@ -64,7 +64,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {"default": (), "off": ("--thinning", "off
 
 
 @dataclass(frozen=True)
-class LiveSide:
+class ThinningSide:
     """Describe a side: its suites' flags, images per second with all steps, and seconds of one in a full batch."""
 
     flags: tuple[str, ...]
@@ -134,7 +134,7 @@ def part_of(part: str, options: Options) -> PartResult:
     return PartResult(list(figures_of(part, found)), notes)
 
 
-def emulated_side(folder: Path) -> LiveSide:
+def emulated_side(folder: Path) -> ThinningSide:
     """Write the fleet's file, and return its side."""
     path = folder / "fleet.toml"
     path.write_text(f"""seed = 1
@@ -155,10 +155,10 @@ models = ["{MODEL}"]
     fleet = read_fleet(path)
     model = fleet.model(MODEL)
     batch = next(one for one in measured_batches(model) if one.batch_size == MAX_BATCH)
-    return LiveSide(("--emulate", str(path)), capacity_per_s(fleet, MODEL), model.steps * batch.step.mean_s / SPEED)
+    return ThinningSide(("--emulate", str(path)), capacity_per_s(fleet, MODEL), model.steps * batch.step.mean_s / SPEED)
 
 
-def real_side() -> LiveSide:
+def real_side() -> ThinningSide:
     """Measure the capacity of two workers, and return their side."""
     flags = ("--model", MODEL, "--workers", str(WORKERS), "--device", "cpu")
     with local_suite([*flags, "--thinning", "off"]) as suite:
@@ -166,7 +166,7 @@ def real_side() -> LiveSide:
         began_s = time.monotonic()
         latencies = asyncio.run(closed_loop(suite, CLIENT_IMAGES))
         per_s = len(latencies) / (time.monotonic() - began_s)
-    return LiveSide(flags, per_s, sorted(latencies)[len(latencies) // 2])
+    return ThinningSide(flags, per_s, sorted(latencies)[len(latencies) // 2])
 
 
 async def closed_loop(suite: LocalSuite, count: int) -> list[float]:
@@ -186,7 +186,7 @@ async def closed_loop(suite: LocalSuite, count: int) -> list[float]:
     return [seconds for of_client in of_clients for seconds in of_client]
 
 
-async def live_rounds(part: str, side: LiveSide, rounds: int, seconds: float) -> list[LiveRound]:
+async def live_rounds(part: str, side: ThinningSide, rounds: int, seconds: float) -> list[LiveRound]:
     """Return all rounds of both arms, in drawn orders."""
     found = []
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ async def live_rounds(part: str, side: LiveSide, rounds: int, seconds: float) ->
     return found
 
 
-def workload_of(side: LiveSide, load: int, seconds: float, seed: int) -> Workload:
+def workload_of(side: ThinningSide, load: int, seconds: float, seed: int) -> Workload:
     """Return Poisson arrivals; no request names its steps, so that they may be skipped."""
     plain = steady_load(load * side.capacity_per_s, seconds, DEADLINE_RUNS * side.image_s, seed + 1)
     return replace(plain, arrivals=tuple(replace(arrival, steps=0) for arrival in plain.arrivals))

@@ -25,7 +25,7 @@ BATCH = 96
 OTHER_CAPTIONS = 416
 
 
-class ImageTower(nn.Module):
+class TrainedImageTower(nn.Module):
     """Map images (n, 3, 64, 64) in -1..1 to unit vectors, and to attributes read from the unscaled vectors."""
 
     def __init__(self, towers: TowersAndHeads) -> None:
@@ -55,7 +55,7 @@ class ImageTowerPart:
         self.drawings = cached_drawings(work, TRAIN_SEED, count, tokenizer)
         self.texts = _text_features(towers, self.drawings.tokens)
         self.scale = float(towers.clip.logit_scale.exp().clamp(max=100.0))
-        self.module = ImageTower(towers).requires_grad_(True)
+        self.module = TrainedImageTower(towers).requires_grad_(True)
         self.batch = batch
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
@@ -83,5 +83,5 @@ def _text_features(towers: TowersAndHeads, tokens: Tensor, batch: int = 512) -> 
 def load_dual_encoder(work: Path) -> TowersAndHeads:
     """Return both towers for the export: the text tower of `dual-encoder`, the image tower of `image-tower`."""
     towers = load_trained(TowersAndHeads(load_tokenizer(work / "tokenizer")), work / "dual-encoder")
-    load_trained(ImageTower(towers), work / "image-tower")
+    load_trained(TrainedImageTower(towers), work / "image-tower")
     return towers
