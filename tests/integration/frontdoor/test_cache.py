@@ -312,7 +312,8 @@ async def test_explain_lists_neighbours_where_asked_to(cached: FrontdoorSuite, g
     assert explanation.neighbours == gateway.neighbours
     assert without.neighbours == ()
     (asked,) = gateway.looked_around
-    assert (asked.limit_count, asked.candidate) == (7, gateway.lookups[0].candidates[0])
+    assert (asked.limit_count, asked.candidate.scope) == (7, gateway.lookups[0].candidates[0].scope)
+    assert asked.candidate.latents and asked.candidate.images
     gateway.error = DOWN
     assert (await cached.client.explain(FIFTY, neighbour_count=7)).neighbours == ()
 
