@@ -1,1 +1,1 @@
-"""The public edge and the dataplane's live interpreter: requests in, pictures out."""
+"""Accept requests at the public edge, run the dataplane live, and return images."""

@@ -1,4 +1,4 @@
-"""`python -m services.frontdoor`"""
+"""Run a frontdoor: `python -m services.frontdoor`."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from services.frontdoor.wiring import wire
 
 
 async def main(argv: list[str]) -> None:
-    """Serve over the journal, under an epoch of its own; a standby claims one when it takes over."""
+    """Serve over the journal under a new epoch; a standby claims its epoch at takeover."""
     settings = load_settings(FrontdoorSettings, "frontdoor", argv)
     journal = await asyncio.to_thread(open_journal, settings.ledger_url)
     try:

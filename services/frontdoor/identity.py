@@ -1,4 +1,4 @@
-"""Who this frontdoor is to workers and to the journal."""
+"""Identify this frontdoor to workers and to the journal."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,20 +13,20 @@ STANDBY_RETRY_MS = 1000
 
 @dataclass
 class Identity:
-    """`epoch` is 0 while it is a standby, and set once when it becomes the active one. `journal_id` is of the journal
-    that the epoch was claimed in."""
+    """Hold the frontdoor's id and epoch. `epoch` is 0 in a standby and set once, at takeover. `journal_id` names the
+    journal that issued the epoch."""
 
     frontdoor_id: str
     epoch: int = 0
     journal_id: str = ""
 
     def require_active(self) -> None:
-        """Raises Unavailable STANDBY in a standby, which knows no workers: it would say that none is ready."""
+        """Raise Unavailable STANDBY in a standby: it knows no workers, so it would report that none is ready."""
         if not self.epoch:
             raise Unavailable(Reason.STANDBY, "this frontdoor is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
     def attempt(self, request_id: str, tenant: str, number: int, token: int) -> Attempt:
-        """Return an attempt of this frontdoor's."""
+        """Return an attempt with this frontdoor's id and epoch."""
         return Attempt(request_id, number, token, self.frontdoor_id, self.epoch, tenant)
 
 

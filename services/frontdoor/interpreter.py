@@ -1,4 +1,4 @@
-"""Runs the dataplane live: events in one by one, effects out to whoever performs them, a timer for the clock."""
+"""Run the dataplane live: take in events one by one, perform their effects, and wake it by a timer."""
 
 import asyncio
 import logging
@@ -19,13 +19,15 @@ Observer = Callable[[float, Event, Sequence[Effect]], None]
 
 
 class Interpreter:
-    """Belongs to one event loop. Performers return at once and answer, now or later, with `submit`; of one that raises
-    the dataplane hears EffectFailed."""
+    """Pass events to the dataplane and its effects to performers, on one event loop.
+
+    Performers return at once and answer, now or later, with `submit`; if one raises, the dataplane gets EffectFailed.
+    """
 
     def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
         self.dataplane = dataplane
         self._clock = clock
-        # Hears every event with its effects, before they are performed, until it raises.
+        # Receives every event with its effects, before they are performed, until it raises.
         self.observer: Observer | None = None
         self._performers: dict[type, Performer] = {}
         self._events: deque[Event] = deque()
@@ -35,14 +37,14 @@ class Interpreter:
         self._timer_at: float | None = None
 
     def perform_with(self, performers: Mapping[type, Performer]) -> None:
-        """Who performs which kind of effect; ValueError unless every kind has its performer."""
+        """Set the performer of each kind of effect. Raises ValueError if a kind has none."""
         missing = set(get_args(Effect)) - set(performers)
         if missing:
             raise ValueError(f"no performer for {sorted(kind.__name__ for kind in missing)}")
         self._performers.update(performers)
 
     def submit(self, event: Event) -> None:
-        """Take in an event. One that a performer submits meanwhile comes after all effects of the one before it."""
+        """Process an event. If a performer submits one, it is processed after all effects of the present event."""
         if self._closed:
             return
         self._events.append(event)
@@ -57,7 +59,7 @@ class Interpreter:
         self._set_timer()
 
     def close(self) -> None:
-        """Changes state: what happens from here on is the next start's business."""
+        """Cancel the timer and ignore later events: the next start handles them."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -69,12 +71,12 @@ class Interpreter:
         for effect in effects:
             try:
                 self._performers[type(effect)](effect)
-            except Exception:  # one request's defect must not keep the others' effects from being performed
+            except Exception:  # one request's defect must not block the effects of others
                 logger.exception("an effect was not performed", extra={"effect": type(effect).__name__})
                 self._events.append(failure_of(effect))
 
     def _observe(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        """What happened is to be done, whether it can be written down or not."""
+        """Pass the event to the observer, and drop an observer that raises: effects are performed regardless."""
         if self.observer is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the frontdoor counts, beside the RPC metrics that every process has."""
+"""Define the frontdoor's metrics, in addition to the RPC metrics of every process."""
 
 from math import nan
 
@@ -9,7 +9,7 @@ REQUESTS = counter(
     "Requests by state: accepted, rejected, completed, failed, cancelled, expired.",
     ["state"],
 )
-# Alerts go by rates, which see nothing of a count that begins with the first event.
+# Alerts use rates, which miss a first event that creates its series.
 for _state in ("accepted", "rejected", "completed", "failed", "cancelled", "expired"):
     REQUESTS.labels(_state)
 QUEUE = gauge("pentimento_frontdoor_queue_count", "Requests waiting for a worker.", ["pool"])

@@ -1,4 +1,4 @@
-"""What the effects of the dataplane are performed with."""
+"""Hold the parts that perform the dataplane's effects."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from services.frontdoor.workers.worker_links import WorkerLinks
 
 @dataclass(frozen=True, slots=True)
 class PartTimeouts:
-    """Seconds that a request waits for parts it can do without."""
+    """Hold the seconds that a request waits for each part it can do without."""
 
     embed_s: float = 0.25
     lookup_s: float = 0.06
@@ -47,11 +47,11 @@ class PartTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class FrontdoorParts:
-    """The parts of one frontdoor, which stay the same for its life.
+    """Hold the parts of one frontdoor, which stay the same for its life.
 
     A function that performs an effect takes them and the effect, and returns at once; its answer goes to `submit`.
-    Without `embedder` or `gateway` every request starts from noise. `grants` has what attempts may put into the cache
-    until their fate is known.
+    Without `embedder` or `gateway` every request starts from noise. `grants` holds what attempts may write to the
+    cache, until it is committed or released.
     """
 
     journal: Journal

@@ -1,4 +1,4 @@
-"""The life of a frontdoor process, from its start or takeover to the last answer."""
+"""Run a frontdoor process from its start or takeover to its last answer."""
 
 import asyncio
 import logging
@@ -33,8 +33,11 @@ _LOOK_S = 0.25
 
 @dataclass(kw_only=True)
 class Frontdoor(ServiceProcess):
-    """A frontdoor as `wiring` constructs it; `admin` is None where nobody administers tenants here. A standby (epoch 0)
-    is one until it is prepared. What it does besides answering goes on through the drain: requests end meanwhile."""
+    """Run a frontdoor as `wiring` constructs it. `admin` is None if tenants are not administered here.
+
+    A frontdoor with epoch 0 is a standby until `prepare`. Its background tasks run through the drain, during which
+    requests still end.
+    """
 
     settings: FrontdoorSettings
     parts: FrontdoorParts
@@ -58,14 +61,14 @@ class Frontdoor(ServiceProcess):
                 await self.parts.catalogue.wait_for_any()
 
     async def prepare(self) -> None:
-        """Take over what an earlier frontdoor left, and follow the last plan. A standby waits for its turn first."""
+        """Recover the requests of an earlier frontdoor and follow the last plan. A standby first waits to take over."""
         parts = self.parts
         if not parts.identity.epoch:
             parts.identity.epoch = await self.lease.wait_and_take_over()
             parts.submit(TookOver(parts.identity.epoch))
         await asyncio.wrap_future(parts.journal.time.resume(self.lease.silence_s))
-        # Recovery may take longer than a lease: whoever waits would take over in the middle of it, and from that one in
-        # turn.
+        # Recovery may take longer than a lease: unless it is held, a standby takes over in the middle of it, then the
+        # next standby from that one.
         holding = self.lease.hold(lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)
         self.run_until_closed(holding, "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
@@ -87,7 +90,7 @@ class Frontdoor(ServiceProcess):
         self._start_background()
 
     async def finish(self) -> None:
-        """Wait until every accepted request has ended; those that have not are in the journal for the next start."""
+        """Wait until every accepted request has ended; unfinished ones stay in the journal for the next start."""
         try:
             self.parts.shadows.close()
             self.parts.submit(DrainRequested())
@@ -101,11 +104,11 @@ class Frontdoor(ServiceProcess):
             self.stop_listening_to_clients()
 
     def stop_listening_to_clients(self) -> None:
-        """From here on streams break because the process stops; that cancels no request."""
+        """Stop cancelling requests when their streams break: from here on streams break because the process stops."""
         self.api.stopping = True
 
     async def close(self) -> None:
-        """Stop everything but the journal, which was opened by others."""
+        """Stop everything but the journal, which the caller opened and closes."""
         if self.registration is not None:
             await self.registration.close()
         if self.admin is not None:
@@ -135,8 +138,8 @@ class Frontdoor(ServiceProcess):
         self.run_until_closed(self.plans.run(self._on_plan), "plan")
 
     async def _tell_whether_accepting(self) -> None:
-        """Have health say NOT_SERVING, with the reason, while every new request would be rejected. Requests under way
-        go on, and calls are answered."""
+        """Report NOT_SERVING, with the reason, while every new request would be rejected. Running requests continue,
+        and calls are answered."""
         told = ""
         while True:
             blocked = self.parts.acceptance.blocked
@@ -156,7 +159,7 @@ class Frontdoor(ServiceProcess):
         self._follow_workers()
 
     def _on_superseded(self) -> None:
-        """Another frontdoor is active: whatever this one still does is fenced off. Its clients find theirs there."""
+        """Stop: another active frontdoor fences off this one's work, and clients find their requests there."""
         self._superseded = True
         self.interpreter.close()
         self.api.hand_over()

@@ -1,6 +1,6 @@
-"""`python -m services.frontdoor.renewal`: makes the journal another one, newer than all before, whatever was restored.
+"""Give a journal, restored or not, a new identity and larger epochs: `python -m services.frontdoor.renewal`.
 
-The frontdoor that is active over it stops within its lease and, started again, claims the next epoch.
+The active frontdoor stops within its lease and, started again, claims the next epoch.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ async def main(argv: list[str]) -> None:
 
 
 def renew(ledger_url: str, above: int) -> int:
-    """Changes state; the journal's newest epoch. Raises InvalidArgument for one that workers would not believe."""
+    """Renew the journal; return its newest epoch. Raises InvalidArgument for an epoch that workers would reject."""
     latest = latest_believable(time.time()) - 1
     if above > latest:
         raise InvalidArgument.of("above", f"must be at most {latest}, which workers still believe, got {above}")

@@ -1,4 +1,4 @@
-"""pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
+"""Serve pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -30,8 +30,8 @@ FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"]
 
 
 class ImageServicer(ImageServiceServicer):
-    """`stream_idle_s`: a client that takes no message for so long is cut off; `max_message_bytes`: what this process
-    sends in one."""
+    """Serve ImageService. `stream_idle_s`: seconds after which a client that takes no message is cut off;
+    `max_message_bytes`: the largest message that this process sends."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ImageServicer(ImageServiceServicer):
         asked, omits = decode(request.request, ImageRequest), request.omit_progress
         told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, self._max_message_bytes)
         stream = self._api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
-        # The stream may stay open for long, and the message holds the images that it came with.
+        # The stream may stay open for long, and the message holds the input images.
         del request, asked
         async with aclosing(self._told(stream, told)) as messages:
             async for message in messages:

@@ -1,4 +1,4 @@
-"""Settings of the frontdoor: flags, PENTIMENTO_FRONTDOOR_… and the table [frontdoor]."""
+"""Define the settings of the frontdoor: flags, PENTIMENTO_FRONTDOOR_… and the table [frontdoor]."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,7 +234,7 @@ class FrontdoorSettings:
 
 @dataclass(frozen=True)
 class RenewalSettings:
-    """What the frontdoor itself is given, of which the journal's address counts, and the epoch to rise above."""
+    """Hold the frontdoor's settings, for the journal's address, and the epoch that the next ones must exceed."""
 
     frontdoor: FrontdoorSettings
     above: int = setting(0, help="epoch that a worker knows; the journal's next ones are larger", minimum=0)

@@ -1,4 +1,4 @@
-"""What the dataplane looks like from outside: for operators, for the controller, for /metrics."""
+"""Report the dataplane's state to operators, to the controller and to /metrics."""
 
 import asyncio
 from collections import Counter
@@ -29,15 +29,14 @@ _LEVELS_INTERVAL_S = 1.0
 
 @dataclass
 class PaintedCounts:
-    """Pictures that workers painted since the start, by kind of start and the steps K that it saved, and the steps of
-    them all."""
+    """Count the images generated since the start, by kind of start and saved steps K, and the steps of all images."""
 
     starts: Counter[tuple[str, int]] = field(default_factory=Counter)
     steps_run: int = 0
     steps_saved: int = 0
 
     def count(self, kind: str, steps_run: int, steps_saved: int) -> None:
-        """Changes state."""
+        """Add one image."""
         self.starts[kind, steps_saved] += 1
         self.steps_run += steps_run
         self.steps_saved += steps_saved
@@ -45,9 +44,9 @@ class PaintedCounts:
 
 @dataclass(frozen=True)
 class FrontdoorStatus:
-    """`workers` are those connected and those lost a short while ago. `latencies`: upper bounds in seconds, ascending,
-    and how many completed requests took as long. `rejections`: rejected requests by reason; `blocked`: why none is
-    accepted now, "" where some are."""
+    """Describe the frontdoor's state. `workers` are connected or were lost a short while ago. `latencies`: buckets of
+    completed requests, each with its upper bound in seconds, ascending, and its count. `rejections`: rejected requests
+    by reason. `blocked`: why no request is accepted now; "" if some are."""
 
     frontdoor_id: str
     frontdoor_epoch: int
@@ -70,7 +69,7 @@ class FrontdoorStatus:
 def frontdoor_status(
     dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts, acceptance: Acceptance
 ) -> FrontdoorStatus:
-    """Return what the frontdoor tells of itself now."""
+    """Return the present status of the frontdoor."""
     state = dataplane.state
     counters = state.counters
     return FrontdoorStatus(
@@ -94,7 +93,7 @@ def frontdoor_status(
 
 
 def completed_latencies() -> tuple[tuple[float, int], ...]:
-    """Return the upper bounds in seconds of the buckets that completed requests are counted in, and their numbers."""
+    """Return the latency buckets of completed requests: the upper bound in seconds and the count of each."""
     cumulative = [
         (float(sample.labels["le"]), int(sample.value))
         for metric in REQUEST_SECONDS.collect()
@@ -106,7 +105,7 @@ def completed_latencies() -> tuple[tuple[float, int], ...]:
 
 
 def publish_levels(dataplane: Dataplane) -> None:
-    """Queue lengths and reruns as they are now, into the gauges of /metrics."""
+    """Set the gauges of queues, reruns and refused plans for /metrics."""
     for pool in dataplane.state.pools.values():
         QUEUE.labels(pool.name).set(pool.waiting_count)
         RUNNING.labels(pool.name).set(pool.running_count)
@@ -116,7 +115,7 @@ def publish_levels(dataplane: Dataplane) -> None:
 
 
 async def publish_levels_forever(dataplane: Dataplane, links: WorkerLinks) -> None:
-    """Publish the gauges once a second, until it is cancelled."""
+    """Publish the gauges once a second, until cancelled."""
     while True:
         publish_levels(dataplane)
         REFUSING_WORKERS.set(len(links.refusals()))

@@ -1,4 +1,4 @@
-"""Puts a frontdoor process together."""
+"""Construct a frontdoor process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -103,7 +103,7 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
 
 
 def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
-    """Return what gives the keys of addresses and webhooks; None without a file."""
+    """Return the source of the keys for addresses and webhooks; None without a file."""
     if settings.signing_key_file is None:
         return None
     if settings.make_signing_key:
@@ -112,7 +112,8 @@ def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
 
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
-    """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
+    """Construct a frontdoor, inside the event loop that the process runs on. `epoch` 0: a standby, until
+    `Frontdoor.warm` is done."""
     ring = KeyRing()
     server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=True)
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
@@ -249,8 +250,8 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, image
 
 
 def _admin_server(settings: FrontdoorSettings, journal: Journal, parts: FrontdoorParts) -> RpcServer | None:
-    """A server of its own, with the same tokens and certificates; None where no address is configured for it. Keys of
-    tenants are not taken there."""
+    """Return a separate server with the same tokens and certificates; None if no address is configured for it. It
+    accepts no tenants' keys."""
     if not settings.admin_listen:
         return None
     server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
@@ -276,7 +277,7 @@ def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | 
 
 
 def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
-    """None unless the settings name a file, which begins anew."""
+    """Return a recorder that truncates the file at `path`; None if `path` is empty."""
     if not path:
         return None
     recorder = EffectsRecorder(Path(path), interpreter.dataplane)
@@ -285,7 +286,7 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
 
 
 def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> Embedders | None:
-    """The plan's, and the configured one; without it there is no cache."""
+    """Return the plan's embedders and the configured one; None, and no cache, if none is configured."""
     if not settings.embedder_address:
         return None
     return Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
@@ -309,7 +310,7 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
 
 
 def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
-    """Raises InvalidArgument naming a file that is no profile."""
+    """Return which steps may be skipped. Raises InvalidArgument naming a file that is no profile."""
     profiles = StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, settings.profile_rule.rule)
     return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
 
@@ -321,7 +322,7 @@ def light_starts(settings: FrontdoorSettings) -> LightStarts:
 
 
 def control_pipelining(settings: FrontdoorSettings) -> ControlPipelining:
-    """Raises InvalidArgument naming a file that is no profile."""
+    """Return when residuals may be one step old. Raises InvalidArgument naming a file that is no profile."""
     rule = PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share)
     return ControlPipelining(rule, read_profiles(settings.profiles))
 

@@ -1,1 +1,1 @@
-"""Quality kept online: hits painted again from noise when nobody waits, and compared."""
+"""Watch quality online: generate sampled hits again from noise while idle, and compare."""

@@ -1,4 +1,4 @@
-"""What two pictures of a prompt are worth: CLIPScore, the cosine of picture and prompt, as in selector profiles."""
+"""Score two images of a prompt with CLIPScore, the cosine of image and prompt, as in selector profiles."""
 
 import math
 import struct
@@ -13,7 +13,7 @@ EMBED_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Scores:
-    """Of the picture served, and of the one from noise, by an encoder."""
+    """Hold the scores of the served image and of the image from noise, by one encoder."""
 
     encoder_digest: str
     quality: float
@@ -21,8 +21,8 @@ class Scores:
 
 
 async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
-    """Return the scores of two encoded pictures. Raises FailedPrecondition where the embedder's pictures and texts are
-    not of one encoder, and as the embedder."""
+    """Return the scores of two encoded images. Raises FailedPrecondition if the embedder uses different encoders for
+    images and texts, and the embedder's errors."""
     (text,) = await embedder.embed_text([prompt], EMBED_TIMEOUT_S, memo_partition=tenant)
     pictures = await embedder.embed_image([served, scratch], EMBED_TIMEOUT_S, memo_partition=tenant)
     if len(pictures) != 2 or {picture.encoder_digest for picture in pictures} != {text.encoder_digest}:
@@ -31,7 +31,7 @@ async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, sc
 
 
 def cosine(one: Embedding, other: Embedding) -> float:
-    """Return the cosine of two unit vectors, -1..1. Raises FailedPrecondition for two of other lengths."""
+    """Return the cosine of two unit vectors, -1..1. Raises FailedPrecondition for different lengths."""
     if one.dimension_count != other.dimension_count:
         raise FailedPrecondition("ENCODERS_DIFFER", "the vectors are not of one length")
     pairs = zip(_values(one), _values(other), strict=True)

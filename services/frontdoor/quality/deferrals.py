@@ -1,4 +1,4 @@
-"""Deferred requests have two images of one prompt: what the light one kept of the heavy model's quality is counted."""
+"""Count the share of the heavy model's quality that the light images of deferred requests keep."""
 
 import logging
 from collections.abc import Callable, Coroutine
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Deferrals:
-    """Compares a share of the deferred requests in the background. Without an embedder of images it compares none."""
+    """Compare a share of the deferred requests in the background; none without an embedder of images."""
 
     sample_share: float
     embedder: Embedders | None
@@ -29,7 +29,7 @@ class Deferrals:
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def note(self, job: Job, delivered: Execution) -> None:
-        """Compare the light image that the delivered one was preferred to, where there is one."""
+        """Compare the deferred light image with the delivered one, if it exists and is sampled."""
         if self.embedder is None or not self.embedder.embeds_images or delivered.result is None:
             return
         light = deferred_execution(job, delivered)
@@ -59,7 +59,7 @@ def accepted_light(job: Job, delivered: Execution) -> LightImage | None:
 
 
 def deferred_execution(job: Job, delivered: Execution) -> Execution | None:
-    """Return the last scored attempt of a stage before the delivered one's, if its image is whole and from noise."""
+    """Return the last scored attempt of an earlier stage, if its image ran all steps from noise."""
     found = [
         one
         for one in job.executions.values()

@@ -1,4 +1,4 @@
-"""Paints one shadow on one worker, beside the dataplane: its credit is nobody's, and it leaves when it is told to."""
+"""Run one shadow on one worker outside the dataplane: it takes no credit, and stops on request."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 2.0
-# What an attempt waits at most for the worker to have heard: a round trip.
+# Longest wait of an attempt until the worker has received the stop: a round trip.
 LEAVING_S = 0.2
 
 
 class ShadowRun:
-    """A shadow on its way. Its stream ends as the worker has it end: stopped, done or failed."""
+    """Hold a running shadow. The worker ends its stream: stopped, done or failed."""
 
     def __init__(self, worker_id: str, link: WorkerLink, attempt: Attempt) -> None:
         self.worker_id = worker_id
@@ -31,17 +31,17 @@ class ShadowRun:
         self._stop: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Have it give way: stopped within a denoising step."""
+        """Stop the shadow within a denoising step, to make room for a request."""
         self.stopped = True
         self.let_go()
 
     def let_go(self) -> None:
-        """Begin to tell the worker that nobody wants it any more."""
+        """Begin to cancel the shadow on the worker."""
         if self._stop is None:
             self._stop = spawn_detached(self._cancel(), "stop shadow")
 
     async def left(self) -> None:
-        """Return once the worker does not count it among its attempts any more, or has not said so for a while."""
+        """Return once the worker has answered the stop, or after `LEAVING_S`."""
         if self._stop is not None:
             await asyncio.wait({self._stop}, timeout=LEAVING_S)
 
@@ -53,14 +53,14 @@ class ShadowRun:
 
 
 class ShadowPainter:
-    """Knows the workers' links, and how this frontdoor signs its attempts."""
+    """Run shadows over the workers' links, under this frontdoor's identity."""
 
     def __init__(self, links: WorkerLinks, identity: Identity) -> None:
         self._links = links
         self._identity = identity
 
     def begin(self, worker_id: str, tenant: str, fencing_token: int) -> ShadowRun:
-        """Return a run that was not sent yet. Raises NotFound for a worker that is gone."""
+        """Return a run that is not sent yet. Raises NotFound for a lost worker."""
         link = self._links.of_worker(worker_id)
         if link is None:
             raise NotFound("WORKER_LOST", "the worker is gone")
@@ -68,10 +68,13 @@ class ShadowPainter:
         return ShadowRun(worker_id, link, attempt)
 
     async def paint(self, run: ShadowRun, plan: ShadowPlan, most_s: float) -> AttemptResult:
-        """Return the picture from noise. It leaves nothing in the cache, and names no deadline, by which it would be
-        more urgent than others. Raises TimeoutError after `most_s`, and as the worker."""
+        """Return the image from noise.
+
+        It is not cached, and has no deadline, which would make it more urgent than requests. Raises TimeoutError after
+        `most_s`, and the worker's errors.
+        """
         reading = asyncio.ensure_future(self._read(run, plan))
-        # Of a worker that is lost nobody would hear any more.
+        # The link cancels its runs when the worker is lost.
         run.link.runs.add(reading)
         reading.add_done_callback(run.link.runs.discard)
         try:
@@ -93,7 +96,7 @@ class ShadowPainter:
             run.attempt,
             plan.spec,
             route,
-            # Its own: the plan's model is as whichever worker told of it last.
+            # Use the worker's own generation: the plan's model has that of the last worker to report.
             link.worker_generation,
             image_format=plan.format.value,
             encoding_quality=plan.provenance.encoding_quality,

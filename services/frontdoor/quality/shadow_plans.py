@@ -1,4 +1,4 @@
-"""What a sampled hit is painted again as: by the journal's record of it, and by what its threshold promises."""
+"""Plan how a sampled hit is generated again, by its journal record and its threshold's promise."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ GATEWAY_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class LightImage:
-    """An accepted image of a cascade's stage: its pool, its confidence (0..1) and the model of the next stage."""
+    """Describe an accepted image of a cascade's stage: pool, confidence (0..1) and the next stage's model."""
 
     pool: str
     confidence: float
@@ -26,8 +26,8 @@ class LightImage:
 
 @dataclass(frozen=True)
 class ShadowPlan:
-    """What an image's provenance says, and what the model that it is compared with generates from noise; `expected_s`
-    is what the image took of a device, for all of its steps. `light`: it is none of a hit."""
+    """Hold an image's provenance, and the spec that the reference model generates from noise. `expected_s`: device
+    seconds of all steps, at the served image's speed. `light`: the accepted light image, None for a hit."""
 
     tenant: str
     provenance: Provenance
@@ -38,7 +38,7 @@ class ShadowPlan:
     light: LightImage | None = None
 
     def compared_hit(self, encoder_digest: str, quality: float, scratch_quality: float) -> ComparedHit:
-        """Return what is reported of it."""
+        """Return the comparison as reported to the gateway."""
         provenance, donor = self.provenance, donor_of(self.provenance)
         assert donor is not None
         return ComparedHit(
@@ -56,7 +56,7 @@ class ShadowPlan:
 
 
 def _allowed_steps(start: Start) -> int:
-    """Return the K of the threshold that the hit was allowed by: a start that was noised again saves less."""
+    """Return the K of the threshold that allowed the hit; a renoised start saves fewer steps."""
     match start:
         case FromLatent():
             return start.resume_step
@@ -67,7 +67,7 @@ def _allowed_steps(start: Start) -> int:
 
 
 def donor_of(provenance: Provenance) -> Donor | None:
-    """Return what a picture started from; None for one from noise, also where its start could not be read."""
+    """Return the cached donor of an image; None for an image from noise, also if its start was unreadable."""
     match provenance.route.start:
         case FromLatent(donor=donor) | FromImage(donor=donor) if provenance.steps_saved:
             return donor
@@ -75,9 +75,9 @@ def donor_of(provenance: Provenance) -> Donor | None:
 
 
 def may_be_compared(provenance: Provenance, light: LightImage | None = None) -> bool:
-    """Return whether an image is a hit or an accepted light image that can be generated again, and that its profile
-    speaks of: the images that a request came with are not kept, adapters were not profiled, a replay was counted when
-    it was generated first, and what steps left out cost is not the threshold's to answer for."""
+    """Return whether an image is a hit, or an accepted light image, that can be generated again and that its profile
+    covers: input images are not stored, adapters were not profiled, a replay was counted when it was first generated,
+    and the threshold does not account for skipped steps."""
     spec, route = provenance.spec, provenance.route
     if provenance.inputs or spec.loras or spec.controlnets or route.replay_of or route.thinned_steps:
         return False
@@ -85,8 +85,8 @@ def may_be_compared(provenance: Provenance, light: LightImage | None = None) -> 
 
 
 def plan_better(tenant: str, served: Recorded, light: LightImage, catalogue: Catalogue) -> ShadowPlan:
-    """Return how the next stage's model generates the request of an accepted light image. Raises NotFound MODEL_GONE
-    where no worker has had that model."""
+    """Return the plan for the next stage's model to generate an accepted light image's request. Raises NotFound
+    MODEL_GONE if no worker has had that model."""
     held = catalogue.known(light.better_model)
     if held is None:
         raise NotFound("MODEL_GONE", "no worker holds the model of the next stage")
@@ -94,9 +94,11 @@ def plan_better(tenant: str, served: Recorded, light: LightImage, catalogue: Cat
 
 
 async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, catalogue: Catalogue) -> ShadowPlan:
-    """Return how the hit is painted again: of latents by its own model, of images by the one that its profile compares
-    with. Raises NotFound NOT_WATCHED where no table has such a hit any more, MODEL_GONE where no worker has had that
-    model, and as the gateway."""
+    """Return the plan to generate a hit again: latent hits by their own model, image hits by their profile's reference.
+
+    Raises NotFound NOT_WATCHED if no table covers such a hit any longer, MODEL_GONE if no worker has had the reference
+    model, and the gateway's errors.
+    """
     provenance = served.provenance
     start = provenance.route.start
     rows = await gateway.reuse_quality(provenance.model_digest, GATEWAY_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Shadows: a sample of hits is painted again from noise when nobody waits, compared, and reported to the gateway.
+"""Generate a sample of hits again from noise while no request waits, compare them, and report to the gateway.
 
-A shadow is no request: it is not admitted, queued, journalled, billed or cached, and the dataplane does not know of it.
-One is painted at a time. It begins while its worker has nothing to do, and is stopped as soon as somebody comes.
+Such a run, a shadow, is no request: it is not admitted, queued, journalled, billed, cached or known to the dataplane.
+One runs at a time. It begins while its worker is idle, and stops as soon as a request arrives.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
 
-# Hits that wait to be painted again; beyond it the oldest goes.
+# Hits that wait to be generated again; beyond it the oldest is dropped.
 MOST_HITS = 64
-# A hit whose shadow gave way so often is let go.
+# Tries after which a hit with stopped shadows is dropped.
 MOST_TRIES = 5
-# What shadows may save up for busy hours to end.
+# Largest budget in seconds that shadows may save up during busy hours.
 MOST_SAVED_S = 600.0
-# None begins with less to spend than it is expected to take, so many times over, or than so many seconds.
+# A shadow begins only with a budget of MARGIN times its expected seconds, and of LEAST_S at least.
 MARGIN = 1.5
 LEAST_S = 1.0
 _TICK_S = 0.25
@@ -61,7 +61,7 @@ _TICK_S = 0.25
 
 @dataclass(frozen=True)
 class ShadowSettings:
-    """`sample_share` of the hits (0: none), `work_share` of the time at most, after `quiet_s` without anybody."""
+    """Limit shadows to `sample_share` of the hits (0: none) and `work_share` of the time, after `quiet_s` idle."""
 
     sample_share: float
     work_share: float
@@ -71,7 +71,7 @@ class ShadowSettings:
 
 @dataclass(frozen=True)
 class SampledHit:
-    """A hit that waits, or an accepted light image; `plan` is known once its turn came."""
+    """Hold a waiting hit, or accepted light image; `plan` is set at its first try."""
 
     request_id: str
     tenant: str
@@ -82,7 +82,7 @@ class SampledHit:
 
 @dataclass
 class Shadows:
-    """The parts that it works with, and what waits. Without embedder or gateway nothing is sampled."""
+    """Sample hits and run their shadows. Without embedder nothing is sampled, without gateway only light images."""
 
     settings: ShadowSettings
     journal: Journal
@@ -104,13 +104,13 @@ class Shadows:
         self._closed = False
 
     def note(self, tenant: str, request_id: str, provenance: Provenance, light: LightImage | None = None) -> None:
-        """Remember a delivered image, where it is a hit or an accepted light image that is to be generated again."""
+        """Queue a delivered image if it is a sampled hit or accepted light image that can be compared."""
         if self.embedder is None or self._closed or not may_be_compared(provenance, light):
             return
         if self.gateway is None and light is None:
             return
         if not self.embedder.embeds_images:
-            # Nothing could say what either picture is worth.
+            # The images could not be scored.
             return
         if is_sampled(request_id, self.settings.sample_share):
             if len(self.hits) == MOST_HITS:
@@ -118,20 +118,19 @@ class Shadows:
             self.hits.append(SampledHit(request_id, tenant, light))
 
     def make_way(self, worker_id: str = "") -> None:
-        """Stop the shadow that is in the way of somebody who comes, and who is painted by `worker_id` where that is
-        given."""
+        """Stop the shadow if it blocks an arriving request, which runs on `worker_id` if that is given."""
         self._busy_at = self.clock.monotonic()
         run = self.run
         if run is not None and (self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id):
             run.stop()
 
     async def left(self, worker_id: str) -> None:
-        """Return once no shadow that was told to go holds a place at the worker."""
+        """Return once no stopped shadow holds a place at the worker."""
         if self.run is not None and self.run.worker_id == worker_id:
             await self.run.left()
 
     async def run_forever(self) -> None:
-        """Paint shadows when nobody waits, until cancelled."""
+        """Run shadows while no request waits, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(_TICK_S)
@@ -141,13 +140,13 @@ class Shadows:
             self.close()
 
     def close(self) -> None:
-        """Stop the one that runs, and begin none any more."""
+        """Stop the running shadow, and begin no other."""
         self._closed = True
         if self.run is not None:
             self.run.stop()
 
     async def _safely(self, turn: Coroutine[Any, Any, None]) -> None:
-        """A defect costs one hit, not all that come after it."""
+        """Run one turn; a defect costs one hit, not all later ones."""
         try:
             await turn
         except Exception:
@@ -155,7 +154,7 @@ class Shadows:
             logger.exception("a hit is not generated again because of a defect")
 
     async def _turn(self) -> None:
-        """One look whether the first hit can be painted again now; one that cannot goes to the back."""
+        """Generate the first hit again if that is possible now, else move it to the back."""
         if self._load("").waiting_count:
             self._busy_at = self.clock.monotonic()
             return
@@ -187,7 +186,7 @@ class Shadows:
         return record
 
     async def _try(self, hit: SampledHit) -> SampledHit | None:
-        """Return the hit where it has to wait, None where it is done with."""
+        """Return the hit if it must wait, None if it is finished."""
         plan = hit.plan
         assert plan is not None
         load, left_s = self._load(plan.held.model_digest), self._budget.left_s(self.clock.monotonic())
@@ -205,7 +204,7 @@ class Shadows:
             result = await self.painter.paint(run, plan, left_s)
         except (PentimentoError, TimeoutError) as error:
             if isinstance(error, PentimentoError) and not run.stopped:
-                # The worker's own failure: another try would meet it again.
+                # The worker itself failed: another try would fail again.
                 raise
             SHADOWS.labels("stopped").inc()
             return replace(hit, tries=hit.tries + 1) if hit.tries + 1 < MOST_TRIES else None
@@ -219,7 +218,7 @@ class Shadows:
         return None
 
     async def _watch(self, run: ShadowRun, model_digest: str) -> None:
-        """Stop it where its worker is to do something else."""
+        """Stop the shadow once its worker is lost or no longer eligible."""
         while True:
             await asyncio.sleep(_TICK_S)
             workers = {worker.worker_id: worker for worker in self._load(model_digest).workers}

@@ -1,1 +1,1 @@
-"""Where a request starts, which models paint it, and what it leaves in the cache."""
+"""Decide the start and the models of a request, and write its cache entries."""

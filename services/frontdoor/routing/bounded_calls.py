@@ -1,4 +1,4 @@
-"""Calls of parts that a picture can do without: waited for so long and no longer."""
+"""Call optional services with a bounded wait."""
 
 import asyncio
 import logging
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Note = Callable[[str], None]
-# Whoever answers so is there: a restart would change nothing.
+# A service that answers so is running: a restart would change nothing.
 _REFUSALS = (InvalidArgument, NotFound, Unauthenticated, PermissionDenied, FailedPrecondition)
 
 
 async def bounded(
     part: str, timeout_s: float, call: Awaitable[T], note: Note | None = None, *, loses: str = "cache"
 ) -> T | None:
-    """The answer of a part that a picture can do without; None, counted and noted, when it fails or is late. `loses`:
-    what the request then does without."""
+    """Return the answer of an optional service; None, counted and noted, if it fails or is late. `loses`: the feature
+    that the request then lacks."""
     try:
         async with asyncio.timeout(timeout_s):
             return await call

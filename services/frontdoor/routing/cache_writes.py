@@ -1,5 +1,4 @@
-"""What attempts may put into the cache: reserved when they start, committed or given back when their fate is known; and
-what they found wrong in it."""
+"""Reserve cache entries when an attempt starts, commit or release them when it ends, and report defective entries."""
 
 from dataclasses import replace
 
@@ -16,13 +15,13 @@ from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
 from services.frontdoor.routing.bounded_calls import bounded
 from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_key_of, scope_of, steps_saved
 
-# Committing is off the critical path; this only bounds how long a drain may wait for it.
+# Commits are off the critical path; this only bounds the wait of a drain.
 COMMIT_TIMEOUT_S = 5.0
 
 
 async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution) -> CacheGrant | None:
-    """Return a grant for the attempt, or None where the cache takes nothing from it. It fails no picture, and delays
-    none beyond `PartTimeouts.reserve_s`."""
+    """Return a grant for the attempt; None if the cache takes nothing from it. It fails no request, and delays none
+    beyond `PartTimeouts.reserve_s`."""
     embedding = job.embedding.result() if job.embedding is not None and job.embedding.done() else None
     resolved, held, route = execution.resolved, execution.held, execution.route
     if parts.gateway is None or embedding is None or held is None or not job.asks_cache:
@@ -53,21 +52,21 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
 
 
 def commit_entries(parts: FrontdoorParts, effect: CommitCacheEntries) -> None:
-    """The attempt was accepted: make what it captured findable."""
+    """Commit the entries of an accepted attempt, so that lookups find them."""
     pending = parts.grants.pop((effect.request_id, effect.fencing_token), None)
     if pending is not None and parts.gateway is not None:
         parts.jobs.spawn_background(_commit(parts, parts.gateway, pending), effect)
 
 
 def release_grant(parts: FrontdoorParts, effect: ReleaseGrant) -> None:
-    """The attempt failed or was fenced off: give its grant back."""
+    """Release the grant of an attempt that failed or was fenced off."""
     pending = parts.grants.pop((effect.request_id, effect.fencing_token), None)
     if pending is not None and parts.gateway is not None:
         parts.jobs.spawn_background(_release(parts.gateway, pending.grant), effect)
 
 
 def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
-    """Tell the gateway, which heals the entry, that a worker could not read what the route starts from."""
+    """Report to the gateway, which repairs the entry, that a worker could not read the route's start."""
     match route.start:
         case FromLatent(latent=reference, donor=donor) | FromImage(image=reference, donor=donor):
             if parts.gateway is not None:
@@ -76,7 +75,7 @@ def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
 
 
 def report_start(parts: FrontdoorParts, route: Route, taken: bool) -> None:
-    """Tell the gateway whether a worker could use what the route starts from, if it is of the cache."""
+    """Report to the gateway whether a worker could use the route's start, if that comes from the cache."""
     reference = ancestor_of(route.start) if not route.replay_of else None
     if parts.gateway is not None and reference is not None:
         from_image = isinstance(route.start, FromImage)
@@ -94,7 +93,7 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
     captured = _keepable(execution.result.captured, pending.scope) if execution.result is not None else None
     if captured is not None and captured.image is not None:
         picture = await _embed_picture(parts, pending)
-        # Without its embedding nobody would find the image.
+        # Without its embedding no lookup would find the image.
         captured = captured if picture is not None else replace(captured, image=None)
     else:
         picture = None
@@ -109,7 +108,7 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
 async def _committed(
     gateway: GatewayClient, pending: PendingEntries, captured: CapturedEntries, picture: Embedding | None
 ) -> str:
-    """The entry's id. What is refused is given back: it would lie in the store, and count, until the grant ends."""
+    """Return the entry's id. Rejected entries are released; they would stay stored, and count, until the grant ends."""
     try:
         return await gateway.commit(
             pending.scope,
@@ -127,8 +126,8 @@ async def _committed(
 
 
 def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:
-    """What may be committed. A latent from up to the step by which LoRAs are in force is found by requests without
-    them: it is kept only where none had taken effect before."""
+    """Return the entries that may be committed. Requests without LoRAs find the latents up to the step at which LoRAs
+    take effect: such a latent is kept only if none had taken effect before."""
     latents = (latent for latent in captured.latents if latent.adapter_free or latent.resume_step > _free_until(scope))
     return replace(captured, latents=tuple(latents))
 
@@ -143,7 +142,7 @@ def _free_until(scope: CacheScope) -> int:
 
 
 async def _embed_picture(parts: FrontdoorParts, pending: PendingEntries) -> Embedding | None:
-    """The accepted picture's embedding, made after the client has its answer; None where the embedder has none."""
+    """Return the accepted image's embedding, computed after the client has its answer; None without one."""
     result, tenant = pending.execution.result, pending.scope.tenant
     if parts.embedder is None or result is None:
         return None

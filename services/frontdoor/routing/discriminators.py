@@ -1,4 +1,4 @@
-"""Who is asked how good a light picture is, or will be."""
+"""Score light images, and predict scores from prompts, with the discriminators of a cascade."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -14,26 +14,25 @@ logger = logging.getLogger(__name__)
 
 
 class Discriminators:
-    """Takes turns among the discriminators of a cascade, of which those come first that the plan places it on; one that
-    fails is passed over once."""
+    """Call the discriminators of a cascade in rotation, first those where the plan places it; if one fails, call the
+    next, at most two."""
 
     def __init__(self, open_client: Callable[[str], DiscriminatorClient], addresses: tuple[str, ...]) -> None:
-        """`addresses` of the operator's; the plan's come beside them."""
+        """Use the operator's `addresses`; `follow` adds the plan's."""
         self._open_client = open_client
         self._configured = addresses
         self._clients: dict[str, DiscriminatorClient] = {}
-        # Whose pictures each of them scores; any where it names none.
+        # Cascades that each discriminator scores, by its address; empty for any.
         self._cascades: dict[str, tuple[str, ...]] = {}
-        # Where the plan places each cascade's discriminator.
+        # Addresses where the plan places each cascade's discriminator.
         self._placed: dict[str, frozenset[str]] = {}
-        # Cascades with a discriminator that reads images only, until other discriminators are there.
+        # Cascades with a discriminator that reads images only, until the discriminators change.
         self._image_only: set[str] = set()
         self._turn = 0
         self.follow(())
 
     def follow(self, planned: Iterable[ServiceEndpoint], components: Iterable[ComponentPlacement] = ()) -> None:
-        """Changes state: who is asked from now on, and who of them first. Endpoints and placements of other kinds are
-        passed over."""
+        """Set the discriminators to call, and their order. Endpoints and placements of other kinds are ignored."""
         planned = tuple(planned)
         own = {endpoint.address: endpoint for endpoint in planned if endpoint.kind is ReplicaKind.DISCRIMINATOR}
         self._cascades = dict.fromkeys(self._configured, ()) | {at: own[at].available_models for at in own}
@@ -56,8 +55,11 @@ class Discriminators:
         timeout_s: float,
         digest: str = "",
     ) -> float | None:
-        """The confidence; None when nobody answers in time. Some discriminators read the prompt beside the picture.
-        Where `digest` names a discriminator, nobody else's answer counts."""
+        """Return the confidence; None if no discriminator answers in time.
+
+        Some discriminators read the prompt in addition to the image. If `digest` names a discriminator, only its answer
+        counts.
+        """
         prompts = {} if prompt is None else {key: prompt}
         for address, client in self._next_two(cascade):
             try:
@@ -75,9 +77,9 @@ class Discriminators:
     async def foresee(
         self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "", threshold: float | None = None
     ) -> PromptForesight | None:
-        """Return what the prompt only tells of the light image at that confidence threshold, or else the
-        discriminator's own; None if no discriminator answers in time, or if the one
-        that does reads images only, or is not the one that `digest` names."""
+        """Return the prediction for the light image from the prompt alone, at that confidence threshold or else the
+        discriminator's own; None if no discriminator answers in time, or if it reads images only or has another digest
+        than `digest`."""
         for address, client in self._next_two(cascade):
             try:
                 return await client.foresee(cascade, prompt, timeout_s, digest, threshold)
@@ -103,6 +105,6 @@ def _count_other(error: PentimentoError) -> None:
 
 
 def _turned(clients: list[tuple[str, DiscriminatorClient]], turn: int) -> list[tuple[str, DiscriminatorClient]]:
-    """The clients, begun with another one at each turn."""
+    """Rotate the clients by `turn`."""
     at = turn % len(clients) if clients else 0
     return [*clients[at:], *clients[:at]]

@@ -1,4 +1,4 @@
-"""Why a request would take the route that it would take now, in sentences. Nothing of the request itself is in them."""
+"""Explain in sentences the route that a request would take now, without quoting the request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from services.frontdoor.routing.starts import kind_of
 
 @dataclass(frozen=True)
 class ExplainedSteps:
-    """What decides which of a request's steps are taken: the deployment's mode, what may be left out, or why nothing
-    may be, and the time that there would be."""
+    """Hold the reasons for a request's steps: the deployment's mode, the steps that may be skipped or the refusal, and
+    the time available."""
 
     mode: ThinningMode
     offer: ThinningOffer
@@ -25,9 +25,9 @@ class ExplainedSteps:
 
 @dataclass(frozen=True)
 class Explained:
-    """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
-    in, what was noted of the cache, the pool in which it would wait, what decides its steps, what its prompt told of
-    its stages, and a sentence on its residuals, "" without ControlNets."""
+    """Hold a route and its reasons: the plan in force, whether the request names its model, the stage that it enters,
+    the notes on the cache, the pool where it would wait, the reasons for its steps, the predictions from its prompt,
+    and a sentence on its residuals, "" without ControlNets."""
 
     route: Route
     plan: Plan | None
@@ -41,7 +41,7 @@ class Explained:
 
 
 def reasons(explained: Explained) -> tuple[str, ...]:
-    """Return what decided plan, model, start, steps, residuals, stages and wait, in this order."""
+    """Return the reasons for plan, model, start, steps, residuals, stages and wait, in this order."""
     return (
         *_of_plan(explained.plan),
         _of_model(explained.names_model, explained.entered, explained.route),
@@ -85,7 +85,7 @@ def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
 
 
 def _of_steps(steps: ExplainedSteps) -> str:
-    """Of those that the start leaves."""
+    """Return the sentence on the steps that the start leaves."""
     if steps.refusal is not None:
         return f"steps: all run, {steps.refusal.reason.value}: {steps.refusal.message}"
     offer, pressure = steps.offer, steps.pressure

@@ -17,9 +17,11 @@ from services.frontdoor.routing.starts import kind_of
 
 
 def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequence[Stage]) -> float:
-    """Return the device seconds of the light stage, prediction and score included, ÷ those of the next one. 0, for a
-    stage that pays, if a plan decides, if no speed is known or the next stage has no worker, or if the services have
-    processors of their own and the next stage has a queue: then the light workers take load off it."""
+    """Return the device seconds of the light stage, prediction and score included, ÷ those of the next one.
+
+    Return 0, for a stage that pays, if a plan decides, if no speed is known, if the next stage has no worker, or if the
+    services have separate processors and the next stage has a queue: then the light workers take load off it.
+    """
     state, shared_s = parts.dataplane.state, parts.cache_worth.cost_s
     if not may_be_scored(stages) or state.index.routes_requests:
         return 0.0
@@ -57,7 +59,7 @@ async def foresee(
     embedding: Embedding | None,
     note: Note,
 ) -> PromptForesight | None:
-    """Return what the prompt tells of the light image from that start.
+    """Return the prediction from the prompt for the light image from that start.
 
     None if such a start is not predicted, and with a note if no discriminator answered in time. Raises nothing.
     """
@@ -78,7 +80,7 @@ async def foresee(
 def is_left_out(
     parts: FrontdoorParts, stages: Sequence[Stage], price: float, start: Start, foreseen: PromptForesight | None
 ) -> bool:
-    """Return whether the light stage would be skipped now, as the dataplane decides it."""
+    """Return whether the dataplane would skip the light stage now."""
     if len(stages) < 2:
         return False
     return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start, foreseen), price)
@@ -87,7 +89,7 @@ def is_left_out(
 def unscored_note(
     parts: FrontdoorParts, stages: Sequence[Stage], start: Start, foreseen: PromptForesight | None
 ) -> str:
-    """Say for the provenance that the light image needs no score now, and why; "" if it is scored."""
+    """Return the provenance's note that the light image needs no score now, and why; "" if it is scored."""
     threshold = _threshold(parts, stages[0], start, foreseen) if len(stages) > 1 else None
     if foreseen is None or threshold is None or not needs_no_score(foreseen, threshold):
         return ""
@@ -96,7 +98,7 @@ def unscored_note(
 
 
 def left_out_note(model: str, foreseen: PromptForesight | None, price: float) -> str:
-    """Say for the provenance that a light model was skipped, and why."""
+    """Return the provenance's note that a light model was skipped, and why."""
     costs = f"it takes {price:.2f} of the next stage's device seconds" if price else ""
     if foreseen is None:
         return f"{model} skipped: {costs}"

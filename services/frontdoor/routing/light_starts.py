@@ -1,9 +1,9 @@
-"""Start a cascade's later stage from the image that the stage before it made and the discriminator refused (DiffServe,
-section 5), where a registration or a hand-over profile of the pair says which share of the steps that saves.
+"""Start a cascade's later stage from the previous stage's image, which the discriminator rejected (DiffServe,
+section 5), if a registration or a hand-over profile of the pair gives the share of steps that this saves.
 
-The image goes along as an image to start from, as clients send them: it is noised again to the first step that is
-taken. It is kept nowhere; a replay of the result asks for it, as it asks for every image that came with a request. The
-journal keeps its digest and how it was used, for clients that attach to the attempt after a restart.
+The image is passed on as an init image, as clients send them: it is noised to the first step that is run. It is not
+stored; a replay of the result needs it from the client, like every input image. The journal stores its digest and
+strength, for attaching to the attempt after a restart.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ INIT_IMAGE = "init_image.image"
 
 @dataclass(frozen=True)
 class LightStarts:
-    """Say which share of a later stage's steps is skipped. A registration of the plan stands over the profiles."""
+    """Decide which share of a later stage's steps is skipped. A registration in the plan overrides the profiles."""
 
     mode: HandoverMode = HandoverMode.AUTO
     profiles: HandoverProfiles = field(default_factory=HandoverProfiles)
@@ -50,10 +50,10 @@ class LightStarts:
         return f"{heavy.model} skips {found.share:.0%} of its steps from the image of {light.model}: {found.reason}"
 
     def started(self, job: Job, number: int, option: PoolOption, catalogue: Catalogue) -> PoolOption:
-        """Return the option of stage `number` as it starts from the image of the stage before.
+        """Return the option of stage `number` with a start from the previous stage's image.
 
-        It stays as it is where the pair has no share, there is no such image, or the pair's measurement does not cover
-        the request: one with adapters or a quality of its own, a replayable one, one that starts from something else.
+        The option is unchanged if the pair has no share, if no such image exists, or if the pair's measurement does not
+        cover the request: with adapters, an init image, a requested quality, a pin, a replay or a start from the cache.
         """
         if not number:
             return option
@@ -68,15 +68,15 @@ class LightStarts:
 
 
 def start_image_of(resolved: ResolvedRequest) -> StartImage | None:
-    """Return what an attempt that paints this starts from of the stage before; None where that is nothing."""
+    """Return the previous stage's image that the request starts from; None if it starts from none."""
     init_image = resolved.spec.init_image
-    # What a client sent has a key in the object store.
+    # A client's image has a key in the object store.
     handed = [part.object for part in resolved.inputs if part.field == INIT_IMAGE and not part.object.key]
     return StartImage(handed[0], init_image.strength) if handed and init_image is not None else None
 
 
 def as_handed(resolved: ResolvedRequest, handed: StartImage) -> ResolvedRequest:
-    """Return what an attempt painted that started from that picture, whose bytes are gone."""
+    """Return the request of an attempt that started from that image, without the image's bytes, which are lost."""
     spec = replace(resolved.spec, init_image=InitImage(b"", handed.strength))
     return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, handed.image)))
 
@@ -94,7 +94,7 @@ def _may_reuse(option: PoolOption) -> bool:
 
 
 def _from_image(resolved: ResolvedRequest, image: bytes, steps: int) -> ResolvedRequest:
-    """Of its steps the last `steps` are taken. The strength is rounded up, so that whoever multiplies finds as many."""
+    """Return the request with only its last `steps`. The strength is rounded up, so that multiplying yields `steps`."""
     strength = min((steps + 1e-6) / resolved.spec.num_inference_steps, 1.0)
     spec = replace(resolved.spec, init_image=InitImage(image, strength))
     return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, refer_to("", image))))

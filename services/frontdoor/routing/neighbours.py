@@ -1,4 +1,4 @@
-"""The entries of the cache that are near a request's prompt, for people who want to see what it would choose among."""
+"""List the cache entries near a request's prompt, so that people can inspect its candidates."""
 
 from pentimento.domain.cache import LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
@@ -9,12 +9,12 @@ from services.frontdoor.routing.stages import PoolOption
 from services.frontdoor.routing.starts import scope_of
 
 MAX_NEIGHBOUR_COUNT = 50
-# A person waits for it, no picture does.
+# A person waits for the answer; no request does.
 _TIMEOUT_S = 2.0
 
 
 def check_neighbour_count(count: int) -> None:
-    """Raise InvalidArgument for more than there may be."""
+    """Raise InvalidArgument for a count outside 0..MAX_NEIGHBOUR_COUNT."""
     if not 0 <= count <= MAX_NEIGHBOUR_COUNT:
         raise InvalidArgument.of("neighbour_count", f"must be between 0 and {MAX_NEIGHBOUR_COUNT}, got {count}")
 
@@ -22,8 +22,10 @@ def check_neighbour_count(count: int) -> None:
 async def neighbours_of(
     parts: FrontdoorParts, tenant: str, option: PoolOption, embedding: Embedding | None, count: int
 ) -> tuple[Neighbour, ...]:
-    """Return so many of the nearest by the prompt, and as many by the picture, as the option's model could start from;
-    none where the cache cannot be asked, or is not by this request."""
+    """Return up to `count` nearest entries by prompt, and up to `count` by image, that the option's model could use.
+
+    Return none if the cache is unavailable or the request does not use it.
+    """
     resolved = option.resolved
     if not count or parts.gateway is None or embedding is None or not resolved.cacheable:
         return ()

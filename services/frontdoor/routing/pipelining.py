@@ -20,7 +20,7 @@ class ControlPipelining:
         self._waits = ResidualWaits()
 
     def from_step(self, spec: GenerationSpec, model_digest: str) -> int:
-        """Return the step of the schedule from which the request is pipelined on that model; 0 for never."""
+        """Return the first pipelined step of the request's schedule on that model; 0 for never."""
         bounds = (self._profiles.pipelining(model_digest, digest) for digest in _digests(spec))
         allowed = allowed_from_step_of_all(allowed_from_step(one, spec.num_inference_steps) for one in bounds)
         return self._rule.from_step(allowed, self._waits.share(_digests(spec)))
@@ -51,7 +51,7 @@ class ControlPipelining:
         return f"{seen}, {least}" if self._rule.mode is PipeliningMode.AUTO else "by the settings"
 
     def learn(self, spec: GenerationSpec, wait_share: float | None) -> None:
-        """Change state: an image waited for that share of its synchronous steps; None where it cannot tell."""
+        """Record that an image waited for that share of its synchronous steps; ignore None, for unknown."""
         if wait_share is not None and 0.0 <= wait_share <= 1.0 and spec.controlnets:
             self._waits.learn(_digests(spec), wait_share)
 

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
-    """Begin to embed the prompt, beside the journal's commit."""
+    """Begin to embed the prompt, in parallel with the journal's commit."""
     job = parts.jobs.get(effect.request_id)
     job.light_price = light_price(parts, job.request.resolved, job.stages)
     scored = may_be_scored(job.stages) and job.light_price < 1.0
@@ -100,7 +100,7 @@ async def embed(
 async def prompt_of(parts: FrontdoorParts, job: Job) -> Embedding | None:
     """Return the embedding for a discriminator.
 
-    It is missing only if an earlier process of this frontdoor routed the request, or if its start made it a cascade's.
+    The job lacks it only if an earlier process of this frontdoor routed the request, or if its start led to a cascade.
     """
     if job.embedding is None:
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=True), "embed for a score")
@@ -127,7 +127,7 @@ def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bo
 
 async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> None:
     request, number = job.request, effect.cascade_stage
-    # Where it was decided before, its weights are held no more.
+    # If the stage was decided before, no worker holds those weights any longer.
     before = job.routed.get(number)
     stages = await _anew(parts, job) if effect.anew else job.stages
     stage, foreseen = stages[number], None
@@ -155,7 +155,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
             if unscored := unscored_note(parts, stages, entry, foreseen):
                 job.note(unscored)
     if job.resolving is not effect:
-        # Meanwhile it was sent on to another stage.
+        # The request was deferred to another stage during the wait.
         return
     if number == 0 or effect.anew:
         job.restaged, job.foreseen = stages, foreseen
@@ -193,9 +193,9 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
 
 
 async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
-    """Return the earlier stages, which have no worker left, and those of the present plan.
+    """Return the earlier stages, which have no worker left, and the stages of the present plan.
 
-    After a start it waits for their first model, as not all workers have registered yet.
+    Wait for the first planned model: after a start not all workers have registered yet.
     """
     request, quota = job.request, parts.tenants.quota_of(job.request.tenant)
     planned = replanned_stages(parts.dataplane.state.index, request.draw, quota)
@@ -217,7 +217,7 @@ async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldMode
 
 
 async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
-    """Return the embedding; None at once if neither a lookup nor a prediction needs it before the image."""
+    """Return the embedding; None immediately if neither a lookup nor a prediction needs it before the image."""
     needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages, job.light_price)
     return await job.embedding if job.embedding is not None and needed else None
 
@@ -247,13 +247,13 @@ def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:
 def _pinned(
     parts: FrontdoorParts, resolved: ResolvedRequest, route: Route, stage: Stage, held: HeldModel
 ) -> PoolOption:
-    """A replay's only option: neither the cache nor another pool is asked."""
+    """Return a replay's only option, without a lookup or another pool."""
     version = parts.dataplane.state.index.version
     return PoolOption(stage.pool, held, resolved, replace(route, route_id=new_route_id(), plan_version=version))
 
 
 def _steps_saved_of(own: ResolvedRequest, chosen: PoolOption) -> int:
-    """Steps of the request's own stage that the start stands for: plans are made in those."""
+    """Return the saved steps, scaled to the step count of the request's own stage, which plans use."""
     saved = steps_saved(chosen.route.start)
     return scaled_start_step(saved, chosen.resolved.spec.num_inference_steps, own.spec.num_inference_steps)
 

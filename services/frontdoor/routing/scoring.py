@@ -1,4 +1,4 @@
-"""The effect that asks how good a light picture is. Whatever is down, there is an answer."""
+"""Perform the effect that scores a light image. It is always answered, also while services are down."""
 
 from pentimento.dataplane.effects import Score
 from pentimento.dataplane.events import Scored

@@ -1,6 +1,6 @@
-"""Which models a request is painted by: one, or those of a cascade, light first.
+"""Choose the models that generate a request: one, or those of a cascade, light first.
 
-Where the client names no model the deployment decides, by its plan or else by its settings.
+If the client names no model, the deployment decides by its plan, else by its settings.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,12 @@ def choose_stages(
     cascade: Sequence[str],
     quota: TenantQuota = NO_QUOTA,
 ) -> tuple[HeldModel, tuple[Stage, ...]]:
-    """Return the model that a request is judged by, and its stages; one that names a model is painted by it alone.
+    """Return the model that a request is validated against, and its stages; a named model is the only stage.
 
-    `draw` is uniform in 0..1, for plans with shares, and among pools that `quota` lets the tenant use; `cascade` names
-    models by their stages, where the plan has none.
-    What a request says without naming a model (steps, guidance) it says of the deployment's default one; the model of
-    every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none of the
-    plan's was ever held.
+    `draw`, uniform in 0..1, chooses by the plan's shares among the pools that `quota` allows the tenant. `cascade`
+    names the models of the stages if the plan has none. Without a named model, the request's steps and guidance scale
+    apply to the deployment's default model; every other model uses its own defaults. Raises NotFound for an unknown
+    model, Unavailable until a worker has held a model of the plan.
     """
     named = request.model or request.init_image is not None
     stages = () if named else request_stages(plan, "", draw, cascade, quota)
@@ -48,7 +47,7 @@ def choose_stages(
 
 @dataclass(frozen=True)
 class PoolOption:
-    """Where a request may be painted: the pool, the request as that pool's model is asked, and its route there."""
+    """Describe a pool that may run a request: the pool, the request in its model's terms, and its route there."""
 
     pool: str
     held: HeldModel
@@ -57,8 +56,8 @@ class PoolOption:
 
 
 def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:
-    """The same start in another pool: of an image by another model at the same share of its steps, None where that is
-    its first."""
+    """Return the same start in another pool. Another model starts from the image at the same share of its steps; None
+    if that saves no step."""
     if held.model == option.held.model:
         return replace(option, pool=pool)
     start = option.route.start
@@ -73,7 +72,7 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
 
 
 def _scaled(start: FromImage, steps: int, own_steps: int) -> FromImage:
-    """The same shares of a model that takes `own_steps`; one step at least leads back."""
+    """Scale the start to a model with `own_steps`; at least one step is retaken, if any is renoised."""
     step = scaled_start_step(start.start_step, steps, own_steps)
     again = min(scaled_start_step(start.renoised_steps, steps, own_steps), max(step - 1, 0))
     back = min(max(scaled_start_step(start.retaken_steps or start.renoised_steps, steps, own_steps), 1), again)
@@ -83,8 +82,8 @@ def _scaled(start: FromImage, steps: int, own_steps: int) -> FromImage:
 def known_stages(
     stages: Sequence[Stage], catalogue: Catalogue, admitted: AdmittedStages | None = None
 ) -> tuple[Stage, ...]:
-    """Those whose models were ever held: a cascade goes as far as that. `admitted`: of a request of an earlier start,
-    where they were held already; not all of its workers may have told yet."""
+    """Return the stages with a model that a worker ever held. `admitted`: stages of a request of an earlier process.
+    Their models were held then; not all workers may have reported since."""
     held_then = {stage.model for stage in admitted.stages} if admitted is not None else set()
     return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
 
@@ -96,17 +95,17 @@ def restaged(
     catalogue: Catalogue,
     adapters: AdapterCatalogue,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a request that waits where nobody is left of those of `before`: behind them the `planned`
-    ones, as far as they can paint it; where none can, its last one once more."""
+    """Return the stages of a request after its stages `before` lost all workers: those, marked deserted, then the
+    `planned` stages that can run it; if none can, the last one of `before` again."""
     known = known_stages(planned, catalogue)
     fitting = [stage for stage in known if fits(resolved, catalogue.find(stage.model), adapters)]
     return (*(replace(stage, deserted=True) for stage in before), *(fitting or before[-1:]))
 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
-    """As a route from that kind of start records them; none where there is only one. `own_threshold`: the operator's,
-    which decides where the stages are of no plan's cascade. A stage whose pictures from that start are not scored
-    has no discriminator: the next one stands in for it."""
+    """Return the stages as a route from that kind of start records them; none for a single stage. `own_threshold`: the
+    operator's, for stages outside the plan's cascades. If a stage's images from that start are not scored, it
+    has no discriminator, and the next stage replaces it."""
     if len(stages) < 2:
         return ()
     *scored, last = stages
@@ -127,8 +126,8 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
 
 
 def admitted_stages(stages: Sequence[Stage], model: str) -> AdmittedStages | None:
-    """The stages that a request of that model was admitted to, as the journal has them; None where they are the
-    model's own pool alone."""
+    """Return the stages that a request of that model was admitted to, as the journal stores them; None if they are only
+    the model's own pool."""
     if tuple(stages) == (Stage(model, model),):
         return None
     told = tuple(CascadeStage(stage.model, stage.discriminator, pool=stage.pool) for stage in stages)
@@ -136,7 +135,7 @@ def admitted_stages(stages: Sequence[Stage], model: str) -> AdmittedStages | Non
 
 
 def stages_admitted_to(admitted: AdmittedStages) -> tuple[Stage, ...]:
-    """The stages that the journal has; what a plan says of them beside is read from the plan in force."""
+    """Return the stages that the journal stores; their other properties come from the plan in force."""
     return tuple(
         Stage(stage.pool, stage.model, admitted.cascade, stage.discriminator, planned=admitted.planned)
         for stage in admitted.stages
@@ -144,7 +143,7 @@ def stages_admitted_to(admitted: AdmittedStages) -> tuple[Stage, ...]:
 
 
 def may_be_scored(stages: Sequence[Stage]) -> bool:
-    """Return whether a discriminator may be asked for pictures of these stages, whatever they start from."""
+    """Return whether a discriminator may score images of the stages, for any kind of start."""
     return any(not stage.cascade or stage.thresholds for stage in stages[:-1])
 
 
@@ -153,17 +152,17 @@ def _is_scored(stage: Stage, start: str) -> bool:
 
 
 def discriminator_of(stages: Sequence[Stage], index: int) -> str:
-    """The discriminator of a stage's pictures: the plan's, else that of its model and the next one's."""
+    """Return the discriminator of a stage's images: the plan's, else that of its model and the next."""
     return stages[index].discriminator or cascade_name([stage.model for stage in stages[index : index + 2]])
 
 
 def cascade_name(models: Sequence[str]) -> str:
-    """Name the cascade of these models, light first, as the discriminator's settings do."""
+    """Return the name of a cascade of models, light first, as in the discriminator's settings."""
     return ">".join(models)
 
 
 def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest:
-    """The same picture asked of another model: its own steps, guidance and scheduler, nothing else."""
+    """Return the request for another model, with that model's default steps, guidance scale and scheduler."""
     if held.model == resolved.spec.model:
         return resolved
     spec = replace(
@@ -178,7 +177,7 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
 
 
 def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
-    """Return whether the model can paint a picture of that size, and the request's adapters are made for it."""
+    """Return whether the model supports the request's size, and its adapters are made for the model."""
     sides = (resolved.spec.width_px, resolved.spec.height_px)
     sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
     return sized and known.change(resolved.spec, held)

@@ -1,4 +1,4 @@
-"""Which of the models that may paint a request does, and from which start: one lookup for all of them."""
+"""Choose a request's model and start among its pools, with one lookup for all models."""
 
 import secrets
 from collections.abc import Sequence
@@ -25,15 +25,14 @@ from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_star
 from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, steps_saved, work_left
 
 FROM_NOISE = FromNoise()
-# How the reason of a route begins whose hit gave way to noise.
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
-    plans. `last_model` generates the request from noise, after all stages before it; refined images keep a share of its
-    quality. `stays`: the request was sent on to that stage, and goes nowhere else. `left_out`: why the cache is not
-    asked, empty where it is. `noise_s`: device seconds of its image from noise, None for unknown."""
+    """Describe a tenant's request at the stage that needs a start. `draw` is the request's, for the shares of plans.
+    `last_model` generates the request from noise, after all stages before it; refined images keep a share of its
+    quality. `stays`: the request was deferred to that stage and must run there. `left_out`: why the lookup is skipped;
+    empty if it is made. `noise_s`: device seconds of its image from noise, None if unknown."""
 
     tenant: str
     resolved: ResolvedRequest
@@ -47,7 +46,7 @@ class Asker:
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate of a lookup, and the request as its model would paint it."""
+    """Hold a candidate of a lookup, and the request in its model's terms."""
 
     candidate: StartCandidate
     held: HeldModel
@@ -56,15 +55,15 @@ class Asked:
     pipelined_from_step: int
 
     def scope(self, tenant: str) -> CacheScope:
-        """Return the scope of the cache that it is looked up in."""
+        """Return the cache scope of its lookup."""
         return scope_of(tenant, self.resolved, self.held, self.lora_patch_step, self.pipelined_from_step)
 
 
 async def decide_route(
     parts: FrontdoorParts, asker: Asker, held: HeldModel, embedding: Embedding | None, note: Note
 ) -> tuple[PoolOption, ...]:
-    """Where a request may be painted on its way through `asker.stage`, whose model is `held`, under the plan of now:
-    the pool that it waits in first, then those that take it while they are idle. Raises nothing."""
+    """Return the pools that may run a request at `asker.stage`, with model `held`, under the present plan: first the
+    pool where it waits, then the pools that take it while they are idle. Raises nothing."""
     plan = parts.dataplane.state.index
     planned = () if asker.stays else plan.pools
     pools = tuple(pool for pool in planned if _can_paint(parts, asker, pool))
@@ -92,7 +91,7 @@ async def decide_route(
 
 
 def new_route_id() -> str:
-    """Return an id that no route had before."""
+    """Return a new, random route id."""
     return secrets.token_hex(8)
 
 
@@ -125,8 +124,8 @@ def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
 
 
 def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
-    """Whether the tenant may use the pool, and its model was ever held and can paint the size with the adapters; the
-    request's own stage can."""
+    """Return whether the tenant may use the pool, and its model was ever held and supports size and adapters; True for
+    the request's own stage."""
     if pool.pool == asker.stage.pool:
         return True
     held = parts.catalogue.known(pool.model)
@@ -149,7 +148,7 @@ def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:
 def expected_thinning(
     parts: FrontdoorParts, resolved: ResolvedRequest, held: HeldModel, start: Start = FROM_NOISE
 ) -> ThinningOffer:
-    """Return what may be left out of a request that starts there, before its route is decided."""
+    """Return the steps that may be skipped in a request with that start, before its route is decided."""
     route = Route("", start, held.model, held.model_digest)
     patch_step = parts.adapters.lora_patch_step(resolved.spec, held)
     pipelined_from = parts.pipelining.from_step(resolved.spec, held.model_digest)
@@ -161,14 +160,13 @@ def expected_thinning(
 def expected_device_s(
     parts: FrontdoorParts, pool: str, resolved: ResolvedRequest, held: HeldModel, start: Start = FROM_NOISE
 ) -> float | None:
-    """Return what of a device's time a request that starts there would take in the pool now; None where no speed is
-    known."""
+    """Return the device seconds of a request with that start in the pool now; None if no speed is known."""
     offer = expected_thinning(parts, resolved, held, start)
     return parts.dataplane.device_s(pool, work_left(resolved, start), offer)
 
 
 def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> CandidateStart:
-    """What was found; noise instead of a latent that leaves more steps than a thinned picture from noise takes."""
+    """Return the start found; noise instead of a latent that leaves more steps than a thinned run from noise."""
     if not isinstance(found.start, FromLatent):
         return found
     noise, hit = (expected_thinning(parts, asked.resolved, asked.held, start) for start in (FROM_NOISE, found.start))
@@ -193,7 +191,7 @@ def _lane(
     option = as_started_by(entered, pool.pool, as_painted_by(asker.resolved, held), held)
     if option is None:
         return None
-    # Of other steps another one may be the last by which LoRAs are to be in force.
+    # With another step count, LoRAs may have to take effect at another step.
     spec = option.resolved.spec
     pipelined_from = parts.pipelining.from_step(spec, held.model_digest)
     route = replace(

@@ -1,4 +1,4 @@
-"""What a start means: what it saves, what is left, and in which scope of the cache it lies."""
+"""Compute the saved steps, the remaining work and the cache scope of a start."""
 
 import hashlib
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 def scope_of(
     tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int, pipelined_from_step: int
 ) -> CacheScope:
-    """Return all but prompt and seed that changes the picture; sampler and eta count as part of the scheduler. The
-    request's LoRAs take effect after `lora_patch_step` steps; residuals are a step old from `pipelined_from_step` on, 0
-    for never."""
+    """Return all properties except prompt and seed that change the image; sampler and eta count as part of the
+    scheduler. The request's LoRAs take effect after `lora_patch_step` steps; residuals are one step old from
+    `pipelined_from_step` on, 0 for never."""
     spec = resolved.spec
     settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
     return CacheScope(
@@ -33,14 +33,14 @@ def scope_of(
         adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
         adapters_from_step=lora_patch_step,
         conditioning_digest=_digest_of(zip(_controlnets(resolved), _conditions(resolved), strict=True)),
-        # What is synchronous keeps the key that it had before there was anything else.
+        # Synchronous requests keep the key from before pipelining existed.
         control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
 
 
 def repeat_key_of(spec: GenerationSpec) -> str:
-    """Return the digest of what makes a request the same one within its scope: prompt and seed."""
+    """Return the digest of prompt and seed, which identify a request within its scope."""
     return _sha256(f"{spec.seed} {spec.prompt}".encode())
 
 
@@ -54,7 +54,7 @@ def _controlnets(resolved: ResolvedRequest) -> list[str]:
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
-    """The digests of the conditioning images, those that are kept apart from the spec included."""
+    """Return the digests of the conditioning images, including those stored apart from the spec."""
     apart = {part.field: part.object.digest for part in resolved.inputs}
     return [
         apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image)
@@ -63,7 +63,7 @@ def _conditions(resolved: ResolvedRequest) -> list[str]:
 
 
 def _digest_of(parts: Iterable[object]) -> str:
-    """Of what there is, in its order; empty for nothing."""
+    """Return the digest of the parts in their order; empty for none."""
     found = tuple(parts)
     return _sha256(repr(found).encode()) if found else ""
 
@@ -73,7 +73,7 @@ def _sha256(data: bytes) -> str:
 
 
 def kind_of(start: Start) -> str:
-    """The kind of start as plans name it."""
+    """Return the kind of start as plans name it."""
     match start:
         case FromLatent():
             return LATENT
@@ -84,7 +84,7 @@ def kind_of(start: Start) -> str:
 
 
 def steps_saved(start: Start) -> int:
-    """Denoising steps that the start leaves out."""
+    """Return the denoising steps that the start skips."""
     match start:
         case FromLatent() | FromImage():
             return start.saved_steps
@@ -93,7 +93,7 @@ def steps_saved(start: Start) -> int:
 
 
 def work_left(resolved: ResolvedRequest, start: Start) -> float:
-    """Pixel steps from that start to the picture."""
+    """Return the pixel steps from that start to the image, at least one step."""
     spec = resolved.spec
     steps = spec.num_inference_steps - steps_saved(start)
     if spec.init_image is not None:
@@ -102,5 +102,5 @@ def work_left(resolved: ResolvedRequest, start: Start) -> float:
 
 
 def ancestor_depth(start: Start) -> int:
-    """Generations between a picture from that start and one painted from noise."""
+    """Return the number of cached ancestors between an image from that start and noise; 0 for noise."""
     return 0 if isinstance(start, FromNoise) else start.donor.ancestor_depth + 1

@@ -1,4 +1,4 @@
-"""Which steps of a request may be left out, as the dataplane is told: by the profile of the model that paints it."""
+"""Offer the dataplane the steps of a request that may be skipped, by the profile of its model."""
 
 from dataclasses import dataclass, field
 
@@ -11,15 +11,15 @@ from services.frontdoor.routing.starts import steps_saved
 
 @dataclass(frozen=True)
 class ThinningOffers:
-    """The deployment's mode and profiles. Off, or without a profile of the model, nothing is offered. A thinned picture
-    enters the cache where it keeps `cached_share` of the quality of all steps in the mean."""
+    """Hold the deployment's mode and profiles. If the mode is off, or the model has no profile, nothing is offered. A
+    thinned image enters the cache if it keeps a mean share `cached_share` of the full quality."""
 
     mode: ThinningMode = ThinningMode.OFF
     profiles: StepProfiles = field(default_factory=StepProfiles)
     cached_share: float = 1.0
 
     def offer(self, resolved: ResolvedRequest, route: Route) -> ThinningOffer:
-        """Return what may be left out of a request on that route."""
+        """Return the steps that may be skipped in a request on that route."""
         if self._asked(resolved) is not None:
             return WHOLE
         options = self.profiles.options(resolved.spec, route)
@@ -27,16 +27,15 @@ class ThinningOffers:
         return ThinningOffer(resolved.spec.num_inference_steps, saved, options) if options else WHOLE
 
     def thinned_is_cached(self, offer: ThinningOffer) -> bool:
-        """Return whether the picture of a request enters the cache whichever of its options is taken: a thinning may
-        change while the picture is painted."""
+        """Return whether the image may enter the cache with every option, as the thinning may change during the run."""
         return all(option.share >= self.cached_share for option in offer.usable)
 
     def refusal(self, resolved: ResolvedRequest, route: Route) -> ThinningRefusal | None:
-        """Return why nothing of the request is left out, whatever the load; None where something may be."""
+        """Return why no step of the request is skipped at any load; None if steps may be."""
         return self._asked(resolved) or self.profiles.refusal(resolved.spec, route)
 
     def _asked(self, resolved: ResolvedRequest) -> ThinningRefusal | None:
-        """What the deployment and the request's own words say."""
+        """Return the refusal of the deployment's mode or of the request's own terms."""
         if self.mode is ThinningMode.OFF:
             return ThinningRefusal(WholeReason.OFF, "thinning is off")
         if resolved.replay is not None:

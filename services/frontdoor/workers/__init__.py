@@ -1,1 +1,1 @@
-"""Workers: connections to them, attempts on them, the models they hold and are to hold."""
+"""Connect to workers, run attempts on them, and track the models that they hold or are to hold."""

@@ -1,5 +1,7 @@
-"""The LoRAs and ControlNets that requests may name: LoRAs as workers tell of them with their credits, ControlNets as
-their replicas told the controller, whose plan says where they are and which LoRAs were uploaded."""
+"""Track the LoRAs and ControlNets that requests may name: LoRAs from workers' credits, ControlNets from the plan.
+
+The plan names the replicas of ControlNets, as they registered with the controller, and the uploaded LoRAs.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,33 +16,35 @@ _CAPABILITIES = {
     AdapterKind.LORA: frozenset({Capability.LORA, Capability.UPLOADED_LORA}),
     AdapterKind.CONTROLNET: frozenset({Capability.CONTROLNET}),
 }
-# Of one name, so many kinds of weights are remembered; workers that disagree on more are not worth it.
+# Variants (weights and base model) remembered per name, so that disagreeing workers cannot fill the memory.
 _MAX_NAMESAKES = 8
 _ROUNDING = 1e-9
 
 
 class AdapterCatalogue:
-    """Forgets no name: what was once served is waited for, not unknown. Of one name there may be several, with other
-    weights each, and the one that was told of last counts. Uploaded LoRAs alone are gone once the plan names them no
-    more: then no new request may ask for them, and those under way keep what they have."""
+    """Remember every name: requests wait for an adapter that was once served instead of failing as unknown.
+
+    A name may have several variants with other weights; the one reported last counts. Only uploaded LoRAs are withdrawn
+    once the plan no longer names them: new requests may not name them, and running requests keep theirs.
+    """
 
     def __init__(self) -> None:
-        # By kind and name, then by weights and the models that they change: of the same ones what was told last counts.
+        # Keyed by kind and name, then by weights and the models that they change; the latest report counts.
         self._known: defaultdict[tuple[AdapterKind, str], dict[tuple[str, str, str], Adapter]] = defaultdict(dict)
-        # By worker: the digest of its model, and what it cannot use with that.
+        # The digest of each worker's model, and the adapters that it cannot use with that model.
         self._rejected: dict[str, tuple[str, tuple[RejectedAdapter, ...]]] = {}
-        # By model digest and LoRA digest: how late a LoRA may come was measured on one model.
+        # Keyed by model digest and LoRA digest: the latest start of a LoRA was measured on one model.
         self._latest_shares: dict[tuple[str, str], float] = {}
         self._capabilities: dict[str, frozenset[Capability]] = {}
-        # By name and digest.
+        # Keyed by name and digest.
         self._placements: dict[tuple[str, str], tuple[AdapterPlacement, ...]] = {}
         self._addresses: dict[str, str] = {}
-        # Of LoRAs, those that a plan names.
+        # The LoRAs that the plan names.
         self._uploaded: frozenset[Adapter] = frozenset()
         self._turn = count()
 
     def learn(self, credits: WorkerCredits) -> None:
-        """Take what a worker can do and has."""
+        """Store a worker's capabilities and adapters."""
         self._capabilities[credits.worker_id] = credits.capabilities
         if credits.known_adapters is not None:
             self._rejected[credits.worker_id] = (credits.held.model_digest, credits.rejected_adapters)
@@ -50,7 +54,7 @@ class AdapterCatalogue:
                 self._latest_shares[credits.held.model_digest, adapter.digest] = adapter.latest_start_fraction
 
     def follow(self, plan: Plan) -> None:
-        """Take from a plan which ControlNets there are, and where; and which LoRAs were uploaded."""
+        """Take ControlNets with their replicas, and uploaded LoRAs, from a plan."""
         named = (placement.adapter for placement in plan.placements)
         self._uploaded = frozenset(one for one in named if one.kind is AdapterKind.LORA and one.object is not None)
         for adapter in self._uploaded:
@@ -65,20 +69,22 @@ class AdapterCatalogue:
 
     @property
     def uploaded(self) -> frozenset[Adapter]:
-        """The LoRAs in the object store that requests may ask for."""
+        """Return the LoRAs in the object store that requests may name."""
         return self._uploaded
 
     def takes(self, kind: AdapterKind) -> bool:
-        """Return whether any worker ever said that it paints with adapters of that kind."""
+        """Return whether any worker ever reported that it supports adapters of that kind."""
         return any(_CAPABILITIES[kind] & capabilities for capabilities in self._capabilities.values())
 
     def find(self, kind: AdapterKind, name: str) -> tuple[Adapter, ...]:
-        """Return those of that name, the newest last."""
+        """Return the adapters of that name, the newest last."""
         return tuple(adapter for adapter in self._known.get((kind, name), {}).values() if self._is_offered(adapter))
 
     def rejection(self, kind: AdapterKind, name: str, model_digest: str) -> RejectedAdapter | None:
-        """Return why a worker with that model cannot use the adapter of that name; of others' where none has the
-        model, None where nobody rejects it."""
+        """Return why a worker with that model cannot use the adapter of that name.
+
+        If no such worker rejects it, return the reason of a worker with another model; None if no worker rejects it.
+        """
         found = [
             (digest == model_digest, one)
             for digest, rejected in self._rejected.values()
@@ -89,12 +95,12 @@ class AdapterCatalogue:
 
     @property
     def rejected(self) -> tuple[RejectedAdapter, ...]:
-        """Those that workers found and that none can use, by name."""
+        """Return the adapters that workers found and that none can use, by name."""
         every = {one.name: one for _, rejected in self._rejected.values() for one in rejected}
         return tuple(every[name] for name in sorted(every) if not self.find(every[name].kind, name))
 
     def is_reachable(self, adapter: Adapter) -> bool:
-        """Return whether it can be had now. LoRAs are where their workers are; a ControlNet's replica must be there."""
+        """Return whether the adapter is available now. LoRAs come with their workers; a ControlNet needs a replica."""
         return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter.name, adapter.digest))
 
     def change(self, spec: GenerationSpec, held: HeldModel) -> bool:
@@ -104,15 +110,15 @@ class AdapterCatalogue:
         return all(any(one.changes(held.model_digest, held.family) for one in adapters) for adapters in found)
 
     def lora_patch_step(self, spec: GenerationSpec, held: HeldModel) -> int:
-        """Return how many of the spec's steps that model may take before its LoRAs take effect: as many as each of them
-        allows, rounded down. Bounds are measured at weight 1; what is asked for more strongly does more in its first
-        steps."""
+        """Return how many of the spec's steps the model may take before its LoRAs take effect: the least that a LoRA
+        allows, rounded down. Bounds are measured at scale 1; a larger scale changes more in the first steps, so that it
+        allows none."""
         shares = [self._latest_share(lora, held) if abs(lora.scale) <= 1 else 0.0 for lora in spec.loras]
         # 29 / 50 * 50 is less than 29.
         return int(min(shares, default=0.0) * spec.num_inference_steps + _ROUNDING)
 
     def _latest_share(self, lora: LoraSelection, held: HeldModel) -> float:
-        """By the workers that hold the model; of an uploaded LoRA by its upload, for every model that it changes."""
+        """Return the latest start reported by workers with the model, else by the LoRA's upload; 0 without either."""
         told = self._latest_shares.get((held.model_digest, lora.digest))
         if told is not None:
             return told
@@ -120,7 +126,7 @@ class AdapterCatalogue:
         return adapter.latest_start_fraction if adapter is not None and adapter.object is not None else 0.0
 
     def endpoints(self, controlnets: Iterable[ControlNetSelection]) -> tuple[ControlNetEndpoint, ...]:
-        """Return where the ControlNets are served now, each once: replicas that hold it first, taking turns."""
+        """Return the replicas of each ControlNet, resident ones first, rotated at each call."""
         turn = next(self._turn)
         found = []
         for name, digest in dict.fromkeys((selected.name, selected.digest) for selected in controlnets):
@@ -129,7 +135,7 @@ class AdapterCatalogue:
         return tuple(found)
 
     def offered(self) -> tuple[Adapter, ...]:
-        """Return those that requests may name, of each name the newest for each kind of model, by kind and name."""
+        """Return the adapters that requests may name, the newest per name and kind of model, by kind and name."""
         kinds = [kind for kind in AdapterKind if self.takes(kind)]
         found = [adapter for kind, name in self._known if kind in kinds for adapter in self.find(kind, name)]
         newest = {(one.kind.value, one.name, one.family, one.base_digest): one for one in found}

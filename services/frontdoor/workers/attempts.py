@@ -1,4 +1,4 @@
-"""The effects that run attempts on workers: their streams read, their failures told apart."""
+"""Perform the effects that run attempts on workers: read their streams and classify their failures."""
 
 import asyncio
 import logging
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 Stream = AsyncIterator[ExecuteEvent]
 
 STOP_TIMEOUT_S = 2.0
-# Something else than the worker is away.
+# An input or a ControlNet is missing, not the worker.
 NOT_THE_WORKERS = frozenset({Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST})
-# A file is no other one at the next try, on whatever worker.
+# The file stays the same, so that a retry on any worker fails too.
 OF_THE_LORA = frozenset({Reason.BAD_LORA, Reason.LORA_MISMATCH})
 ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})
 
@@ -65,7 +65,7 @@ def execute(parts: FrontdoorParts, effect: Execute) -> None:
 
 
 def attach(parts: FrontdoorParts, effect: Attach) -> None:
-    """Answer Attach as Execute."""
+    """Answer Attach with AttemptFinished or AttemptFailed, as `execute` does."""
     job = parts.jobs.get(effect.request_id)
     identity, token = parts.identity, effect.fencing_token
     attempt = identity.attempt(job.request.request_id, job.request.tenant, effect.attempt_number, token)
@@ -120,7 +120,7 @@ def _run(
 async def _execute(
     parts: FrontdoorParts, client: WorkerClient, job: Job, execution: Execution, effect: Execute
 ) -> Stream:
-    """What the request came with is read now and passed on: it is here for running attempts alone."""
+    """Start the attempt. Input images are loaded only now, as only running attempts hold them in memory."""
     spec = await parts.inputs.load(job, execution.resolved)
     await parts.shadows.left(execution.worker_id)
     if effect.thinned_steps:
@@ -148,12 +148,12 @@ async def _execute(
 
 
 def _is_followed(job: Job) -> bool:
-    """Whether somebody hears how far it is, or may ask later: those who come back to it."""
+    """Return whether a client receives progress, or may attach to the request later."""
     return job.audience.hears_progress() or job.request.terms is not None
 
 
 def _may_thin_midway(parts: FrontdoorParts, offer: ThinningOffer, effect: Execute) -> bool:
-    """Whether the dataplane decides by the attempt's progress."""
+    """Return whether the dataplane may skip steps by the attempt's progress."""
     return parts.dataplane.state.thins and bool(offer.options) and not effect.thinned_steps
 
 
@@ -165,7 +165,7 @@ def _left_out(execution: Execution) -> int:
 async def _follow(
     parts: FrontdoorParts, job: Job, execution: Execution, open_stream: Callable[[], Awaitable[Stream]]
 ) -> None:
-    """The stream is opened here: a task that is cancelled before it begins leaves none behind."""
+    """Open and read the stream; opened here, a task that is cancelled before it begins leaves no stream open."""
     request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
     try:
         async for event in await open_stream():
@@ -178,14 +178,14 @@ async def _follow(
             raise Unavailable("STREAM_ENDED", "the worker ended the stream without an image")
     except PentimentoError as error:
         if execution.result is not None:
-            # How the stream ended after the picture was here concerns nobody.
+            # The image has arrived: the stream's end changes nothing.
             return
         job.failure = as_asked(error)
-        # Should it be queued again.
+        # In case it is queued again.
         job.routed[execution.stage].queued_at = parts.clock.monotonic()
         parts.submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, job.failure.message))
     except asyncio.CancelledError:
-        # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
+        # The link to the worker was lost; if the dataplane did not know, the request runs elsewhere.
         parts.submit(AttemptFailed(request_id, token, FailureKind.WORKER_LOST))
         raise
 
@@ -219,7 +219,7 @@ def _progress_of(execution: Execution, event: StepProgress) -> Progress:
 
 
 def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: AttemptResult) -> None:
-    """Raises Internal for a picture that is not what the worker sent, or not of this attempt."""
+    """Store the result. Raises Internal for a corrupt image or a result of another attempt."""
     theirs, ours = result.attempt, execution.attempt
     if (theirs.request_id, theirs.fencing_token) != (ours.request_id, ours.fencing_token):
         raise Internal("RESULT_MISMATCH", "the worker answered with the result of another attempt")
@@ -233,8 +233,8 @@ def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: 
 
 
 def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result: AttemptResult) -> float:
-    """Count where the picture really started, and tell the gateway. Return the work that it took where that is more
-    than was routed, else 0."""
+    """Count the image's actual start and report it to the gateway. Return its work in pixel steps if that differs from
+    the routed work, else 0."""
     route, resolved = execution.route, execution.resolved
     taken = taken_of(route.start, result.steps_saved)
     passed_over = taken != route.start
@@ -246,13 +246,13 @@ def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result
     routed = job.routed[execution.stage]
     if routed.counted is not None:
         parts.starts.correct(*routed.counted)
-        # Another attempt of the same stage is no other request.
+        # Another attempt of the same stage is still the same request.
         routed.counted = None
     return work_left(resolved, taken)
 
 
 def _work_midway(execution: Execution, result: AttemptResult) -> float:
-    """What an attempt that was asked to leave out steps while it ran has really done; 0 for others."""
+    """Return the actual work, in pixel steps, of an attempt asked to skip steps while it ran; 0 for others."""
     if not execution.asked_midway:
         return 0.0
     spec = execution.resolved.spec
@@ -276,8 +276,8 @@ async def _stop(link: WorkerLink, effect: StopAttempt) -> None:
 
 
 def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: float) -> None:
-    """Note its stages. The worker's clock starts when the attempt reaches it, which is nowhere known: what it does not
-    account for is taken to be the ways there and back, alike."""
+    """Note the attempt's stages. The worker's clock starts when the attempt reaches it, at an unknown time: the
+    remaining time is split equally between sending and receiving."""
     worker_s = max((timing.start_ms + timing.duration_ms for timing in result.timings), default=0.0) / 1000
     way_s = max(now - execution.sent_at - worker_s, 0.0) / 2
     reached_at = execution.sent_at + way_s
@@ -292,10 +292,10 @@ def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: flo
 
 
 def failure_kind(error: PentimentoError) -> FailureKind:
-    """What a worker's error means for the request."""
+    """Return the kind of failure that a worker's error is for the request."""
     match error:
         case Unavailable() if error.reason in NOT_THE_WORKERS:
-            # Another try would keep the place of one that can be painted.
+            # A retry would take the place of a request that can run.
             return FailureKind.FATAL
         case Unavailable():
             return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
@@ -306,7 +306,7 @@ def failure_kind(error: PentimentoError) -> FailureKind:
         case FailedPrecondition():
             return FailureKind.FATAL if error.reason in OF_THE_LORA else FailureKind.NOT_HELD
         case Aborted():
-            # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
+            # The worker knows a newer attempt or frontdoor; the journal decides.
             return FailureKind.NO_CREDIT
         case NotFound() if error.reason == Reason.ATTEMPT_GONE:
             return FailureKind.GONE

@@ -1,4 +1,4 @@
-"""The models that workers hold, as requests are judged by them."""
+"""Track the models that workers hold; requests are validated against them."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from pentimento.domain.image_request import ModelInfo
 
 logger = logging.getLogger(__name__)
 
-# Workers report once a second: whoever was silent for so long no longer decides.
+# Workers report once a second: after this silence, their weights no longer count.
 _SILENCE_S = 10.0
-# Names are echoed to the client no further than this.
+# Characters of a name that are echoed to the client.
 _SHOWN_NAME_LENGTH = 80
 
 
 class Catalogue:
-    """Learns from workers' reports and forgets nothing: a model whose workers are away is waited for, not unknown.
+    """Learn models from workers' reports and keep them: requests wait for a model without workers, which stays known.
 
-    Where workers hold other weights under one name, those of the worker that started last are what new requests are
-    routed to, for as long as it reports.
+    If workers hold different weights under one name, new requests go to those of the worker that started last, while it
+    reports.
     """
 
     def __init__(
@@ -32,45 +32,45 @@ class Catalogue:
         monotonic: Callable[[], float] = time.monotonic,
         worker_wait_s: float = 0.0,
     ) -> None:
-        """`worker_wait_s`: how long a worker that must be there is waited for."""
+        """Create an empty catalogue. `worker_wait_s`: how long to wait for the report of a worker named in settings."""
         self._default_model = default_model
         self._retry_ms = no_worker_retry_ms
         self._models: dict[str, HeldModel] = {}
         self._monotonic = monotonic
-        # When the digest that counts was last reported, by the model's name.
+        # When the digest in use was last reported, by the model's name.
         self._reported_at: dict[str, float] = {}
         self._told: set[frozenset[str]] = set()
-        # By name, the digests that alone count.
+        # The only digests that count, by name.
         self._registered: dict[str, str] = {}
-        # What the plan gives to workers, which may not have told yet.
+        # Models of the plan, which workers may not have reported yet.
         self._planned: frozenset[str] = frozenset()
-        # Workers that have not told what they hold, by their addresses, each with when it is waited for no longer.
+        # Workers that have not reported yet, by address, each with the end of the wait for it.
         self._worker_wait_s = worker_wait_s
         self._awaited: dict[str, float] = {}
         self._learnt = asyncio.Event()
 
     def follow(self, registered: Iterable[RegisteredDigest], planned: Iterable[str] = ()) -> None:
-        """Changes state: under these names no other digests are known from now on, nor those that were. `planned`: the
-        names of models that workers hold, or are to."""
+        """Accept only the registered digests under their names, and forget models with others. `planned`: the names of
+        models that workers hold or are to hold."""
         self._planned = frozenset(planned)
         self._registered = {one.model: one.digest for one in registered}
         for held in [held for held in self._models.values() if not self._may_be(held)]:
             del self._models[held.model]
 
     def await_worker(self, address: str) -> None:
-        """Changes state: what a worker there holds no plan says, so that no name is unknown for a while."""
+        """Expect a worker with a model outside the plan: until it reports or the wait ends, no name is unknown."""
         self._awaited[address] = self._monotonic() + self._worker_wait_s
 
     def await_no_longer(self, address: str) -> None:
-        """Changes state: the worker there has told, or is not wanted."""
+        """Stop expecting the worker: it has reported or is not wanted."""
         self._awaited.pop(address, None)
 
     def _may_be(self, held: HeldModel) -> bool:
         return self._registered.get(held.model, held.model_digest) == held.model_digest
 
     def learn(self, held: HeldModel) -> None:
-        """Changes state: the model as a worker holds it decides how new requests are judged and routed, unless one
-        that started later holds other weights under its name."""
+        """Validate and route new requests by the model as a worker holds it, unless a worker that started later holds
+        other weights under its name."""
         if not self._may_be(held):
             return
         known, now = self._models.get(held.model), self._monotonic()
@@ -78,7 +78,7 @@ class Catalogue:
             return
         self._reported_at[held.model] = now
         if known is not None and known.model_digest == held.model_digest:
-            # Of several workers the slowest counts: it may be the one that gets a request.
+            # The slowest of several workers counts, as it may get the request.
             held = replace(held, step_s=max(known.step_s, held.step_s))
         if known != held:
             self._models[held.model] = held
@@ -86,7 +86,7 @@ class Catalogue:
             self._learnt = asyncio.Event()
 
     def _outranks(self, known: HeldModel, held: HeldModel, now: float) -> bool:
-        """Whether the weights that count go on counting; that there are two is told once."""
+        """Return whether the known weights stay in use; log the conflict once."""
         if now - self._reported_at[held.model] >= _SILENCE_S:
             return False
         pair = frozenset((known.model_digest, held.model_digest))
@@ -100,9 +100,11 @@ class Catalogue:
         return known.worker_generation > held.worker_generation
 
     def find(self, name: str) -> HeldModel:
-        """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of, or
-        none that has loaded what the plan names or a worker without a plan may hold: after a start not all have told
-        yet."""
+        """Return the model of that name, the default one for "".
+
+        Raises NotFound for an unknown name. Raises Unavailable while no worker has reported, or if the model may still
+        come: the plan names it, or an expected worker outside the plan has not reported.
+        """
         wanted = name or self._default_model or next(iter(sorted(self._models)), "")
         held = self._models.get(wanted)
         if held is not None:
@@ -117,19 +119,19 @@ class Catalogue:
         raise NotFound.of("UNKNOWN_MODEL", "model", limit)
 
     def known(self, name: str) -> HeldModel | None:
-        """None for a model that no worker ever held."""
+        """Return the model of that name; None if no worker ever held it."""
         return self._models.get(name)
 
     def of_digest(self, model_digest: str) -> HeldModel | None:
-        """Return the model with these weights as it was last held; None where none has them now."""
+        """Return the model with these weights as last reported; None if no known model has them."""
         return next((held for held in self._models.values() if held.model_digest == model_digest), None)
 
     def default(self) -> HeldModel | None:
-        """The deployment's default model; None where it names none, or it was never held."""
+        """Return the deployment's default model; None if it names none, or no worker ever held it."""
         return self.known(self._default_model)
 
     async def wait_for(self, name: str) -> HeldModel:
-        """The model, as soon as a worker has reported it."""
+        """Return the model as soon as a worker has reported it."""
         while name not in self._models:
             await self._learnt.wait()
         return self._models[name]

@@ -1,4 +1,4 @@
-"""How long somebody has said nothing, counted only while this process runs itself."""
+"""Detect a silent peer, counting time only while this process runs itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,10 +8,10 @@ LOOKS = 4
 
 
 class SilenceWatch:
-    """Calls `on_silence` once nothing was heard for `silence_s`, and at most a quarter of it more.
+    """Call `on_silence` after `silence_s` without `heard`, or at most a quarter of it later.
 
-    It looks four times in that time, and each look waits for the one before. A process that was stopped for a while,
-    or had no processor, has one look for all of it: what was said meanwhile lies in its sockets, and is read first.
+    The watch checks four times in that time, each check scheduled by the one before. A process that was stopped or had
+    no processor makes only one check for the whole pause, and reads the messages in its sockets before the next.
     """
 
     def __init__(self, silence_s: float, on_silence: Callable[[], None]) -> None:
@@ -21,11 +21,11 @@ class SilenceWatch:
         self._timer = self._look_later()
 
     def heard(self) -> None:
-        """Begin anew: something was said."""
+        """Restart the wait, as the peer sent a message."""
         self._looks_left = LOOKS
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _look_later(self) -> asyncio.TimerHandle:
@@ -41,7 +41,7 @@ class SilenceWatch:
 
 @asynccontextmanager
 async def heard_within(silence_s: float) -> AsyncIterator[SilenceWatch]:
-    """Raise TimeoutError once `heard` was not called for so long in the block."""
+    """Raise TimeoutError in the block after `silence_s` without a call of `heard`."""
     async with asyncio.timeout(None) as limit:
         watch = SilenceWatch(silence_s, lambda: limit.reschedule(asyncio.get_running_loop().time()))
         try:

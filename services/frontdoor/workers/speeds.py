@@ -1,4 +1,4 @@
-"""Profiles of models, as the dataplane predicts with them."""
+"""Read profiles of models into the speeds that the dataplane predicts with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 
 
 def read_speeds(paths: Sequence[Path]) -> ProfilesReceived | None:
-    """Return the speeds that files, or directories of them, have measured; None without any.
+    """Return the speeds measured in profile files, or in directories; None without any.
 
     Raises InvalidArgument naming file and field.
     """
@@ -17,8 +17,10 @@ def read_speeds(paths: Sequence[Path]) -> ProfilesReceived | None:
 
 
 def speed_profile(profile: ModelProfile) -> SpeedProfile:
-    """Of the largest size that was profiled with guidance, or without where there is none: the dataplane's work is in
-    pixel steps, so that other sizes scale with it."""
+    """Return the speed at the largest size profiled with guidance, or without if there is none.
+
+    The dataplane measures work in pixel steps, so other sizes scale with this one.
+    """
     largest = max(profile.batches, key=lambda batch: (batch.guided, batch.width_px * batch.height_px))
     batches = [batch for batch in profile.batches if _shape(batch) == _shape(largest)]
     pixels = largest.width_px * largest.height_px

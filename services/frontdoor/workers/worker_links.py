@@ -1,4 +1,4 @@
-"""Connections to workers: a stream of credits each, which is their liveness too, and the attempts that run there."""
+"""Connect to workers: one stream of credits each, which also proves liveness, and the attempts that run there."""
 
 import asyncio
 import logging
@@ -33,14 +33,14 @@ REFUSED = (
 
 
 def is_refusal(error: Exception) -> TypeGuard[PentimentoError]:
-    """Whether a worker does not take this frontdoor for the newest of its id, or its epoch for one at all."""
+    """Return whether a worker rejects this frontdoor's epoch as stale or invalid."""
     if isinstance(error, Aborted):
         return error.reason == Reason.STALE_EPOCH
     return isinstance(error, InvalidArgument)
 
 
 class WorkerLink:
-    """One address. `worker_id` is empty until the first word of the worker there."""
+    """Connect to one address. `worker_id` is empty until the worker's first report."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class WorkerLink:
         on_credits: Callable[["WorkerLink", WorkerCredits], None],
         on_loss: Callable[["WorkerLink"], None],
     ) -> None:
-        """`silence_s`: a worker that says nothing for so long is lost; it speaks at least once a second."""
+        """Create a link. `silence_s`: silence after which the worker is lost; it reports at least once a second."""
         self.address = address
         self.client = WorkerClient(channel)
         self.pinned = False
         self.worker_id = ""
         self.worker_generation = 0
-        # The later start of its name that was told of, 0 for none: it goes on speaking once a second and more.
+        # The later start of the same name that was logged, 0 for none: this worker still reports every second.
         self.outranked_by = 0
-        # Why the worker there takes another start of this frontdoor for the newer one; None while it does not.
+        # The worker's error if it considers another start of this frontdoor newer, else None.
         self.refusal: PentimentoError | None = None
-        # Streams of attempts, cancelled when the worker is lost: nobody would read on.
+        # Streams of attempts, cancelled when the worker is lost.
         self.runs: set[asyncio.Task[Any]] = set()
         self.adapters = LinkAdapters()
         self._channel = channel
@@ -71,7 +71,7 @@ class WorkerLink:
         self._on_loss = on_loss
 
     async def watch(self) -> None:
-        """Keep the stream of credits up until cancelled."""
+        """Keep the stream of credits open until cancelled."""
         delays_s = _RECONNECTS.delays_s()
         try:
             while True:
@@ -83,7 +83,7 @@ class WorkerLink:
             await self._channel.close()
 
     async def _listen(self) -> bool:
-        """Whether the worker answered before its stream broke or fell silent."""
+        """Read the stream until it breaks or falls silent; return whether the worker answered."""
         answered = False
         try:
             async with heard_within(self._silence_s) as silence:
@@ -100,7 +100,7 @@ class WorkerLink:
         return answered
 
     def _note_refusal(self, error: Exception) -> None:
-        """Said aloud once: this link goes on trying, and nothing is painted here until somebody does something."""
+        """Log a refusal once: the link retries, but no request runs on this worker until an operator intervenes."""
         if not is_refusal(error):
             return
         if self.refusal is None:
@@ -122,7 +122,7 @@ class WorkerLink:
 
 
 class WorkerLinks:
-    """The links that are wanted: those of the plan, and those the operator named, which need no plan (`pinned`)."""
+    """Hold the links to the plan's workers and to the operator's, which need no plan (`pinned`)."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class WorkerLinks:
         self._by_worker: dict[str, WorkerLink] = {}
 
     def follow(self, wanted: Mapping[str, bool]) -> None:
-        """Changes state: watch these addresses (True: pinned), and leave others as soon as nothing runs there."""
+        """Watch these addresses (True: pinned), and leave others as soon as no attempt runs there."""
         self._wanted = frozenset(wanted)
         for address, pinned in wanted.items():
             if address not in self._links:
@@ -164,7 +164,7 @@ class WorkerLinks:
         return link.address if link is not None else ""
 
     def refusals(self) -> dict[str, PentimentoError]:
-        """By address, what workers say that refuse this frontdoor."""
+        """Return, by address, the errors of workers that refuse this frontdoor."""
         return {address: link.refusal for address, link in self._links.items() if link.refusal is not None}
 
     async def close(self) -> None:
@@ -194,7 +194,7 @@ class WorkerLinks:
         link.adapters.hear(credits)
         namesake = self._by_worker.get(credits.worker_id)
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
-            # Two processes under one name: the later start is the one, as the dataplane sees it.
+            # Two processes have one name: the later start counts, as in the dataplane.
             if link.outranked_by != namesake.worker_generation:
                 rejected = {"worker": credits.worker_id, "address": link.address, "used_address": namesake.address}
                 logger.error("two workers with one name", extra={**rejected, "reason": Reason.REPLICA_SUPERSEDED})
@@ -204,7 +204,7 @@ class WorkerLinks:
             self._leave_if_idle(link)
             return
         if namesake is not link:
-            # What the dataplane knew of the worker that had the name is forgotten there with it.
+            # The dataplane forgets the adapters of the earlier worker of this name together with that worker.
             link.adapters.tell_anew()
         if link.worker_id != credits.worker_id:
             logger.info("worker connected", extra={"worker": credits.worker_id, "address": link.address})
@@ -217,38 +217,38 @@ class WorkerLinks:
         self._leave_if_idle(link)
 
     def _is_second_way(self, link: WorkerLink, namesake: WorkerLink | None, credits: WorkerCredits) -> bool:
-        """Whether the same process is heard at another address already, and this one is no better."""
+        """Return whether the same process already reports at another address, and this one is no better."""
         if namesake is None or namesake is link or credits.held.worker_generation != namesake.worker_generation:
             return False
         return link.address not in self._wanted or namesake.address in self._wanted
 
     def _on_loss(self, link: WorkerLink) -> None:
         if self._by_worker.get(link.worker_id) is link:
-            # First the news: a worker that is only silent is still told to stop what is taken away from it.
+            # Report the loss first: a worker that is only silent still receives the stops of its attempts.
             self._submit(WorkerLost(link.worker_id, link.worker_generation))
             del self._by_worker[link.worker_id]
         WORKERS.set(len(self._by_worker))
 
 
 class LinkAdapters:
-    """What the worker of a link has told of its adapters, and what the dataplane has heard of it."""
+    """Track the adapters that a link's worker reported, and the holdings that the dataplane received."""
 
     def __init__(self) -> None:
         self._known: tuple[Adapter, ...] = ()
         self._told: AdapterHoldings | None = None
 
     def hear(self, credits: WorkerCredits) -> None:
-        """Changes state: a worker says which adapters it knows when it is first heard, and where that has changed."""
+        """Store the known adapters, which a worker reports first and after each change."""
         if credits.known_adapters is not None:
             self._known = credits.known_adapters
 
     def tell_anew(self) -> None:
-        """Have all that is known be news once more."""
+        """Report all holdings again at the next `news`."""
         self._told = None
 
     def news(self, credits: WorkerCredits, uploaded: Iterable[Adapter] = ()) -> AdapterHoldings | None:
-        """Return what the worker has, where that is news; else None. It tells by name what need not be loaded first:
-        of `uploaded` LoRAs those that it fetched."""
+        """Return the worker's holdings if they have changed, else None. It reports resident LoRAs by name; `uploaded`
+        LoRAs are resident once it has fetched them."""
         self.hear(credits)
         resident = set(credits.resident_components)
         own = {adapter.name for adapter in self._known}
