@@ -1,4 +1,4 @@
-"""Who may come in: a bounded queue that tenants share, the plan's share, nobody whose deadline cannot be kept."""
+"""Admit or reject arriving requests by the queue limit, the quotas, the plan's admission rate and the deadline."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from pentimento.policies.thinning import ThinningOffer, thinnable
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
-    """Admit or reject at once, by one decision for all that arrive together; nothing is journalled for a rejected
-    request."""
+    """Admit or reject a request immediately, with one decision for all requests that arrive together. A rejected
+    request is not journalled."""
     ids = event.request_ids
     if any(request_id in state.requests for request_id in ids):
         return []
@@ -44,8 +44,8 @@ def _request_of(event: RequestArrived, request_id: str) -> Request:
 
 
 def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> list[Effect]:
-    """Announce the request, and begin its routing. From here on it is not lost; one that was cancelled meanwhile ends
-    in the journal too."""
+    """Announce the request and begin its routing. From here on it is durable; a request that was cancelled before the
+    journal answered ends in the journal too."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ACCEPTING:
         return []
@@ -59,7 +59,7 @@ def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> lis
 
 
 def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Effect]:
-    """Forget the request: it is not to be run."""
+    """Forget a request that must not run."""
     request = state.requests.get(event.request_id)
     if request is not None and request.phase is Phase.ACCEPTING:
         state.remove(request)
@@ -68,8 +68,8 @@ def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Ef
 
 
 def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Effect]:
-    """Queue the request in the lanes of its route. The route's pool may be another than the one that admitted the
-    request (hit or miss, light or heavy)."""
+    """Queue the request in the lanes of its route. The route's pool may differ from the pool that admitted the request
+    (hit or miss, light or heavy)."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ROUTING or request.cascade_stage != event.cascade_stage:
         return []
@@ -100,13 +100,13 @@ def _count_thinnable(state: State, pool: Pool, offer: ThinningOffer) -> None:
 
 
 def _has_resort(state: State, request: Request) -> bool:
-    """Whether it need not wait for its turn to know that it would be late: somebody else answers it then, or it waits
-    where others stood in already."""
+    """Decide whether a request that will be late need not wait in the queue: an earlier image or another stage answers
+    it, or another stage stood in for it before."""
     return bool(request.fallback_token or request.stood_in or stand_in_pool(state, request))
 
 
 def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[Effect]:
-    """Refuse new requests from here on; Drained follows once no accepted one is left."""
+    """Refuse new requests from here on; Drained follows once no accepted request is left."""
     state.draining = True
     return []
 
@@ -132,8 +132,8 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
 
 
 def _why_full(state: State, pool: Pool, tenant: str, count: int) -> str:
-    """Let a tenant fill its share of the queue, by its weight among those who wait. One that had the queue to itself
-    leaves room for as many again. `count`: how many want to come in."""
+    """Return why `count` more requests of the tenant have no room, "" if they have. A tenant may fill its share of the
+    queue, by its weight among the tenants with waiting requests; a single tenant leaves room for as much again."""
     limit = state.settings.queue_limit
     backlog = pool.tenants.get(tenant)
     own_count = backlog.count if backlog is not None else 0
@@ -150,7 +150,7 @@ def _why_full(state: State, pool: Pool, tenant: str, count: int) -> str:
 
 
 def _parts(state: State, pool: Pool, tenant: str) -> float:
-    """How many times the tenant's weight goes into those of all who wait in the pool, its own included."""
+    """Return the sum of the weights of all tenants that wait in the pool, divided by this tenant's weight."""
     weights = state.weights
     own = weights.get(tenant, 1.0)
     return 1.0 + sum(weights.get(other, 1.0) for other in pool.tenants if other != tenant) / own
@@ -169,7 +169,8 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
 
 
 def _stands_in_in_time(state: State, now: float, event: RequestArrived) -> bool:
-    """Whether another stage stands in that gets to it before the deadline. How long it takes there its route says."""
+    """Decide whether another stage stands in and reaches the request before the deadline. The route decides how long
+    the stage takes for it."""
     pool = state.pools.get(stand_in_pool(state, event))
     if pool is None or _why_full(state, pool, event.tenant, len(event.request_ids)):
         return False
@@ -177,9 +178,9 @@ def _stands_in_in_time(state: State, now: float, event: RequestArrived) -> bool:
 
 
 def _plan_admits(state: State, least_share: float, count: int) -> bool:
-    """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth. Of those that may do with
-    `least_share` of their steps as many more are admitted where the plan counts all steps. `count` arrive together:
-    they go in as soon as one would, and what they took beyond it is missing to those after them."""
+    """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth. Requests that may run
+    only `least_share` of their steps are admitted at 1 / `least_share` times the rate: the plan counts all steps.
+    `count` requests arrive together and are admitted as soon as one would be; later arrivals pay for the excess."""
     if state.plan is None or state.plan.admission_rate >= least_share:
         return True
     state.admission_share += count * max(state.plan.admission_rate, 0.0) / least_share

@@ -1,4 +1,4 @@
-"""Tries at a request: how one starts, what its end leads to, and who may have another."""
+"""Start attempts, handle their ends, and decide which requests run again."""
 
 from pentimento.dataplane.cascade import on_picture
 from pentimento.dataplane.commits import release_picture, resume_commit
@@ -30,12 +30,12 @@ from pentimento.dataplane.thinning import settle_thinning
 from pentimento.domain.reasons import Reason
 
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
-# What we believed of the worker was stale: nothing more goes there before its next word.
+# The recorded state of the worker was stale: it gets no more attempts before its next report.
 _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
 
 
 def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
-    """Bind a request to a free credit, or to a place to prepare its inputs; it runs once the attempt is journalled."""
+    """Bind a request to a free credit, or to a place to prepare its inputs; it runs once it is journalled."""
     settle_thinning(state, now, request, worker)
     preparing = request.has_inputs and may_prepare(worker)
     state.begin(request, now, None if preparing else _expected_end(state, now, request, worker))
@@ -55,7 +55,7 @@ def _expected_end(state: State, now: float, request: Request, worker: Worker) ->
 
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
-    """Execute the attempt, unless its worker went or its request ended while the journal wrote."""
+    """Execute the attempt, unless its worker was lost or its request ended during the journal's write."""
     key = (event.request_id, event.fencing_token)
     if key not in state.unpersisted:
         return []
@@ -89,14 +89,14 @@ def _execute(state: State, now: float, request: Request) -> list[Effect]:
 
 
 def _leave_to_others(state: State, request: Request) -> list[Effect]:
-    """Somebody else has ended this request, or runs it under a newer token."""
+    """Forget the request: another frontdoor has ended it, or runs it under a newer token."""
     state.remove(request)
     return [*release_picture(request), DeliverRecorded(request.request_id)]
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
-    """Note that the worker has begun with the attempt: from here on its loss counts, and it holds a credit. So does its
-    time where its inputs were prepared, or it waited for its place: that says nothing of how fast the worker paints."""
+    """Note that the worker has begun the attempt: from here on its loss counts, and it holds a credit. Its time starts
+    here if it prepared inputs or waited for a batch slot, since neither is part of the worker's speed."""
     key = (event.request_id, event.fencing_token)
     worker_id = state.attempt_workers.get(key)
     if worker_id is None:
@@ -129,7 +129,7 @@ def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[
 
 
 def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
-    """Score or commit the attempt's picture; only a live attempt of a running request has that."""
+    """Score or commit the attempt's image; only a live attempt of a running request has one."""
     key = (event.request_id, event.fencing_token)
     if key in state.unpersisted:
         return []
@@ -140,7 +140,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.RUNNING:
         return [ReleaseGrant(*key)]
-    # What two workers took says nothing of one.
+    # The time of two workers does not give the speed of one.
     if request.worker_id == worker.worker_id and not paired:
         learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.attempt_work)
     return on_picture(state, request, event.fencing_token)
@@ -166,12 +166,12 @@ def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Ef
 
 
 def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
-    """Give up an attempt whose worker is gone, and its credit with it. What the worker had not begun with does not
-    count as a loss."""
+    """Free the credit of an attempt after the loss of its worker, and run its request again. An attempt that the worker
+    had not begun does not count as a loss."""
     to_blame = _is_to_blame(state, key)
     worker = give_back(state, key)
     request = state.requests.get(key[0])
-    # While the journal writes, the grant may not be there yet: AttemptPersisted gives it back.
+    # While the journal writes, the grant may not exist yet: AttemptPersisted releases it.
     release: list[Effect] = [] if key in state.unpersisted else [ReleaseGrant(*key)]
     if worker is None or request is None:
         return release
@@ -183,7 +183,7 @@ def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
 
 
 def _is_to_blame(state: State, key: AttemptKey) -> bool:
-    """Whether this attempt may have brought its worker down: it was begun with, or nothing else was."""
+    """Decide whether this attempt may have crashed its worker: the worker had begun it, or had begun no attempt."""
     worker = state.workers.get(state.attempt_workers.get(key, ""))
     if worker is None or key in worker.begun:
         return True
@@ -201,15 +201,15 @@ def _after_failure(
         return end_request(state, request, End.FAILED, event.reason, event.message)
     if kind is FailureKind.DEADLINE:
         return on_deadline(state, now, request)
-    # A stop that nobody here asked for is a worker on its way out.
+    # A stop that this dataplane did not request means that the worker is shutting down.
     return _rerun_elsewhere(state, now, request, worker, to_blame, event)
 
 
 def _rerun_elsewhere(
     state: State, now: float, request: Request, worker: Worker, to_blame: bool, told: AttemptFailed | None = None
 ) -> list[Effect]:
-    """Again with the same seed and route, at most `max_reruns` times, and not where it was lost. A worker that goes on
-    may have `told` what was wrong, such as a picture that no device has memory for."""
+    """Run the request again with the same seed and route, at most `max_reruns` times, and not on the worker that was
+    lost. The message repeats the cause that a live worker reported, such as an image too large for its memory."""
     if to_blame:
         worker.lost_begun = True
         request.losses += 1

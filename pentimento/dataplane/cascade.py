@@ -1,7 +1,8 @@
 """Run the light stage first and defer a request if its image scores below the threshold (DiffServe, section 3.1). The
 light image stays the fallback.
 
-From a stage without a score only time leads to the next one: it stands in if the first would be too late (ADR 0008).
+An image of a stage without a score is never deferred: the next stage only stands in if the first would be late (ADR
+0008).
 """
 
 from pentimento.dataplane.commits import commit_picture, stop_attempts
@@ -18,13 +19,13 @@ from pentimento.policies.plan.entry import IMAGE, NOISE
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
-    """Commit an image, or ask for its score where a next stage may have to better it: not of a prompt that is surely
-    easy. An image of a stage that is not the last is delivered in time should nothing better come."""
+    """Commit an image, or request its score if a next stage may improve it. The image of a prompt that is surely easy
+    needs no score. An image of an earlier stage is delivered at the deadline if no better one arrives."""
     threshold = _threshold(state, request) if request.has_next_stage else None
     if threshold is None:
         return commit_picture(state, request, token, Reason.PREDICTED_LATE if request.stood_in else "")
     if request.cascade_stage == 0 and request.start == NOISE and needs_no_score(request.foreseen, threshold):
-        # To plans it is one that was scored: f(t) is of all prompts.
+        # Plans count it as scored: f(t) covers all prompts.
         _count_score(state.pool(request.pool), _probability(request))
         return commit_picture(state, request, token, "")
     effects = stop_attempts(state, request)
@@ -37,7 +38,7 @@ def on_picture(state: State, request: Request, token: int) -> list[Effect]:
 
 
 def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
-    """Commit the picture, or send the request on to the next stage where the confidence is below the threshold."""
+    """Commit the image, or send the request to the next stage if the confidence is not above the threshold."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.SCORING or request.picture_token != event.fencing_token:
         return []
@@ -65,8 +66,8 @@ def leaves_out_stage(state: State, request: Request, price: float) -> bool:
 
 
 def leave_out_stage(state: State, request: Request) -> list[Effect]:
-    """Send the request on to the next stage. To plans it is one that was scored and deferred, as it would have been:
-    f(t) is to say how much the next pool gets."""
+    """Send the request to the next stage without running this one. Plans count it as scored and deferred, since f(t)
+    gives the next pool's share of all requests."""
     pool = state.pool(request.pool)
     _count_score(pool, _probability(request))
     pool.deferred_count += 1
@@ -74,8 +75,8 @@ def leave_out_stage(state: State, request: Request) -> list[Effect]:
 
 
 def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
-    """Return the pool of the next stage where that stands in for the one that the request is in; empty where none does,
-    and while it has no worker."""
+    """Return the pool of the next stage if it stands in for the request's stage; "" if it does not, or has no
+    credits."""
     stage, start = (request.cascade_stage, request.start) if isinstance(request, Request) else (0, NOISE)
     thresholds = state.thresholds.get(request.cascade_name)
     if thresholds is None or stage + 1 >= len(request.cascade):
@@ -87,23 +88,23 @@ def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
 
 
 def stand_in(state: State, request: Request) -> list[Effect]:
-    """Send the request on to the stage that stands in for its own."""
+    """Send the request to the stage that stands in for its current one."""
     request.stood_in = True
     return _skip_to(state, request, request.cascade_stage + 1)
 
 
 def _staffed_stage(state: State, request: Request) -> int:
-    """Return the number of the first later stage whose pool the plan gives workers; 0 where there is none."""
+    """Return the number of the first later stage with a pool that has workers in the plan; 0 if there is none."""
     later = range(request.cascade_stage + 1, len(request.cascade))
     return next((stage for stage in later if request.cascade[stage] in state.index.staffed), 0)
 
 
 def _pass_on(state: State, request: Request, stage: int) -> list[Effect]:
-    """Send the request on to that later stage, since nobody is there for its own. What an earlier stage left for it to
-    fall back on stays."""
+    """Send the request to that later stage, since its own has no workers. The image of an earlier stage remains as a
+    fallback."""
     thresholds = state.thresholds.get(request.cascade_name)
     if thresholds is not None and (request.cascade[request.cascade_stage], request.start) not in thresholds:
-        # What stands in is no better than the stage that was planned.
+        # The stage that stands in is no better than the planned one.
         request.stood_in = True
     fallback_token = request.fallback_token
     effects = _skip_to(state, request, stage)
@@ -112,20 +113,20 @@ def _pass_on(state: State, request: Request, stage: int) -> list[Effect]:
 
 
 def reroute(state: State, request: Request) -> list[Effect]:
-    """Have it decided anew where the request's stage starts."""
+    """Route the request again from its stage's start."""
     state.enter(request, Phase.ROUTING)
     return [ResolveRoute(request.request_id, request.cascade_stage)]
 
 
 def is_deserted(state: State, pool: str) -> bool:
-    """Return whether nobody is left in the pool, by the plan's word and by what is seen."""
+    """Return whether the pool has no workers, both in the plan and by their reports."""
     return pool in state.index.unstaffed and not state.pool(pool).workers
 
 
 def go_on(state: State, request: Request) -> list[Effect]:
-    """Send a request on that waits where nobody is left: to a later stage of its own that has workers, else to what the
-    plan in force has for such requests, where it was a plan that sent it there. Nothing where there is neither, nor for
-    one that has a picture to fall back on: it need not be painted by the same model again."""
+    """Send on a request that waits in a pool without workers: to a later stage of its cascade that has workers, else to
+    the stages of the current plan if a plan chose its pool. Do nothing if neither exists, or if the request has a
+    fallback image: the same model need not run for it again."""
     if stage := _staffed_stage(state, request):
         return _pass_on(state, request, stage)
     if not request.planned or request.fallback_token or request.asked_anew == state.index.entered:
@@ -137,7 +138,7 @@ def go_on(state: State, request: Request) -> list[Effect]:
 
 
 def _skip_to(state: State, request: Request, stage: int) -> list[Effect]:
-    """To a later stage, without a picture of this one. What it has to do there its route will say."""
+    """Send the request to a later stage without an image of this one. The route then sets its work."""
     state.pool(request.pool).stood_in_count += 1
     request.cascade_stage = stage - 1
     effects = _send_on(state, request)
@@ -156,17 +157,17 @@ def _count_score(pool: Pool, confidence: float | None) -> None:
 
 
 def own_threshold(state: State, foreseen: PromptForesight | None) -> float:
-    """Return the operator's confidence threshold, or else the one that the request's discriminator recommends."""
+    """Return the operator's confidence threshold, or else the recommendation of the request's discriminator."""
     if state.settings.confidence_threshold is not None:
         return state.settings.confidence_threshold
     return DEFAULT_THRESHOLD if foreseen is None else foreseen.threshold
 
 
 def _threshold(state: State, request: Request) -> float | None:
-    """Return the plan's threshold for images from the request's start; None where they need no score. Where the plan
-    does not say how requests go it is the operator's, or else the discriminator's own: not of images refined from
-    another one. Their selector profile promises their quality, measured against the heavy model's, and discriminators
-    have seen none."""
+    """Return the plan's threshold for images from the request's start; None if they need no score. Without a plan that
+    routes requests it is the operator's or the discriminator's threshold, except for images refined from another image.
+    The selector profile of such images promises their quality against the heavy model, and discriminators never saw
+    any."""
     if request.cascade_name in state.thresholds:
         stage = request.cascade[request.cascade_stage]
         return state.thresholds[request.cascade_name].get((stage, request.start))
@@ -176,7 +177,7 @@ def _threshold(state: State, request: Request) -> float | None:
 
 
 def _send_on(state: State, request: Request) -> list[Effect]:
-    """To the next pool, with the same deadline."""
+    """Send the request to the next pool with the same deadline."""
     request.fallback_token = request.picture_token if state.settings.fall_back else 0
     request.picture_token = 0
     request.cascade_stage += 1

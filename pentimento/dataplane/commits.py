@@ -1,4 +1,4 @@
-"""Which picture a request ends with, and that it is committed once, under the newest token."""
+"""Choose the image that a request ends with, and commit it once, under the newest token."""
 
 from pentimento.dataplane.effects import (
     CommitCacheEntries,
@@ -17,7 +17,7 @@ from pentimento.dataplane.state import State
 
 
 def commit_picture(state: State, request: Request, picture_token: int, degraded: str = "") -> list[Effect]:
-    """Stop what else runs and commit; while the journal is still writing a newer attempt, once it has."""
+    """Stop other attempts and commit; wait first for the journal if it is still writing a newer attempt."""
     effects = stop_attempts(state, request)
     state.enter(request, Phase.COMMITTING)
     request.picture_token, request.degraded = picture_token, degraded
@@ -27,19 +27,19 @@ def commit_picture(state: State, request: Request, picture_token: int, degraded:
 
 
 def resume_commit(request: Request) -> list[Effect]:
-    """Commit the picture that waited for a newer attempt to be journalled."""
+    """Commit the image that waited for the journal to write a newer attempt."""
     number, token = request.attempt_number, request.fencing_token
     return [CommitResult(request.request_id, number, token, request.picture_token, request.degraded)]
 
 
 def fall_back(state: State, request: Request, reason: str) -> list[Effect]:
-    """Commit the picture of an earlier stage in place of a later one's; `reason` labels it."""
+    """Commit the image of an earlier stage in place of a later one's; `reason` labels it."""
     state.counters.fallen_back += 1
     return commit_picture(state, request, request.fallback_token, reason or "FAILED")
 
 
 def stop_attempts(state: State, request: Request) -> list[Effect]:
-    """Stop the attempt that runs, or may run unreported. Its credit comes back when its stream ends."""
+    """Stop the attempt that runs, or may run unreported. Its credit is freed when its stream ends."""
     if request.phase is Phase.ORPHANED:
         return [StopAttempt(request.request_id, request.fencing_token, request.worker_id)]
     key = request.attempt_key
@@ -48,7 +48,7 @@ def stop_attempts(state: State, request: Request) -> list[Effect]:
 
 
 def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
-    """Deliver the committed picture; where another attempt or ending won, deliver what the journal says."""
+    """Deliver the committed image; if another attempt or ending won, deliver the journal's result."""
     request = _committing(state, event.request_id, event.fencing_token)
     if request is None:
         return []
@@ -60,14 +60,14 @@ def on_result_committed(state: State, now: float, event: ResultCommitted) -> lis
     pool.completed_count += 1
     pool.late_count += now > request.deadline
     effects: list[Effect] = [Deliver(*request.attempt_key, request.picture_token)]
-    # A picture that was scored too low never enters a cache, whoever gets it.
+    # An image that was scored too low never enters a cache, even when it is delivered.
     if request.picture_token != request.fallback_token:
         effects.append(CommitCacheEntries(request.request_id, request.picture_token))
     return effects
 
 
 def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:
-    """End the request as failed: its picture could not be stored."""
+    """End the request as failed: its image could not be stored."""
     request = _committing(state, event.request_id, event.fencing_token)
     if request is None:
         return []
@@ -76,14 +76,14 @@ def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effe
 
 
 def enter_end(state: State, request: Request, end: End, reason: str, message: str) -> PersistEnd:
-    """Settle how a request ends, and return the effect that journals it."""
+    """Set how a request ends, and return the effect that journals it."""
     state.enter(request, Phase.ENDING)
     request.ending = PersistEnd(request.request_id, end, reason, message)
     return request.ending
 
 
 def release_picture(request: Request) -> list[Effect]:
-    """Release the grant of a picture that is neither committed nor passed over yet."""
+    """Release the grant of an image that awaits its score or its commit, unless it is the fallback image."""
     if request.phase not in (Phase.SCORING, Phase.COMMITTING) or request.picture_token == request.fallback_token:
         return []
     return [ReleaseGrant(request.request_id, request.picture_token)]

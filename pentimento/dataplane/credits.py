@@ -1,4 +1,4 @@
-"""The credits of workers: who may be offered work, and what is taken."""
+"""Track the credits of workers: which workers can take attempts, and which credits are in use."""
 
 import math
 
@@ -8,7 +8,7 @@ from pentimento.dataplane.state import State
 
 
 def may_prepare(worker: Worker) -> bool:
-    """Return whether the worker would prepare the inputs of one more attempt, which holds no credit meanwhile."""
+    """Return whether the worker would prepare the inputs of one more attempt, which holds no credit until it begins."""
     return len(worker.preparing) < worker.preparing_count
 
 
@@ -29,21 +29,21 @@ def take_as_peer(state: State, worker: Worker, key: AttemptKey) -> None:
 
 
 def end_preparing(state: State, worker: Worker, key: AttemptKey) -> None:
-    """Have an attempt whose inputs are prepared hold a credit, as it is at the device, whether there is one or not."""
+    """Count a credit for an attempt with prepared inputs: it is at the device, even if no credit is free."""
     del worker.preparing[key]
     refresh(state, worker)
 
 
 def yield_credit(state: State, worker: Worker, key: AttemptKey) -> None:
-    """Free the attempt's credit while it goes on, so that another one may come already."""
+    """Free the credit of an attempt that is still running, so that another one can arrive early."""
     worker.preparing.pop(key, None)
     worker.yielded[key] = None
     refresh(state, worker)
 
 
 def give_back(state: State, key: AttemptKey) -> Worker | None:
-    """Free the attempt's credit and return the worker that held it; None if it is not in flight any more (late or
-    repeated news)."""
+    """Free the attempt's credit and return its worker; None if the attempt is no longer in flight (a late or repeated
+    event)."""
     worker_id = state.attempt_workers.pop(key, None)
     if worker_id is None:
         return None
@@ -67,16 +67,16 @@ def give_back_peer(state: State, key: AttemptKey) -> None:
 
 
 def is_eligible(state: State, worker: Worker) -> bool:
-    """Return whether the worker may be given attempts. A worker that the plan leaves out gets nothing, unless the
-    operator named it."""
+    """Return whether the worker may receive attempts. A worker outside the plan receives none, unless the operator
+    pinned it."""
     if not worker.connected or not worker.confirmed or worker.draining:
         return False
     return worker.pinned or worker.worker_id in state.index.assigned
 
 
 def refresh(state: State, worker: Worker) -> None:
-    """Offer the worker in its lanes exactly while it has a free credit, or a reserve and nothing but that; and to
-    requests with inputs while it would prepare them."""
+    """Offer the worker in its lanes while it has a free credit, else to urgent requests while it has a reserve, and to
+    requests with inputs while it can prepare them."""
     beyond = worker.used_credits - worker.credit_count if is_eligible(state, worker) else math.inf
     prepares = _prepares(worker, beyond)
     for key in worker.lane_keys:
@@ -101,16 +101,16 @@ def refresh(state: State, worker: Worker) -> None:
 
 
 def _prepares(worker: Worker, beyond: float) -> bool:
-    """Whether it would take a request with inputs: one that knows no such places needs a free credit for it. While some
-    that were prepared are beyond its credits, no more are: they would take turns that are not theirs."""
+    """Decide whether the worker would take a request with inputs; one without preparing places needs a free credit.
+    While prepared attempts exceed its credits it takes no further one: they would use the turns of other requests."""
     if not worker.preparing_count:
         return beyond < 0
     return may_prepare(worker) and worker.credit_count > 0 and beyond <= 0
 
 
 def latest_deadline(state: State, worker: Worker) -> float:
-    """Return the latest deadline of what the worker paints, those that are about to end left out; -inf where that is
-    nothing."""
+    """Return the latest deadline of the attempts that the worker denoises, except those about to end; -inf if there are
+    none."""
     return max(
         (
             state.requests[key[0]].deadline
@@ -122,7 +122,7 @@ def latest_deadline(state: State, worker: Worker) -> float:
 
 
 def count(state: State, worker: Worker) -> None:
-    """Update what the worker adds to the credits and the throughput of its pools."""
+    """Update the worker's contribution to the credits and the throughput of its pools."""
     counts = worker.connected and not worker.draining
     counted = tuple(_contribution(state, worker, pool) for pool in worker.pools) if counts else ()
     if counted == worker.counted:
@@ -145,8 +145,8 @@ def _add(pool: Pool, credits: int, throughput: float) -> None:
 
 
 def _cost(pool: Pool, worker: Worker) -> float:
-    """Return what the next request would cost there: its load or, where speeds are known, the seconds of a batch one
-    larger. Rounded, so that the noise of measured speeds does not decide who rests."""
+    """Return the cost of the next request on the worker: its load or, if speeds are known, the seconds in a batch
+    larger by one. Rounded, so that noise in measured speeds does not decide which worker idles."""
     load = worker.used_credits + len(worker.preparing)
     if pool.speed.profile is None:
         return load

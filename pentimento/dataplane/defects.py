@@ -1,4 +1,4 @@
-"""Effects that broke down: a request whose answer will not come ends as a defect of ours, and holds nothing."""
+"""Handle effects that raised: end a request that will get no answer as failed, and free everything it holds."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,25 +16,25 @@ from pentimento.domain.reasons import Reason
 Handler = Callable[[State, float, EffectFailed], list[Effect]]
 
 _MESSAGE = "a defect of the frontdoor ended this request"
-# The journalling of an end is tried so many times more; then the client is answered without.
+# Retries of journalling an end; after them the client is answered without the journal.
 MAX_END_RETRIES = 3
 
 
 def failure_of(effect: Effect) -> EffectFailed:
-    """Return the event that answers an effect whose performing has raised."""
+    """Return the event that answers an effect that raised."""
     request_id, token = getattr(effect, "request_id", ""), getattr(effect, "fencing_token", 0)
     return EffectFailed(request_id, type(effect).__name__, token)
 
 
 def on_effect_failed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Undo what the effect had taken, and end its request as failed. Effects that no request waits for (cache entries,
-    grants, what a client is told beside) change nothing."""
+    """Undo the effect's reservations, and end its request as failed. Effects without a waiting request (cache entries,
+    grants, informative messages to a client) change nothing."""
     handler = _HANDLERS.get(event.effect)
     return handler(state, now, event) if handler is not None else []
 
 
 def _never_accepted(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """End it in the journal, should it be there: nobody else would run it before the next start."""
+    """End the request in the journal, in case the journal has it: no frontdoor would run it before the next start."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ACCEPTING:
         return []
@@ -54,7 +54,7 @@ def _never_routed(state: State, now: float, event: EffectFailed) -> list[Effect]
 
 
 def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Whether the journal knows the attempt is not known, so nothing can be committed under its token any more."""
+    """End the request: the journal may or may not have the attempt, so nothing can be committed under its token."""
     key = (event.request_id, event.fencing_token)
     if key not in state.unpersisted:
         return []
@@ -68,7 +68,7 @@ def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Eff
 
 
 def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Lose the attempt: it may run, but nobody would hear of its end."""
+    """Lose the attempt: it may run, but no event would report its end."""
     key = (event.request_id, event.fencing_token)
     worker = give_back(state, key) if key not in state.unpersisted else None
     if worker is None:
@@ -81,7 +81,7 @@ def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effec
 
 
 def _never_paired(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Let the worker go on alone."""
+    """Let the worker run both halves of the guidance without its peer."""
     give_back_peer(state, (event.request_id, event.fencing_token))
     return []
 
@@ -91,8 +91,8 @@ def _never_scored(state: State, now: float, event: EffectFailed) -> list[Effect]
 
 
 def _never_committed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """End the request. Should it be committed after all, the end loses in the journal and the picture is delivered
-    from there."""
+    """End the request. If the commit succeeded after all, the end loses in the journal and the journalled image is
+    delivered."""
     return on_commit_failed(
         state, now, CommitFailed(event.request_id, event.fencing_token, Reason.EFFECT_FAILED, _MESSAGE)
     )
@@ -109,7 +109,7 @@ def _never_ended(state: State, now: float, event: EffectFailed) -> list[Effect]:
 
 
 def _never_answered(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Deliver what the journal holds: it is what the client was to be told."""
+    """Deliver the journalled result, which the client has not received."""
     return [] if event.request_id in state.requests else [DeliverRecorded(event.request_id)]
 
 

@@ -1,4 +1,4 @@
-"""What a frontdoor reports to the controller of its dataplane: queues, counts, and what requests ask for."""
+"""Report queues, counts and demand of a frontdoor to the controller of its dataplane."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Totals:
-    """Count what a pool did since the start; a report has the differences."""
+    """Count the events of a pool since the start; a report has the differences."""
 
     arrived: int = 0
     completed: int = 0
@@ -38,7 +38,7 @@ class Totals:
     confidences: tuple[int, ...] = ()
 
     def confidences_since(self, before: "Totals") -> tuple[int, ...]:
-        """Return the scores by their parts of 0..1 beyond those of `before`."""
+        """Return the scores since `before`, counted by part of 0..1."""
         earlier = before.confidences or (0,) * len(self.confidences)
         return tuple(count - less for count, less in zip(self.confidences, earlier, strict=True))
 
@@ -54,13 +54,13 @@ class CountedStart:
 
     @property
     def from_noise(self) -> "CountedStart":
-        """The same request from noise."""
+        """Return the same start, but from noise."""
         return CountedStart(0, NOISE, self.step_count)
 
 
 class StartCounts:
-    """Count by pool, until the next report: where requests start, which adapters they name, and what compared images
-    kept of the heavy model's quality."""
+    """Count by pool, until the next report: the starts of requests, the adapters that they name, and the share of the
+    heavy model's quality in compared images."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[CountedStart]] = defaultdict(Counter)
@@ -88,13 +88,13 @@ class StartCounts:
         self._adapters[pool].update(adapters)
 
     def correct(self, pool: str, start: CountedStart) -> None:
-        """Move one that was counted so to those from noise."""
+        """Move one request, counted under that start, to the start from noise."""
         self._counts[pool][start] -= 1
         self._counts[pool][start.from_noise] += 1
 
     def take(self, pool: str) -> tuple[StartShare, ...]:
-        """Return and reset those since the last call, up to the limit of a report. A start that is corrected
-        after its report is subtracted from later ones."""
+        """Return and reset the starts since the last call, up to the limit of a report. A start that is corrected after
+        its report is subtracted from later ones."""
         return tuple(
             StartShare(start.start_step, count, start.kind, start.step_count, start.model)
             for start, count in sorted(_taken(self._counts, pool).items())
@@ -107,7 +107,7 @@ class StartCounts:
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
     def put_back(self, demand: PoolDemand) -> None:
-        """Count again what the controller did not receive."""
+        """Count the demand again that the controller did not receive."""
         pool = demand.pool or demand.model
         self._compared[pool] = added_up((self._compared.get(pool, ()), demand.compared))
         self._hits[pool] = self._hits.get(pool, NOTHING_KEPT) + demand.hits
@@ -118,7 +118,7 @@ class StartCounts:
             self._adapters[pool][adapter.kind, adapter.name] += adapter.request_count
 
     def forget(self) -> None:
-        """Drop what was counted so far."""
+        """Drop all counts."""
         self._counts.clear()
         self._adapters.clear()
         self._compared.clear()
@@ -126,7 +126,7 @@ class StartCounts:
 
 
 def _taken(counts: defaultdict[str, Counter[T]], pool: str) -> dict[T, int]:
-    """Take out the pool's largest counts. Those beyond a report's limit stay, and negative ones."""
+    """Take out the pool's largest counts. Negative counts, and counts beyond a report's limit, stay."""
     of_pool = counts.pop(pool, Counter[T]())
     taken = dict((+of_pool).most_common(MAX_TOLD_COUNT))
     if left := Counter({one: count for one, count in of_pool.items() if count and one not in taken}):
@@ -135,8 +135,8 @@ def _taken(counts: defaultdict[str, Counter[T]], pool: str) -> dict[T, int]:
 
 
 class DemandReport:
-    """Add to a frontdoor's reports what happened since the last report that was answered: the controller divides it by
-    the time since then. A report that arrives after its call has failed is not counted."""
+    """Add the events since the last answered report to a frontdoor's reports: the controller divides them by the time
+    since then. A report that arrives after its call has failed is not counted."""
 
     def __init__(self, dataplane: Dataplane, starts: StartCounts) -> None:
         self._state = dataplane.state
@@ -146,17 +146,17 @@ class DemandReport:
         self._unanswered: tuple[PoolDemand, ...] = ()
 
     def answered(self) -> None:
-        """Forget the last report: the controller has it."""
+        """Forget the last report, which the controller has received."""
         self._answered, self._unanswered = self._reported, ()
 
     def begin(self) -> None:
-        """Report only what happens from now on."""
+        """Start counting: reports cover only events from now on."""
         self._answered = {pool.name: _totals(pool) for pool in self._state.pools.values()}
         self._unanswered = ()
         self._starts.forget()
 
     def added_to(self, report: ReplicaReport) -> ReplicaReport:
-        """Return the report with queue, counts, demand and plan. Changes state."""
+        """Return the report with queue, counts, demand and plan. Resets the counts that it takes."""
         state = self._state
         pools = tuple(state.pools.values())
         models = state.index.models
@@ -204,7 +204,7 @@ class DemandReport:
 
 
 def _is_news(demand: PoolDemand) -> bool:
-    """Return whether anything happened. Pools are never dropped, not even those of models that are gone."""
+    """Return whether the demand has any count. Pools are never dropped, not even those of removed models."""
     return demand != PoolDemand(demand.model, pool=demand.pool)
 
 

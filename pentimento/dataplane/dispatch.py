@@ -1,5 +1,5 @@
-"""Late binding: a request leaves the queue only when a worker that holds its model has room for it: a free credit, or
-a place to prepare what it came with."""
+"""Dispatch requests with late binding: a request leaves the queue only when a worker that holds its model has a free
+credit or a place to prepare its inputs."""
 
 from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.cascade import go_on, is_deserted, reroute, stand_in_pool
@@ -18,7 +18,7 @@ from pentimento.policies.latent_pairing import deadline_gains
 
 
 def dispatch(state: State, now: float) -> list[Effect]:
-    """Pair requests with credits in every lane where either has come."""
+    """Pair requests with credits in every lane that has a new request or credit."""
     effects: list[Effect] = []
     while state.dirty:
         key = next(iter(state.dirty))
@@ -43,7 +43,7 @@ def dispatch(state: State, now: float) -> list[Effect]:
 
 
 def _leave_deserted(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
-    """Send those on who wait where the plan has no worker, as far as it has some elsewhere for them."""
+    """Send on the requests of a lane without planned workers, if their cascade or the plan has workers elsewhere."""
     effects: list[Effect] = []
     for request_id in (*lane.reruns, *lane.set_aside, *lane.fresh):
         request = state.requests[request_id]
@@ -53,7 +53,7 @@ def _leave_deserted(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
 
 
 def _leave_weights(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
-    """Route requests again that wait for weights which no worker of the pool holds, if the pool has workers. A request
+    """Route requests again that wait for weights that no worker of the pool holds, if the pool has workers. A request
     with an attempt keeps its route."""
     workers = state.pools[key[0]].workers.values()
     if not workers or any(worker.model_digest == key[1] for worker in workers):
@@ -63,8 +63,8 @@ def _leave_weights(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
 
 
 def _queue_in_turn(state: State, lane: Lane) -> tuple[FairQueue, str] | None:
-    """Return the queue that is next, and the request whose turn it is of those that somebody has room for. Who needs a
-    place to prepare inputs is passed over while there is none: nobody else's turn waits for that."""
+    """Return the next queue, and its first request in turn that some worker has room for. A request that needs a place
+    to prepare inputs is skipped while there is none, so that no other request waits for it."""
     if not lane.ready and not (lane.preparers and lane.inputs):
         return None
     for queue in (lane.fresh, lane.spare):
@@ -75,9 +75,9 @@ def _queue_in_turn(state: State, lane: Lane) -> tuple[FairQueue, str] | None:
 
 
 def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
-    """No credit is free: who is due before the least urgent of those that run may take its place in the batch."""
+    """Start a request without a free credit if it is due before the least urgent running one, to preempt it."""
     worker = state.workers[lane.reserve.first()]
-    # Inputs that nobody can prepare now would be waited for in a place of the batch.
+    # Inputs that no worker can prepare now would delay a batch slot.
     request_id = lane.fresh.first_of(lambda name: not worker.preparing_count or name not in lane.inputs)
     if request_id is None:
         return None
@@ -93,8 +93,7 @@ def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
 def _dispatch_next(
     state: State, now: float, key: LaneKey, lane: Lane, queue: FairQueue, request_id: str
 ) -> list[Effect]:
-    """Start the request whose turn it is on the worker where it costs least, or drop it, or set it aside until a worker
-    that suits it has room for it."""
+    """Start the next request on its cheapest worker, or drop it, or set it aside until a suitable worker has room."""
     request = state.requests[request_id]
     worker = cheapest_worker(state, key, request)
     if worker is not None and _would_miss_deadline(state, now, lane, request, worker):
@@ -107,8 +106,8 @@ def _dispatch_next(
 
 
 def _dispatch_set_aside(state: State, now: float, key: LaneKey, lane: Lane, *, own: bool) -> list[Effect]:
-    """Start those whose turn has come before, in that order, as far as there are workers for them: the lane's own, or
-    those of other lanes."""
+    """Start requests that were set aside, in their order, while workers have room: only the lane's own requests with
+    `own`, else only those of other lanes."""
     effects: list[Effect] = []
     unmet: set[AdapterNeeds] = set()
     for request_id in tuple(lane.set_aside):
@@ -142,8 +141,8 @@ def _start(state: State, now: float, key: LaneKey, request: Request, worker: Wor
 
 
 def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
-    """Whether it is predicted to miss its deadline while others wait, or an earlier stage's picture is there, or
-    another stage stands in. Otherwise it may be tried."""
+    """Decide whether the request is predicted to miss its deadline, and another fresh request, an earlier stage's image
+    or a stage that stands in makes an attempt wasteful. Otherwise it may run."""
     if not state.drops_late:
         return False
     if len(lane.fresh) < 2 and not request.fallback_token and not stand_in_pool(state, request):
@@ -153,7 +152,7 @@ def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request,
 
 
 def _adopt(state: State, request: Request, key: LaneKey) -> None:
-    """Give the request, for good, to a lane with nothing of its own."""
+    """Move the request permanently to one of its route's `spare` lanes, which has no own requests waiting."""
     index, option = next(
         (index, option)
         for index, option in enumerate(request.spare, start=1)
@@ -171,7 +170,7 @@ def _gains_by_pair(state: State, now: float, request: Request) -> bool:
 
 
 def _reserve_peer(state: State, key: LaneKey, request: Request, worker: Worker) -> None:
-    """Reserve a second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
+    """Reserve a second worker for the other half of the guidance, if one is idle and no request waits for it."""
     lane = state.lanes[key]
     if not worker.pairable or not lane.ready or lane.fresh or lane.spare or lane.set_aside:
         return
@@ -193,7 +192,7 @@ def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:
 
 
 def _worker_for_rerun(state: State, now: float, lane: Lane, request: Request) -> Worker | None:
-    """Not where it was lost before, unless nobody else is there; a suspect waits for a second worker."""
+    """Return a worker that did not lose the request, unless no other exists; a suspect waits for a second worker."""
     if not request.excluded:
         return cheapest_worker(state, request.lane_key, request)
     others = state.pool(request.pool).workers.values()

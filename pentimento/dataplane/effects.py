@@ -1,23 +1,24 @@
-"""What is to be done. Their order within a list is the order of durability: what comes first happens first."""
+"""Describe the effects that a dataplane requests. Their order within a list is the order of durability: the first
+effect happens first."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class End(Enum):
-    """How a request ends without a picture."""
+    """List the ends of a request without an image."""
 
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-    # Given up before its deadline, which it was predicted to miss.
+    # Abandoned before its deadline, which it was predicted to miss.
     DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer with an error; nothing was accepted and nothing is kept. `retry_after_ms` 0: the same request would never
-    be accepted. `quota`: the one of the tenant's that refuses, empty where it is none of them."""
+    """Answer with an error; nothing is accepted or stored. `retry_after_ms` 0: the same request would never be
+    accepted. `quota`: the tenant's quota that rejects it, "" for any other cause."""
 
     request_id: str
     reason: str
@@ -35,22 +36,23 @@ class PersistAccepted:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRoute:
-    """Begin whatever of the routing leaves no trace (the embedding), beside the journal's commit."""
+    """Begin the part of the routing that leaves no trace (the embedding), during the journal's commit."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the client that the request is accepted."""
+    """Send the client the acceptance of its request."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveRoute:
-    """Decide where this stage of the cascade starts; answered by RouteResolved, whatever is down. `anew`: nobody is
-    left for the stages of before, and from this one on they are those of the plan of now, which the answer names."""
+    """Decide where this stage of the cascade starts; always answered by RouteResolved, even if services are down.
+    With `anew` the earlier stages have no workers: the current plan chooses the stages from this one on, and the
+    answer names them."""
 
     request_id: str
     cascade_stage: int = 0
@@ -61,8 +63,8 @@ class ResolveRoute:
 class PersistAttempt:
     """Journal the stage's route (once) and the attempt; answered by AttemptPersisted.
 
-    `option`: which of the route's lanes took it, 0 for its own, i for `RouteResolved.spare[i - 1]`; the same for every
-    attempt of the stage.
+    `option`: the route's lane that took the request, 0 for its own, i for `RouteResolved.spare[i - 1]`; the same for
+    every attempt of the stage.
     """
 
     request_id: str
@@ -75,8 +77,8 @@ class PersistAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReservePair:
-    """Run the Execute that follows on two workers: `peer_id` has a credit set aside for the other half of the guidance
-    (Katz, section 7). Should the peer be lost, the worker goes on alone."""
+    """Run the following Execute on two workers: `peer_id` has a credit reserved for the other half of the guidance
+    (Katz, section 7). If the peer is lost, the worker continues without it."""
 
     request_id: str
     fencing_token: int
@@ -86,8 +88,8 @@ class ReservePair:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: from the first of them on these
-    steps alone are taken; empty for all."""
+    """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: the only steps that run, from the
+    first one on; empty for all."""
 
     request_id: str
     attempt_number: int
@@ -100,7 +102,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Go on listening to an attempt of an earlier frontdoor; answered like Execute."""
+    """Resume the stream of an attempt that an earlier frontdoor started; answered like Execute."""
 
     request_id: str
     attempt_number: int
@@ -111,7 +113,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class StopAttempt:
-    """Ask the worker to stop within one step; harmless when it is gone."""
+    """Ask the worker to stop within one step; harmless if the attempt or its worker is gone."""
 
     request_id: str
     fencing_token: int
@@ -120,8 +122,8 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ThinAttempt:
-    """Ask the worker to take, from the first of `thinned_steps` on, these steps of a running attempt alone; it does not
-    where the attempt has passed that one."""
+    """Ask the worker to run only these steps of a running attempt from the first of `thinned_steps` on; no effect if
+    the attempt has passed that one."""
 
     request_id: str
     fencing_token: int
@@ -131,7 +133,7 @@ class ThinAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Ask the discriminator for its confidence in the attempt's picture; answered by Scored, whatever is down."""
+    """Request the discriminator's confidence in the attempt's image; always answered by Scored, even without one."""
 
     request_id: str
     fencing_token: int
@@ -140,12 +142,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Store the picture of the attempt `picture_token`, then compare-and-set it into the journal under the newest
-    token, `fencing_token`; answered by ResultCommitted or CommitFailed.
+    """Store the image of the attempt `picture_token`, then compare-and-set it into the journal under the newest token,
+    `fencing_token`; answered by ResultCommitted or CommitFailed.
 
-    The two differ where a light picture stands in for a heavy one.
-    `degraded`: why the picture is less than was asked for, for its provenance: UNSCORED (the discriminator did not
-    answer), PREDICTED_LATE, DEADLINE_EXCEEDED or the heavy attempt's own failure; "" when nothing is wrong with it.
+    The two tokens differ if a light image replaces a heavy one.
+    `degraded`: the reason why the image is of lower quality, for its provenance: UNSCORED (the discriminator did not
+    answer), PREDICTED_LATE, DEADLINE_EXCEEDED or the heavy attempt's own failure; "" for full quality.
     """
 
     request_id: str
@@ -157,7 +159,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitCacheEntries:
-    """Make what the accepted attempt captured findable."""
+    """Publish the cache entries that the accepted attempt captured."""
 
     request_id: str
     fencing_token: int
@@ -165,7 +167,7 @@ class CommitCacheEntries:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGrant:
-    """Give the attempt's grant back: nothing of it enters the cache."""
+    """Release the attempt's grant: it adds nothing to the cache."""
 
     request_id: str
     fencing_token: int
@@ -185,7 +187,7 @@ class PersistEnd:
 class Drop:
     """Journal the end DROPPED, unless the request has ended; answered by EndPersisted.
 
-    PREDICTED_LATE: it would still wait `predicted_wait_s` before it ended, which is past its deadline.
+    PREDICTED_LATE: it would need another `predicted_wait_s` seconds to end, which is past its deadline.
     """
 
     request_id: str
@@ -197,7 +199,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Answer with the committed picture, that of the attempt `picture_token`."""
+    """Answer with the committed image of the attempt `picture_token`."""
 
     request_id: str
     fencing_token: int
@@ -206,7 +208,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class DeliverEnd:
-    """Answer with the journalled end. `retry_after_ms`: when another try is worth it, 0 where that is not known."""
+    """Answer with the journalled end. `retry_after_ms`: when a retry is worthwhile, 0 if unknown."""
 
     request_id: str
     end: End
@@ -217,7 +219,7 @@ class DeliverEnd:
 
 @dataclass(frozen=True, slots=True)
 class DeliverRecorded:
-    """Answer with what the journal says: another frontdoor ended this request."""
+    """Answer with the journal's result: another frontdoor ended this request."""
 
     request_id: str
 

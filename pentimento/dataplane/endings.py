@@ -1,4 +1,4 @@
-"""Cancels, deadlines and failures: how a request ends without a picture."""
+"""End requests without an image: cancels, deadlines and failures."""
 
 from pentimento.dataplane.cascade import stand_in, stand_in_pool
 from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, release_picture, stop_attempts
@@ -10,12 +10,12 @@ from pentimento.dataplane.state import State
 from pentimento.domain.errors import DEADLINE_PASSED
 from pentimento.domain.reasons import Reason
 
-# The picture is there or the end is decided: too late to change anything.
+# The image exists or the end is decided: too late to change anything.
 _SETTLED = frozenset({Phase.COMMITTING, Phase.ENDING})
 
 
 def on_cancel_requested(state: State, now: float, event: CancelRequested) -> list[Effect]:
-    """End the request as cancelled and stop what runs for it; one that has ended stays as it is."""
+    """End the request as cancelled and stop its attempts; a request that has ended stays unchanged."""
     request = state.requests.get(event.request_id)
     if request is None:
         return []
@@ -25,8 +25,8 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
 
 
 def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
-    """End the request as expired, or fall back to what an earlier stage painted. Queued work is never started, running
-    work stops."""
+    """End the request as expired, or fall back to an earlier stage's image. Queued work never starts, running work
+    stops."""
     if request.phase is Phase.RUNNING:
         learn_slowness(state, request, now - request.started_at)
     if request.phase is Phase.SCORING and state.settings.fall_back:
@@ -37,8 +37,8 @@ def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
 
 
 def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:
-    """End a queued request now that would miss its deadline, before it costs more (DiffServe, section 4.1); or have an
-    earlier stage's picture, or the stage that stands in, answer it."""
+    """End a queued request now if it would miss its deadline, before it costs more (DiffServe, section 4.1); or answer
+    with an earlier stage's image, or let another stage stand in."""
     if request.fallback_token:
         return fall_back(state, request, Reason.PREDICTED_LATE)
     if stand_in_pool(state, request):
@@ -51,7 +51,7 @@ def drop_late(state: State, now: float, request: Request, wait_s: float) -> list
 
 
 def stop_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """End a request unless it has ended; while it is being accepted the end waits for the journal."""
+    """End a request unless it has ended; during its acceptance the end waits for the journal."""
     if request.phase in _SETTLED or request.ending is not None:
         return []
     if request.phase is Phase.ACCEPTING:
@@ -61,20 +61,20 @@ def stop_request(state: State, request: Request, end: End, reason: str, message:
 
 
 def end_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """End a request that cannot be painted any more, or fall back to what an earlier stage painted."""
+    """End a request that can no longer be generated, or fall back to an earlier stage's image."""
     if request.fallback_token and end is End.FAILED:
         return fall_back(state, request, reason)
     return journal_end(state, request, end, reason, message)
 
 
 def journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """Stop what runs for a request and journal its end."""
+    """Stop the attempts of a request and journal its end."""
     effects = [*stop_attempts(state, request), *release_picture(request)]
     return [*effects, enter_end(state, request, end, reason, message)]
 
 
 def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effect]:
-    """Deliver the journalled end; where the request had ended already, deliver what the journal says."""
+    """Deliver the journalled end; if the request had ended already, deliver the journal's result."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ENDING or request.ending is None:
         return []

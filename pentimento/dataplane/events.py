@@ -1,6 +1,6 @@
-"""What happened. Times are monotonic seconds; work is in pixel steps (width x height x denoising steps).
+"""Describe the events of a dataplane. Times are monotonic seconds; work is in pixel steps (width x height x steps).
 
-Numbers come from outside: a confidence, plan or profile that is not finite counts as none.
+Numbers come from outside: a confidence, plan or profile that is not finite is ignored.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AttemptKey = tuple[str, int]
 
 
 class FailureKind(Enum):
-    """Why an attempt ended without a picture; it decides whether the request gets another."""
+    """Name the causes of an attempt without an image; they decide whether the request runs again."""
 
     # The worker died, ran out of memory or broke the stream: rerun elsewhere, counted.
     WORKER_LOST = "worker_lost"
@@ -27,24 +27,24 @@ class FailureKind(Enum):
     NO_CREDIT = "no_credit"
     # Nothing to attach to: back to the queue, not counted.
     GONE = "gone"
-    # The worker's own clock ended it.
+    # The worker's own clock ended the attempt.
     DEADLINE = "deadline"
-    # It was asked to stop.
+    # The worker received a request to stop.
     STOPPED = "stopped"
-    # The request itself is at fault, or a defect: another try would end the same way.
+    # The request itself is at fault, or a defect: a retry would end in the same way.
     FATAL = "fatal"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A valid request asks to be admitted to `pool`.
+    """Request admission of a valid request to `pool`.
 
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
-    is the plan's. `needs`: what its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which
-    of its steps may be left out in `pool` where it starts from noise. `others`: further requests that differ from it by
-    their seeds alone (several pictures of one call), which are admitted with it or refused with it. `has_inputs`: it
-    came with images, which its worker has to fetch and decode before it can begin. `planned`: a plan's shares sent it
-    to its pool, and not its own wish, so that another plan may send it elsewhere.
+    is the plan's. `needs`: requirements of its LoRAs and ControlNets on a worker, the same at every stage. `thinning`:
+    the steps that it may skip in `pool` if it starts from noise. `others`: further requests that differ only by their
+    seeds (several images of one call); all are admitted or all rejected. `has_inputs`: it came with images, which its
+    worker has to fetch and decode before it can begin. `planned`: a plan's shares chose its pool, not the client, so
+    another plan may send it elsewhere.
     """
 
     request_id: str
@@ -68,21 +68,21 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class AcceptPersisted:
-    """The request is in the journal for good."""
+    """Report that the journal holds the request durably."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptDropped:
-    """The request is not to be run: an earlier one has its idempotency key, or the journal could not take it."""
+    """Report that the request must not run: its idempotency key is in use, or the journal could not store it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RouteOption:
-    """A lane that may run the request instead, what it would have to do there, and which steps it may leave out."""
+    """Describe a lane that may run the request instead, its work there, and the steps that it may skip."""
 
     pool: str
     model_digest: str
@@ -92,16 +92,15 @@ class RouteOption:
 
 @dataclass(frozen=True, slots=True)
 class RouteResolved:
-    """Answer to ResolveRoute for that stage of the cascade: where the request starts and on which model; `work` is what
-    is left to do from that start.
+    """Answer ResolveRoute for that stage of the cascade: the start and the model of the request; `work` is the work
+    left from that start.
 
-    `spare`: lanes that take the request while they have none of their own (MoDM: a large worker takes hits when it has
-    no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
-    workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
-    pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
-    plan's. `thinning`: which of the steps left may be left out. `foreseen`: the discriminator's prediction of this
-    stage's image, by the prompt only; None without one. `light_price`: seconds of this stage ÷ those of the next; 0 if
-    unknown.
+    `spare`: lanes that take the request while they have no requests of their own (MoDM: a large worker takes hits when
+    it has no misses); the first attempt pins the lane. `pair`: the halves of its guidance may run on two workers, while
+    a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the pools of the
+    stages for such a start, if they are known only now; `cascade_name` is the plan's. `thinning`: the remaining steps
+    that it may skip. `foreseen`: the discriminator's prediction of this stage's image from the prompt; None without
+    one. `light_price`: seconds of this stage ÷ those of the next; 0 if unknown.
     """
 
     request_id: str
@@ -121,7 +120,7 @@ class RouteResolved:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPersisted:
-    """Answer to PersistAttempt: `won` is False when somebody else has ended the request or holds a newer token."""
+    """Answer PersistAttempt: `won` is False if another frontdoor has ended the request or holds a newer token."""
 
     request_id: str
     fencing_token: int
@@ -130,7 +129,7 @@ class AttemptPersisted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The worker has begun with it; until then it may have been waiting there behind another."""
+    """Report that the worker has begun the attempt; before, it may have waited there after another."""
 
     request_id: str
     fencing_token: int
@@ -138,7 +137,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptYielded:
-    """Its place at the worker is about to be free: it holds a credit no longer."""
+    """Report that the attempt's batch slot is about to be free: it holds a credit no longer."""
 
     request_id: str
     fencing_token: int
@@ -146,7 +145,7 @@ class AttemptYielded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptProgressed:
-    """The worker has done so many steps of the attempt's schedule."""
+    """Report that the worker has completed `step` steps of the attempt's schedule."""
 
     request_id: str
     fencing_token: int
@@ -155,8 +154,8 @@ class AttemptProgressed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """The picture of an attempt is here, not yet committed. `painted_work` is what it really took, in pixel steps,
-    where that is not what the request was routed with; 0 where it is."""
+    """Report that an attempt has an image, not yet committed. `painted_work`: the pixel steps that really ran, if they
+    differ from the routed work; 0 otherwise."""
 
     request_id: str
     fencing_token: int
@@ -165,7 +164,7 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """An attempt ended without a picture; `kind` decides whether the request gets another."""
+    """Report that an attempt ended without an image; `kind` decides whether the request runs again."""
 
     request_id: str
     fencing_token: int
@@ -176,7 +175,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Answer to Score: softmax of 'real', 0..1; None where the discriminator did not answer."""
+    """Answer Score: softmax of 'real', 0..1; None if the discriminator did not answer."""
 
     request_id: str
     fencing_token: int
@@ -185,7 +184,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class ResultCommitted:
-    """Answer of the compare-and-set: `won` is False when a newer attempt or another ending came first."""
+    """Answer the compare-and-set: `won` is False if a newer attempt or another ending came first."""
 
     request_id: str
     fencing_token: int
@@ -194,7 +193,7 @@ class ResultCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The picture could not be stored."""
+    """Report that the image could not be stored."""
 
     request_id: str
     fencing_token: int
@@ -204,7 +203,7 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class EndPersisted:
-    """Answer to PersistEnd: `won` is False when the request had ended already."""
+    """Answer PersistEnd: `won` is False if the request had ended already."""
 
     request_id: str
     won: bool
@@ -212,7 +211,7 @@ class EndPersisted:
 
 @dataclass(frozen=True, slots=True)
 class EffectFailed:
-    """Performing an effect ended in a defect: its answer will not come, and whether it was carried out is not known.
+    """Report that an effect raised: it gets no other answer, and it may or may not have been carried out.
 
     `effect` is the name of its kind; `fencing_token` is 0 for a kind that has none.
     """
@@ -224,7 +223,7 @@ class EffectFailed:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """`client_left`: nobody asked, the stream broke. A client that comes back may tell the two apart by the reason."""
+    """Cancel a request. `client_left`: the stream broke without a cancel; the recorded reason differs."""
 
     request_id: str
     client_left: bool = False
@@ -232,11 +231,11 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """What a worker holds and how much it will take: `credit_count` attempts, and `reserve_count` more that are due
-    before one that it has; `preparing_count`: attempts besides that prepare their inputs, 0 where those hold a credit
-    meanwhile. `pinned`: named by the operator, so no plan is needed;
-    `pairable`: it can compute one half of the guidance for another worker. `holdings`: what it has for LoRAs and
-    ControlNets; None where that is as it was told before."""
+    """Report the holdings and the capacity of a worker: `credit_count` attempts, and `reserve_count` more that are due
+    before a running one; `preparing_count`: further attempts that prepare their inputs, 0 if preparing holds a
+    credit. `pinned`: named by the operator, so no plan is needed;
+    `pairable`: it can compute one half of the guidance for another worker. `holdings`: its LoRAs and ControlNets; None
+    if unchanged since the last report."""
 
     worker_id: str
     model: str
@@ -254,7 +253,7 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The stream of credits broke or fell silent."""
+    """Report that the stream of credits broke or fell silent."""
 
     worker_id: str
     worker_generation: int
@@ -262,17 +261,17 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
-    """A plan of the controller has come."""
+    """Report a new plan of the controller."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedProfile:
-    """e(b) of a pool, or of a model and all pools that hold it: (batch size, seconds per unit of work of each request
-    while it runs in a batch of that size), ascending; between sizes on the straight line, outside as at the end.
+    """Describe e(b) of a pool, or of a model and all pools that hold it: (batch size, seconds per unit of work of each
+    request in a batch of that size), ascending; linear between sizes, constant outside.
 
-    `fixed_s`: seconds once a request, however much work it is (preparing, decoding, encoding).
+    `fixed_s`: seconds once a request, independent of its work (preparing, decoding, encoding).
     """
 
     name: str
@@ -282,23 +281,23 @@ class SpeedProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfilesReceived:
-    """Measured speeds, which predictions start from and attempts then correct; those not named stay as they are."""
+    """Report measured speeds, which start predictions until attempts correct them; other profiles stay unchanged."""
 
     profiles: tuple[SpeedProfile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class QuotasReceived:
-    """The quotas of all tenants that have any, from now on: (tenant, quota)."""
+    """Replace the quotas of all tenants: (tenant, quota)."""
 
     quotas: tuple[tuple[str, TenantQuota], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """An unfinished request of the journal; `pool`, `model_digest` and `work` are those of its route if it has one.
+    """Describe an unfinished request of the journal; `pool`, `model_digest` and `work` are of its route if it has one.
 
-    `cascade_stage`: of that route; the attempt is the newest one of that stage. What earlier stages painted is lost.
+    `cascade_stage`: of that route; the attempt is the newest one of that stage. Images of earlier stages are lost.
     `planned` as in RequestArrived.
     """
 
@@ -323,14 +322,14 @@ class RecoveredRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The unfinished requests of the journal, after a start or a takeover."""
+    """Report the unfinished requests of the journal, after a start or a takeover."""
 
     requests: tuple[RecoveredRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """This frontdoor, a standby until now (epoch 0), holds the lease: `epoch` is larger than that of every one before.
+    """Report that this frontdoor, until now a standby (epoch 0), holds the lease: `epoch` exceeds every earlier one.
 
     Until then every request is rejected with STANDBY. `Recovered` follows.
     """
@@ -340,12 +339,12 @@ class TookOver:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Take no new requests; finish those that were accepted."""
+    """Accept no new requests; finish the accepted ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The time of `Dataplane.next_wakeup` has come."""
+    """Report that the time of `Dataplane.next_wakeup` has come."""
 
 
 Event = (

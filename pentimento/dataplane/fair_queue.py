@@ -1,4 +1,4 @@
-"""Whose request is next: deficit round robin over tenants (Shreedhar and Varghese, 1995), the earliest due of each."""
+"""Order requests by deficit round robin over tenants (Shreedhar and Varghese, 1995), earliest due first for each."""
 
 import heapq
 import math
@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-# Heaps are swept when so many entries more than live ones are in them.
+# Heaps are swept when their stale entries exceed the live ones by this number.
 _SLACK = 64
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """What a tenant has waiting: (due, sequence, request id), entries of those that left included."""
+    """Hold the waiting requests of a tenant: (due, sequence, request id), with entries of requests that left."""
 
     heap: list[tuple[float, int, str]] = field(default_factory=list)
     live_count: int = 0
@@ -20,12 +20,12 @@ class _Backlog:
 
 
 class FairQueue:
-    """A queue in which tenants take turns, each worth a quantum of work that lasts for a round, the mean of what waits,
-    times the tenant's weight. Of two tenants of one weight that always have something waiting, neither is ever served
-    more than three of the largest requests ahead."""
+    """Queue requests of tenants that take turns. A turn is worth a quantum, fixed for a round as the mean work of the
+    waiting requests, times the tenant's weight. Of two tenants of one weight that always have requests waiting, neither
+    is ever served more than three of the largest requests ahead."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """`weights` by tenant, read at every turn; 1 for those that are not in it."""
+        """Make an empty queue. `weights` by tenant, read at every turn; 1 for tenants without one."""
         self._weights = weights if weights is not None else {}
         self._backlogs: OrderedDict[str, _Backlog] = OrderedDict()
         # Request id -> (sequence, tenant, work).
@@ -40,14 +40,14 @@ class FairQueue:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over what waits, in the order in which it came."""
+        """Iterate over the waiting requests in order of arrival."""
         return iter(self._waiting)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._waiting
 
     def push(self, request_id: str, tenant: str, due: float, work: float) -> None:
-        """Add a request, unless it waits already; O(log n) in what the tenant has waiting."""
+        """Add a request, unless it waits already; O(log n) in the tenant's waiting requests."""
         if request_id in self._waiting:
             return
         self._sequence += 1
@@ -60,8 +60,8 @@ class FairQueue:
         heapq.heappush(backlog.heap, (due, self._sequence, request_id))
 
     def first_of(self, may_go: Callable[[str], bool]) -> str | None:
-        """Return the request whose turn it is, of the tenants whose own first request may go; None where nobody's may.
-        Changes the round, not what waits. Who is passed over saves up no more than that request."""
+        """Return the next request, among tenants with a first request that may go; None if there is none. Changes the
+        round, not the waiting requests. A tenant that is passed over saves at most the work of its first request."""
         passed = held_up = 0
         while held_up < len(self._backlogs):
             tenant, backlog = next(iter(self._backlogs.items()))
@@ -87,13 +87,13 @@ class FairQueue:
         self._visiting = None
 
     def serve(self, request_id: str) -> None:
-        """Take out the first request, at its tenant's expense."""
+        """Remove the first request, and charge its work to its tenant."""
         _, tenant, work = self._waiting[request_id]
         self._backlogs[tenant].deficit -= work
         self.discard(request_id)
 
     def discard(self, request_id: str) -> None:
-        """Take out a request, if it is there, at nobody's expense."""
+        """Remove a request, if it waits, without a charge."""
         entry = self._waiting.pop(request_id, None)
         if entry is None:
             return
@@ -102,7 +102,7 @@ class FairQueue:
         backlog = self._backlogs[tenant]
         backlog.live_count -= 1
         if not backlog.live_count:
-            # What is left of a turn is not saved up.
+            # The rest of a turn is not saved.
             del self._backlogs[tenant]
             if self._visiting == tenant:
                 self._visiting = None
@@ -118,8 +118,8 @@ class FairQueue:
         backlog.deficit += self._quantum * self._weights.get(tenant, 1.0)
 
     def _skip_rounds(self, may_go: Callable[[str], bool]) -> None:
-        """Every head that may go is larger than its tenant's deficit: give those at once the rounds that are
-        lacking."""
+        """Give all rounds that are missing in one call, since the first request of each tenant that may go is larger
+        than its deficit."""
         found = [(self._head(backlog), backlog, tenant) for tenant, backlog in self._backlogs.items()]
         heads = [
             (work, backlog, self._weights.get(tenant, 1.0))
@@ -127,7 +127,7 @@ class FairQueue:
             if may_go(request_id)
         ]
         if not self._quantum > 0.0:
-            # What is left of a sum after many subtractions may be nothing at all.
+            # After many subtractions the sum may have no precision left.
             self._quantum = max(work for work, _, _ in heads)
         lacking = min((work - backlog.deficit) / weight for work, backlog, weight in heads)
         rounds = math.floor(lacking / self._quantum)

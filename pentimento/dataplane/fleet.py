@@ -1,4 +1,4 @@
-"""Workers come, report, fall silent; plans arrive."""
+"""Update workers by their reports and silences, and adopt plans and speed profiles."""
 
 from collections.abc import Iterable
 
@@ -17,17 +17,17 @@ from pentimento.policies.adapter_needs import NO_HOLDINGS
 from pentimento.policies.plan.entry import PlanIndex
 from pentimento.policies.plan_checks import check_plan
 
-# More than any worker can mean.
+# More credits than any real worker has.
 _MAX_CREDITS = 4096
 
 
 def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[Effect]:
-    """Update the worker, and dispatch. Reports are truth. Another generation under the same name is another process:
-    what ran on the old one is lost."""
+    """Update the worker from its report, which is authoritative, and dispatch. Another generation of the same name is
+    another process: the attempts of the old one are lost."""
     effects: list[Effect] = []
     worker = state.workers.get(event.worker_id)
     if worker is not None and worker.connected and event.worker_generation < worker.worker_generation:
-        # Two processes under one name: the later start is the one.
+        # Two processes under one name: the later start wins.
         return []
     if worker is not None and worker.worker_generation != event.worker_generation:
         effects = _lose_worker(state, now, worker)
@@ -43,7 +43,7 @@ def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[
 
 
 def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
-    """Take the worker out of its pools, and run again elsewhere what ran there."""
+    """Take the worker out of its pools, and run its attempts again elsewhere."""
     worker = state.workers.get(event.worker_id)
     if worker is None or not worker.connected or worker.worker_generation != event.worker_generation:
         return []
@@ -53,7 +53,7 @@ def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
 
 
 def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effect]:
-    """Adopt a newer plan; an older or repeated one changes nothing, nor does one that makes no sense."""
+    """Adopt a newer plan; ignore an older, repeated or invalid one."""
     if state.plan is not None and event.plan.version <= state.plan.version:
         return []
     try:
@@ -65,8 +65,8 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.dirty |= {key: None for key in state.lanes if key[0] in index.unstaffed}
     for name in index.thinned | state.pools.keys():
         state.pool(name).thins = name in index.thinned
-    # Another stage still stands in for requests that were accepted so, whatever later ones do. Scores no longer count
-    # where no threshold is planned: the next stage may have no workers left.
+    # Another stage still stands in for requests that were accepted under such a plan. Scores no longer count without a
+    # planned threshold: the next stage may have no workers left.
     used = {request.cascade_name for request in state.requests.values()}
     before = {name: scored for name, scored in state.thresholds.items() if name in used and not scored}
     state.thresholds = {**before, **index.thresholds}
@@ -78,20 +78,20 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
 
 
 def _leave_unrouted(state: State) -> list[Effect]:
-    """Send those on whose start is being decided where nobody is left: it may be waiting for their model."""
+    """Send on requests in routing if their pool has no workers: their routing may be waiting for its model."""
     routing = [request for request in state.requests.values() if request.phase is Phase.ROUTING]
     return [effect for one in routing if is_deserted(state, one.pool) for effect in go_on(state, one)]
 
 
 def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> list[Effect]:
-    """Start predictions from the profiles; what makes no sense is left out."""
+    """Start predictions from the profiles; invalid ones are skipped."""
     state.profiles |= {profile.name: profile for profile in event.profiles if is_sane(profile)}
     _set_speeds(state)
     return []
 
 
 def _set_speeds(state: State) -> None:
-    """Pools take the profile of their own name, or of the model that the plan gives them."""
+    """Give pools the profile of their own name, or of their model in the plan."""
     models = state.index.models
     for name in [*models, *state.profiles]:
         pool = state.pool(name)
@@ -105,15 +105,16 @@ def _set_speeds(state: State) -> None:
 
 
 def forget_worker(state: State, now: float, worker_id: str) -> None:
-    """Forget a worker that stayed away. One that was back meanwhile has a later timer."""
+    """Forget a worker that stayed away. A worker that returned and left again has a later timer."""
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.connected and now >= worker.forget_at:
         del state.workers[worker_id]
 
 
 def _given_up(state: State, worker: Worker, event: WorkerReported) -> frozenset[AttemptKey]:
-    """Stop what it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now.
-    While it is connected, an attempt of ours that is not in flight has ended since it spoke."""
+    """Return the reported attempts that no request needs: abandoned during the worker's silence, or of an earlier
+    frontdoor and run elsewhere since. Of a connected worker, an attempt of this epoch that is not in flight has ended
+    since its report."""
     return frozenset(
         key
         for key in event.running
@@ -142,8 +143,8 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
 
 
 def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
-    """Into the pools and lanes of what it holds, out of those of what it held."""
-    # Who holds another digest than is registered under the name would paint another model's pictures.
+    """Add the worker to the pools and lanes of its model, and remove it from earlier ones."""
+    # A worker with another digest than the registered one would generate another model's images.
     is_known = state.index.registered.get(model, model_digest) == model_digest
     pools = state.index.pools_of(worker.worker_id, model) if is_known else ()
     if (pools, model_digest) != (worker.pools, worker.model_digest):
@@ -167,7 +168,7 @@ def _join(state: State, worker: Worker, key: LaneKey) -> None:
 
 
 def _doubt(state: State, lanes: Iterable[LaneKey]) -> None:
-    """Have dispatch look whether the weights of these lanes are held by anybody still."""
+    """Have dispatch check whether any worker still holds the weights of each lane."""
     for key in lanes:
         state.unheld.add(key)
         state.dirty[key] = None
@@ -177,12 +178,12 @@ def _withdraw(state: State, worker: Worker) -> None:
     for key in worker.lane_keys:
         state.lane(key).withdraw(worker.worker_id)
         state.pool(key[0]).workers.pop(worker.worker_id, None)
-    # Who waits there may go on to another stage.
+    # Requests that wait there may move to another stage.
     _doubt(state, worker.lane_keys)
 
 
 def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:
-    """All that ran there runs elsewhere. The attempts are told to stop, should the worker only have been silent."""
+    """Run all its attempts elsewhere. Stop them as well, since the worker may only have been silent."""
     worker.connected = False
     _withdraw(state, worker)
     count(state, worker)
@@ -191,7 +192,7 @@ def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:
             give_back_peer(state, key)
     lost = tuple(worker.in_flight)
     effects: list[Effect] = [StopAttempt(*key, worker.worker_id) for key in lost]
-    # Those it had begun with first: they take the blame from those that waited behind them.
+    # Begun attempts first: they take the blame from attempts that waited after them.
     for key in sorted(lost, key=lambda key: key not in worker.begun):
         effects += lose_attempt(state, now, key)
     worker.abandoned |= frozenset(lost)

@@ -1,4 +1,4 @@
-"""The dataplane: events in, effects out. It reads no clock, draws no number and calls nobody."""
+"""Map events to effects. The dataplane reads no clock, draws no random number and makes no call."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,15 +57,15 @@ _HANDLERS: Mapping[type, Handler] = {
 
 
 class Dataplane:
-    """One active dataplane of a cell. The same events at the same times give the same effects."""
+    """Run one active dataplane of a cell. The same events at the same times give the same effects."""
 
     def __init__(self, epoch: int, settings: DataplaneSettings | None = None) -> None:
-        """`epoch` 0: a standby, which takes nothing before `TookOver`."""
+        """Make a dataplane; `epoch` 0 is a standby, which accepts no request before `TookOver`."""
         self.state = State(epoch, settings or DataplaneSettings())
 
     def on_event(self, now: float, event: events.Event) -> list[Effect]:
         """Apply an event and return the effects to perform. `now` in monotonic seconds. Late, repeated and reordered
-        events change nothing that they should not."""
+        events are safe."""
         state = self.state
         effects = _HANDLERS[type(event)](state, now, event)
         if state.dirty:
@@ -77,27 +77,27 @@ class Dataplane:
         return effects
 
     def next_wakeup(self) -> float | None:
-        """Return when TimePassed is due; None while nothing waits for the clock."""
+        """Return when TimePassed is due; None without a timer."""
         return self.state.timers[0][0] if self.state.timers else None
 
     def service_s(self, pool: str, work: float) -> float | None:
-        """Return seconds that so many pixel steps take in the pool, alone on a worker; None where no speed is known."""
+        """Return the seconds of `work` pixel steps in the pool, in a batch of one; None if no speed is known."""
         return service_s(self.state, pool, work)
 
     def device_s(self, pool: str, work: float, offer: ThinningOffer) -> float | None:
-        """Return what of a device's time so many pixel steps would take in the pool now: in a batch that is full, and
-        without the steps that would be left out whatever the deadline. None where no speed is known."""
+        """Return the device seconds of `work` pixel steps in the pool now: its share of a full batch, without the steps
+        that would be skipped for any deadline. None if no speed is known."""
         return thinning.device_s(self.state, pool, work, offer)
 
     def is_shorter_from_noise(self, pool: str, noise: ThinningOffer, steps_left: int) -> bool:
-        """Return whether thinning leaves fewer steps of a picture from noise than the `steps_left` that a cached latent
-        leaves of it, in the pool as it is now."""
+        """Return whether thinning leaves fewer steps from noise than the `steps_left` after a cached latent, in the
+        pool's current load."""
         return thinning.is_shorter_from_noise(self.state, pool, noise, steps_left)
 
     def predicted_wait_s(self, pool: str) -> float:
-        """Return seconds that a request admitted to the pool now would wait for a worker."""
+        """Return the seconds that a request admitted to the pool now would wait for a worker."""
         return predicted_wait_s(self.state, pool)
 
     def foreseen_pressure(self, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
-        """Return how much time there would be for so many steps of a request that came to the pool now."""
+        """Return the time per step and the time left for a request that would arrive at the pool now."""
         return thinning.foreseen_pressure(self.state, pool, work, step_count, deadline_s)

@@ -1,4 +1,4 @@
-"""Where requests wait and who takes them: workers, lanes of one model each, and pools with their load and counts."""
+"""Hold workers, lanes of one model each, and pools with their load and counts."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -16,12 +16,13 @@ from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running.
+    """Describe a worker by its last report. `abandoned`: attempts that the dataplane abandoned and the worker may still
+    run.
 
-    Of those in flight, `preparing` hold no credit yet: their inputs are fetched and decoded beside what is painted, at
-    most `preparing_count` at once. `begun` are the ones that it has started on, and `yielded` those that hold no credit
-    any more, about to end. `lost_begun`: one of them was lost with this process, so those that only waited behind it
-    are not to blame. `slowdown` as in `Speed`; None before its first picture.
+    Among the attempts in flight, `preparing` hold no credit yet: the worker fetches and decodes their inputs, at most
+    `preparing_count` at the same time, while others run. The worker has started those in `begun`; those in `yielded`
+    are about to end and hold no credit any longer. `lost_begun`: a begun attempt was lost with this process, so
+    attempts that only waited after it are not to blame. `slowdown` as in `Speed`; None before its first image.
     """
 
     worker_id: str
@@ -36,7 +37,7 @@ class Worker:
     pairable: bool = False
     holdings: AdapterHoldings = NO_HOLDINGS
     connected: bool = True
-    # False from a refusal until the worker's next word: what we believed of it was stale.
+    # False from a refusal until the worker's next report: the recorded state was stale.
     confirmed: bool = True
     in_flight: dict[AttemptKey, None] = field(default_factory=dict)
     preparing: dict[AttemptKey, None] = field(default_factory=dict)
@@ -47,19 +48,19 @@ class Worker:
     pools: tuple[str, ...] = ()
     lane_keys: tuple[LaneKey, ...] = ()
     slowdown: float | None = None
-    # Of one that is lost.
+    # Set once the worker is lost.
     forget_at: float = 0.0
-    # What it adds to its pools' credits and throughput: (pool, credits, work a second).
+    # Its contribution to its pools' credits and throughput: (pool, credits, work a second).
     counted: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def painting_count(self) -> int:
-        """The attempts at its device, those that are about to end included."""
+        """Return the number of attempts at its device, with those about to end."""
         return len(self.in_flight) + len(self.abandoned) - len(self.preparing)
 
     @property
     def used_credits(self) -> int:
-        """The credits that are taken: those of attempts at its device, less those that are about to end."""
+        """Return the number of credits in use: attempts at its device, except those about to end."""
         return self.painting_count - len(self.yielded)
 
     def holds(self, model_digest: str) -> bool:
@@ -69,11 +70,11 @@ class Worker:
 
 @dataclass(slots=True)
 class Lane:
-    """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first, then those
-    `set_aside`: their turn has come, and no worker with a free credit had the LoRAs or ControlNets that they need;
-    `spare` are other lanes' requests, which go last. `preparers`: workers that would take a request with inputs.
-    `reserve`: workers without a credit that would take somebody more urgent than one that they have, the least urgent
-    of theirs first. `inputs`: those of its requests that have inputs."""
+    """Hold the requests of one pool that are pinned to one digest, and the workers with room. Reruns go first, then
+    `set_aside` requests: they had their turn, but no worker with a free credit had their LoRAs or ControlNets. `spare`
+    requests, of other lanes, go last. `preparers`: workers that would take a request with inputs. `reserve`: workers
+    without a free credit that would take a more urgent request than one that they run, latest deadline first. `inputs`:
+    the lane's requests with inputs."""
 
     reruns: OrderedDict[str, None] = field(default_factory=OrderedDict)
     set_aside: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -89,7 +90,7 @@ class Lane:
         return self.preparers if request.has_inputs else self.ready
 
     def withdraw(self, worker_id: str) -> None:
-        """Offer the worker no longer."""
+        """Stop offering the worker."""
         for workers in (self.ready, self.preparers, self.reserve):
             workers.discard(worker_id)
 
@@ -99,7 +100,7 @@ class Lane:
             self.inputs[request.request_id] = None
 
     def discard(self, request_id: str) -> None:
-        """Take a request out of all queues of the lane."""
+        """Remove a request from all queues of the lane."""
         self.reruns.pop(request_id, None)
         self.set_aside.pop(request_id, None)
         self.fresh.discard(request_id)
@@ -109,7 +110,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Backlog:
-    """What of a tenant waits for a worker."""
+    """Count the requests and the work of a tenant that wait for a worker."""
 
     count: int = 0
     work: float = 0.0
@@ -117,12 +118,12 @@ class Backlog:
 
 @dataclass(slots=True)
 class Pool:
-    """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before
-    `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
+    """Hold the load of a pool and its counts since the start. `throughput`: work a second of its full workers, before
+    `speed.slowdown`. `ends`: when its running requests are expected to free their credits, ascending.
 
-    `arrived_count` has what cascades sent on to it, too. Of the `scored_count` `deferred_count` were sent on to the
-    next pool; `stood_in_count` were so without a score. `thins`: the plan counts on it that as many steps are left out
-    as may be.
+    `arrived_count` includes requests that cascades sent to it. `deferred_count` of the `scored_count` requests moved
+    to the next pool; `stood_in_count` moved without a score. `thins`: the plan relies on requests of this pool to
+    skip as many steps as they may.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Pool:
 
     @property
     def thinnable(self) -> ThinnableSteps:
-        """What of those that came to be painted from noise may be left out under load."""
+        """Return the steps that requests from noise could skip under load."""
         return ThinnableSteps(self.from_noise_count, self.spare_shares, self.lost_shares)
 
     def wait_for(self, request: Request, step: int) -> None:
@@ -180,14 +181,14 @@ class Pool:
             del self.ends[bisect_left(self.ends, request.ends_at)]
 
     def expect_credit(self, request: Request, at: float) -> None:
-        """Expect a running request to give its credit back at another time; nothing where it has none."""
+        """Expect a running request to free its credit at another time; no effect if it has none."""
         if request.ends_at is not None:
             del self.ends[bisect_left(self.ends, request.ends_at)]
             request.ends_at = at
             insort(self.ends, at)
 
     def expect_no_credit(self, request: Request) -> None:
-        """Forget when a running request gives its credit back: it has."""
+        """Forget when a running request frees its credit, since it has none any longer."""
         if request.ends_at is not None:
             del self.ends[bisect_left(self.ends, request.ends_at)]
             request.ends_at = None

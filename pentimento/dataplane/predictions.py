@@ -1,4 +1,4 @@
-"""When a request would be done: once as many credits are back as others wait before it, and what it takes itself."""
+"""Predict when a request ends: its turn, once enough credits are free for the requests before it, and its service."""
 
 import math
 
@@ -8,12 +8,12 @@ from pentimento.dataplane.requests import Request
 from pentimento.dataplane.speed import Speed, averaged
 from pentimento.dataplane.state import State
 
-# Where nothing is known of a pool's speed yet.
+# Used until a pool's speed is known.
 DEFAULT_WAIT_S = 5.0
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
-    """Return seconds that a request admitted now would wait for a worker, from what its pool gets through."""
+    """Return the seconds that a request admitted now would wait for a worker, by its pool's throughput."""
     pool = state.pools.get(pool_name)
     if pool is None:
         return DEFAULT_WAIT_S
@@ -25,20 +25,20 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
 
 
 def service_s(state: State, pool_name: str, work: float) -> float | None:
-    """Return seconds that a request takes in the pool, alone on a worker; None where no speed is known yet."""
+    """Return the seconds that a request takes in the pool in a batch of one; None if no speed is known yet."""
     pool = state.pools.get(pool_name)
     return pool.speed.seconds(work, 1) if pool is not None else None
 
 
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
-    """Return the seconds until a request that joined the queue now would be done. None where that is not known, and
-    while it need not wait: then it is tried, since nobody waits for it. One that was admitted already counts among
-    those who wait, and does not wait for itself. Of several that arrive together it is the last one's.
+    """Return the seconds until a request that joins the queue now would end. None if unknown, or if it would start
+    immediately: then no request waits for it and it may run. An admitted request is already in the pool's counts and
+    does not wait for itself. For several requests that arrive together it is the end of the last.
 
-    Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
+    Tenants take turns: before its service, each other tenant is served as much work as its own, or all that it has.
     """
     work, backlog = request.work, pool.tenants.get(request.tenant)
-    # Nobody is turned away whom thinning would make room for.
+    # A request that fits only with thinning is still admitted.
     least_share = request.thinning.least_share if state.thins else 1.0
     waiting_share = pool.waiting_least_work / pool.waiting_work if state.thins and pool.waiting_work > 0.0 else 1.0
     own_work = backlog.work if backlog is not None else 0.0
@@ -53,18 +53,18 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
 
 
 def full_batch(pool: Pool) -> int:
-    """Return the batch of a worker of the pool that is full: its share of the credits, at least 1."""
+    """Return the batch size of a full worker of the pool: its share of the credits, at least 1."""
     return max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
 
 
 def expected_service_s(pool: Pool, worker: Worker, work: float) -> float:
-    """Return seconds that the request takes on a worker whose batch is full, as it is when somebody waits; 0 where no
-    speed is known yet."""
+    """Return the seconds that the request takes on a worker with a full batch, since requests wait; 0 if no speed is
+    known yet."""
     return pool.speed.seconds(work, max(worker.credit_count, worker.used_credits + 1), worker.slowdown) or 0.0
 
 
 def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
-    """Return seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
+    """Return the seconds that the request takes once it joins the worker's batch; None if no speed is known yet."""
     return pool.speed.seconds(work, worker.used_credits + 1, worker.slowdown, state.settings.prediction_margin)
 
 
@@ -78,7 +78,7 @@ def retry_after_ms(state: State, now: float, pool_name: str, late_s: float = 0.0
 
 
 def _first_credit_s(state: State, now: float, pool_name: str) -> float:
-    """Return the seconds until a running request is expected to end; 0 where a credit is free, or none is in use."""
+    """Return the seconds until a running request is expected to end; 0 if a credit is free, or none is in use."""
     pool = state.pools.get(pool_name)
     if pool is None or not pool.ends or len(pool.ends) < pool.credit_count:
         return 0.0
@@ -86,8 +86,8 @@ def _first_credit_s(state: State, now: float, pool_name: str) -> float:
 
 
 def learn_speed(state: State, request: Request, worker: Worker, seconds: float, work: float) -> None:
-    """Correct the pool's and the worker's slowdown by a picture that took `seconds` for so much work. The worker's
-    batch has been, on average, what it was in the middle of its start and its end."""
+    """Correct the slowdown of pool and worker by an image that took `seconds` for that work. The mean batch size is
+    taken as the middle of the sizes at its start and its end."""
     speed = state.pool(request.pool).speed
     ratio = _ratio(speed, request, worker, seconds, work)
     if ratio is not None:
@@ -96,8 +96,8 @@ def learn_speed(state: State, request: Request, worker: Worker, seconds: float, 
 
 
 def learn_slowness(state: State, request: Request, seconds: float) -> None:
-    """Raise the slowdown by an attempt that was given up after `seconds`. A device that has become too slow for any
-    deadline would never be known as such by pictures that make it."""
+    """Raise the slowdown by an attempt that was abandoned after `seconds`. Finished images alone would never show a
+    device that has become too slow for any deadline."""
     worker = state.workers.get(request.worker_id)
     if worker is None:
         return
@@ -112,7 +112,7 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
 
 
 def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work: float) -> float | None:
-    """Of the seconds that the attempt took to what it takes nominally."""
+    """Return the seconds that the attempt took, divided by its nominal seconds; None if either is invalid."""
     nominal_s = speed.nominal_s(work, (request.started_load + worker.used_credits + 1) // 2)
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
@@ -120,12 +120,12 @@ def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work:
 def _turn_s(
     pool: Pool, now: float, work_ahead: float, batch: int, waiting_share: float, own_work: float
 ) -> float | None:
-    """Seconds until there is a credit for who has so much work ahead; None where there is one, or none to wait for.
+    """Return the seconds until a credit is free for a request after `work_ahead`; None if one is free, or none in use.
 
-    Those that run give theirs back when they are expected to end, and again a service time later. Attempts that began
-    together end together: a mean over time would promise too much to some and too little to others. Of the work of
-    those who wait, `waiting_share` has to be done. Where nobody waits, those ahead came with it, and are of `own_work`;
-    0 where none did.
+    Running requests free their credits at their expected ends, and again a service time later. Attempts that began
+    together end together: a mean over time would be too early for some requests and too late for others. The waiting
+    requests have to do `waiting_share` of their work. If none waits, those ahead arrived with it, with `own_work` each;
+    0 if none did.
     """
     mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else own_work
     ahead_count = math.floor(work_ahead / mean_work + 0.5) if mean_work > 0.0 else 0

@@ -1,4 +1,4 @@
-"""What each tenant may ask for: refused before anything of a request is kept, counted once it is admitted."""
+"""Enforce tenant quotas: reject requests over a quota before they are stored, and charge admitted ones."""
 
 import math
 
@@ -12,7 +12,7 @@ from pentimento.policies.tenant_quota import QuotaMeter, QuotaRefusal
 
 
 def on_quotas_received(state: State, now: float, event: QuotasReceived) -> list[Effect]:
-    """Go by these quotas from here on; a tenant that is named by none has no bound of its own any more."""
+    """Adopt these quotas; a tenant without one is no longer limited by a quota."""
     quotas = dict(event.quotas)
     for tenant in state.meters.keys() - quotas.keys():
         del state.meters[tenant]
@@ -29,8 +29,8 @@ def on_quotas_received(state: State, now: float, event: QuotasReceived) -> list[
 
 
 def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) -> Reject | None:
-    """Return the refusal of all that arrive together, where they are over a quota of their tenant or would be painted
-    in a pool that it may not use. Changes nothing."""
+    """Return the rejection of all requests that arrive together, if they exceed a quota of their tenant or their pool
+    is not allowed to it. Changes nothing."""
     meter = state.meters.get(event.tenant)
     if meter is None:
         return None
@@ -46,7 +46,7 @@ def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) ->
 
 
 def charge(state: State, now: float, event: RequestArrived) -> None:
-    """Count what is admitted."""
+    """Count admitted requests against their tenant's quota."""
     meter = state.meters.get(event.tenant)
     if meter is not None:
         count = len(event.request_ids)
@@ -54,14 +54,14 @@ def charge(state: State, now: float, event: RequestArrived) -> None:
 
 
 def pay_back(state: State, now: float, request: Request) -> None:
-    """Count a request out that was never accepted."""
+    """Refund a request that was never accepted."""
     meter = state.meters.get(request.tenant)
     if meter is not None:
         meter.give_back(now, 1, request.work)
 
 
 def _retry_after_ms(state: State, now: float, pool: str, refusal: QuotaRefusal) -> int:
-    """0 for never."""
+    """Return the milliseconds until a retry is worthwhile; 0 for never."""
     if refusal.wait_s is None:
         return retry_after_ms(state, now, pool)
     return math.ceil(refusal.wait_s * 1000) if math.isfinite(refusal.wait_s) else 0

@@ -1,7 +1,7 @@
-"""What happened and what followed, as lines of JSON: recorded live, replayed through another dataplane.
+"""Record events and their effects as lines of JSON, and replay them through another dataplane.
 
 The first line holds the epoch and the settings, each further one the time, an event and its effects. Floats survive
-exactly; there is no prompt and no picture in any of it.
+exactly; a recording contains no prompt and no image.
 """
 
 import json
@@ -22,7 +22,7 @@ _EFFECTS = {kind.__name__: kind for kind in get_args(effects.Effect)}
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded event; `effects` are what the recorded dataplane answered."""
+    """Hold one recorded event; `effects` are the recorded dataplane's answer."""
 
     line: int
     now: float
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first step at which the replay answered something else."""
+    """Hold the first step at which the replay answered with other effects."""
 
     step: Step
     answered: tuple[effects.Effect, ...]
@@ -49,8 +49,8 @@ def step_line(now: float, event: events.Event, answered: Sequence[effects.Effect
 
 
 def read_recording(lines: Iterable[str], source: str) -> tuple[Dataplane, Iterator[Step]]:
-    """Return a dataplane as the recorded one began, and what happened to it. Raises InvalidArgument with file, line,
-    field."""
+    """Return a dataplane in the recorded initial state, and the recorded steps. Raises InvalidArgument with file, line
+    and field."""
     numbered = iter(enumerate(lines, start=1))
     number, first = next(numbered, (1, ""))
     header = _parse(first, f"{source}:{number}")
@@ -62,11 +62,11 @@ def read_recording(lines: Iterable[str], source: str) -> tuple[Dataplane, Iterat
 
 
 def replay(dataplane: Dataplane, steps: Iterable[Step]) -> tuple[int, Divergence | None]:
-    """Play the steps and return how many gave the same effects, and the first that did not."""
+    """Replay the steps; return the number with the same effects before the first that differs, and that one if any."""
     count = 0
     for step in steps:
         answered = tuple(dataplane.on_event(step.now, step.event))
-        # As they are written: NaN equals NaN there.
+        # Compared in written form: NaN equals NaN there.
         if [_tagged(effect) for effect in answered] != [_tagged(effect) for effect in step.effects]:
             return count, Divergence(step, answered)
         count += 1

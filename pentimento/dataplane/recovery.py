@@ -1,4 +1,4 @@
-"""What an earlier frontdoor left unfinished: its running attempts are attached to, the rest is queued again."""
+"""Recover unfinished requests of an earlier frontdoor: attach to their running attempts, queue the rest again."""
 
 from pentimento.dataplane.cascade import go_on, is_deserted
 from pentimento.dataplane.credits import take
@@ -11,13 +11,13 @@ from pentimento.dataplane.state import State, TimerKind
 
 
 def on_took_over(state: State, now: float, event: TookOver) -> list[Effect]:
-    """Make a standby the active dataplane; an epoch that is no newer changes nothing."""
+    """Make a standby the active dataplane; ignore an epoch that is not newer."""
     state.epoch = max(state.epoch, event.epoch)
     return []
 
 
 def on_recovered(state: State, now: float, event: Recovered) -> list[Effect]:
-    """Take over accepted requests, beyond the queue's bound if need be."""
+    """Take over accepted requests, beyond the queue's limit if necessary."""
     effects: list[Effect] = []
     for recovered in event.requests:
         if recovered.request_id not in state.requests:
@@ -26,7 +26,7 @@ def on_recovered(state: State, now: float, event: Recovered) -> list[Effect]:
 
 
 def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
-    """Listen again to the orphaned attempts of a worker that is back, whatever its credits. They count as its load."""
+    """Attach to the orphaned attempts of a worker that is back, regardless of its credits. They count as its load."""
     effects: list[Effect] = []
     for request_id in state.orphans.pop(worker.worker_id, {}):
         request = state.requests.get(request_id)
@@ -42,13 +42,13 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
 
 
 def is_orphan(state: State, key: AttemptKey) -> bool:
-    """Return whether the attempt is one of those that wait to be attached to."""
+    """Return whether the attempt waits for its worker, to be attached to."""
     request = state.requests.get(key[0])
     return request is not None and request.phase is Phase.ORPHANED and request.attempt_key == key
 
 
 def on_orphan_wait_over(state: State, request: Request) -> None:
-    """Run the request again under a newer token, which fences a late result off: its worker did not show up."""
+    """Run the request again under a newer token, which fences off a late result: its worker did not return."""
     if request.phase is not Phase.ORPHANED:
         return
     waiting = state.orphans.get(request.worker_id, {})

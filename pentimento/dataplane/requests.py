@@ -1,4 +1,4 @@
-"""One admitted request, and where it is."""
+"""Describe one admitted request and its phase."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +15,7 @@ LaneKey = tuple[str, str]
 
 
 class Phase(Enum):
-    """Where an admitted request is. The first three wait for a worker and count against the queue's bound."""
+    """Name the phases of an admitted request. The first three wait for a worker and count against the queue's limit."""
 
     ACCEPTING = "accepting"
     ROUTING = "routing"
@@ -37,13 +37,13 @@ ATTEMPTED = frozenset({Phase.STARTING, Phase.RUNNING})
 
 @dataclass(slots=True)
 class Request:
-    """One admitted request. `losses` counts workers lost under it, `excluded` names them as (id, generation).
+    """Hold the state of an admitted request. `losses` counts workers lost under it, `excluded` names them as (id,
+    generation).
 
-    `picture_token`: the attempt whose picture is
-    scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
-    `cascade_name` is the plan's, empty for the operator's own; `start` the kind of start of the stage that it is in.
-    `has_inputs`: it came with images, which are fetched and decoded before an attempt begins. `planned` as in
-    RequestArrived; `asked_anew`: where plans sent requests when its stages were asked for anew.
+    `picture_token`: the attempt with the image to score or commit, 0 before; `fallback_token`: the attempt with the
+    fallback image of an earlier stage. `cascade_name` is the plan's, empty for the operator's own; `start` the kind of
+    start of its current stage. `has_inputs`: it came with images, which are fetched and decoded before an attempt
+    begins. `planned` as in RequestArrived; `asked_anew`: `PlanIndex.entered` when it last requested new stages.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class Request:
     asked_anew: frozenset[str] = frozenset()
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
-    # An attempt at this stage has its route in the journal.
+    # The journal has its route, from an attempt at this stage.
     route_pinned: bool = False
     spare: tuple[RouteOption, ...] = ()
     option: int = 0
@@ -69,56 +69,56 @@ class Request:
     attempt_number: int = 0
     fencing_token: int = 0
     worker_id: str = ""
-    # Of its newest attempt; never while that prepares its inputs.
+    # Set by its newest attempt; never while that prepares its inputs.
     started_at: float = 0.0
     started_load: int = 1
-    # Its attempt took a place that another one was about to leave, and waits for that at the worker.
+    # Its attempt took a batch slot that another is about to free, and waits for it at the worker.
     came_early: bool = False
-    # When its attempt is expected to give its credit back; None while it has none.
+    # When its attempt is expected to free its credit; None without one.
     ends_at: float | None = None
     picture_token: int = 0
     fallback_token: int = 0
-    # A later stage paints it because an earlier one would have been too late.
+    # A later stage runs it because an earlier one would have been too late.
     stood_in: bool = False
     degraded: str = ""
-    # What its prompt tells of the first stage's image.
+    # Prediction of the first stage's image from its prompt.
     foreseen: PromptForesight | None = None
-    # Which of its steps may be left out; what its newest attempt does of them, 0 for all its work.
+    # Steps that it may skip; the steps and the work of its newest attempt, 0 for all its work.
     thinning: ThinningOffer = WHOLE
     thinned_steps: tuple[int, ...] = ()
     thinned_work: float = 0.0
-    # Of its newest attempt: the first step that it was seen at, and when; None before.
+    # First reported step of its newest attempt, and its time; None before.
     seen: tuple[int, float] | None = None
     losses: int = 0
     excluded: frozenset[tuple[str, int]] = frozenset()
     suspect_until: float = 0.0
-    # How it ends, once that is decided: what the journal is asked to write.
+    # Its end, once decided: the effect that journals it.
     ending: PersistEnd | None = None
     retry_after_ms: int = 0
-    # How often the journalling of its end has broken down.
+    # Failures of journalling its end.
     end_failures: int = 0
 
     @property
     def attempt_key(self) -> AttemptKey:
-        """The newest attempt: request id and fencing token."""
+        """Return the newest attempt: request id and fencing token."""
         return (self.request_id, self.fencing_token)
 
     @property
     def least_work(self) -> float:
-        """Its work with as many steps left out as may be."""
+        """Return its work with the most steps skipped that it may skip."""
         return self.work * self.thinning.least_share if self.thinning.options else self.work
 
     @property
     def attempt_work(self) -> float:
-        """What its newest attempt has to do."""
+        """Return the work of its newest attempt."""
         return self.thinned_work or self.work
 
     @property
     def lane_key(self) -> LaneKey:
-        """The lane in which it waits: pool and model digest."""
+        """Return the lane of its queue: pool and model digest."""
         return (self.pool, self.model_digest)
 
     @property
     def has_next_stage(self) -> bool:
-        """Whether a later stage of the cascade may follow."""
+        """Return whether a later stage of the cascade may follow."""
         return self.cascade_stage + 1 < len(self.cascade)

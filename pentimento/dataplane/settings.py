@@ -1,4 +1,4 @@
-"""What an operator decides about a dataplane."""
+"""Define the settings of a dataplane that an operator chooses."""
 
 from dataclasses import dataclass
 
@@ -7,28 +7,27 @@ from pentimento.policies.thinning import ThinningMode
 
 @dataclass(frozen=True)
 class DataplaneSettings:
-    """Settings of the dataplane; times in seconds. `queue_limit`: requests of a pool that wait for a worker, shared out
-    among the tenants that have any there.
+    """Hold the settings of the dataplane; times in seconds. `queue_limit`: requests of a pool that wait for a worker,
+    shared among its tenants with waiting requests.
 
-    A request that took `suspect_losses` workers down with it waits up to `suspect_wait_s` for a second worker to be
-    there, so that it cannot empty the pool. `orphan_wait_s`: how long a recovered attempt's worker may take to show up.
+    A request that crashed `suspect_losses` workers waits up to `suspect_wait_s` for a second worker, so that
+    it cannot empty the pool. `orphan_wait_s`: time for the worker of a recovered attempt to return.
 
-    `drop_late`: requests predicted to miss their deadline are rejected, or dropped when it is their turn (DiffServe,
-    section 4.1), instead of being tried; predictions are later by `prediction_margin` times what measured service times
-    scatter.
+    `drop_late`: requests predicted to miss their deadline are rejected, or dropped at their turn (DiffServe, section
+    4.1), instead of run; predictions are later by `prediction_margin` times the spread of measured service times.
 
-    Of a cascade: `confidence_threshold` where the plan has none, None for the discriminator's own; `accept_unscored`,
-    rather than going on, when the discriminator does not answer; `fall_back` to an earlier stage's image,
-    `fall_back_margin_s` before the deadline, when a later stage cannot make it; `skip_light_below`: the probability, by
-    the prompt only, below which the first stage is skipped, 0 for never, None for the plan's or else the
-    discriminator's verdict.
+    For a cascade: `confidence_threshold` if the plan has none, None for the discriminator's own; `accept_unscored`
+    accepts an image instead of deferring it if the discriminator does not answer; `fall_back` to an earlier stage's
+    image, `fall_back_margin_s` before the deadline, if a later stage cannot make it; `skip_light_below`: the
+    probability, by the prompt only, below which the first stage is skipped, 0 for never, None for the plan's or else
+    the discriminator's verdict.
 
-    `adapter_load_s`: what it counts against a worker that it would have to load a LoRA first, for each.
+    `adapter_load_s`: cost of each LoRA that a worker would have to load first.
 
-    `pair_tight_share`: a request is painted by two workers while less than so many times its service time is left to
-    its deadline; None for whatever deadline.
+    `pair_tight_share`: two workers run a request while the time to its deadline is less than this multiple of its
+    service time; None for any deadline.
 
-    `thinning`: whether steps that a request may leave out are, to meet its deadline or also under load.
+    `thinning`: whether requests skip steps that they may skip: never, to meet their deadline, or also under load.
     """
 
     queue_limit: int = 256

@@ -1,4 +1,4 @@
-"""How long a request takes in a pool: as profiled, corrected by what attempts took."""
+"""Estimate the seconds of a request in a pool, from its profile and the measured times of attempts."""
 
 import math
 
@@ -10,12 +10,12 @@ _LARGEST_BATCH = 1024
 
 
 class Speed:
-    """A pool's speed as profiled and observed. `slowdown`: seconds taken for each second profiled or, without a
-    profile, for each unit of work; None while neither is known. `spread`: how far single attempts were from it, on
-    average."""
+    """Hold a pool's profiled and observed speed. `slowdown`: measured seconds for each profiled second or, without a
+    profile, for each unit of work; None while neither is known. `spread`: mean deviation of single attempts from
+    it."""
 
     def __init__(self, profile: SpeedProfile | None = None) -> None:
-        """`profile`: one that `is_sane`."""
+        """Start from a profile that passes `is_sane`, or from none."""
         self.profile = profile
         self._table = _by_batch(profile.seconds_per_work) if profile is not None else [1.0]
         self._fixed_s = profile.fixed_s if profile is not None else 0.0
@@ -27,8 +27,8 @@ class Speed:
         return self._table[min(batch, len(self._table)) - 1]
 
     def crowded_s(self, load: int) -> float:
-        """Return e(b) of a worker with so many requests. Those beyond the largest profiled batch wait, so that one more
-        costs more than on a worker that idles."""
+        """Return e(b) of a worker with `load` requests. Requests beyond the largest profiled batch wait, so that one
+        more costs more than on an idle worker."""
         beyond = max(load / len(self._table), 1.0)
         return beyond * self.seconds_per_work(load)
 
@@ -37,13 +37,13 @@ class Speed:
         return self._fixed_s + work * self.seconds_per_work(batch)
 
     def seconds(self, work: float, batch: int, slowdown: float | None = None, margin: float = 0.0) -> float | None:
-        """Return the seconds that a request of that work takes in a batch of that size, and `margin` spreads more. A
-        worker's own slowdown is used where it has one; None where no speed is known."""
+        """Return the seconds of a request with that work in a batch of that size, plus `margin` spreads. Uses the
+        worker's own slowdown if it has one; None if no speed is known."""
         slowdown = self.slowdown if slowdown is None else slowdown
         return None if slowdown is None else (slowdown + margin * self.spread) * self.nominal_s(work, batch)
 
     def throughput(self, batch: int) -> float:
-        """Return the work a second of one worker whose batch is full, before `slowdown`."""
+        """Return the work a second of one worker with a full batch, before `slowdown`."""
         seconds = self.seconds_per_work(batch)
         return batch / seconds if seconds > 0.0 else 0.0
 
@@ -55,7 +55,7 @@ class Speed:
 
 
 def averaged(before: float | None, newest: float) -> float:
-    """Return the moving average after `newest`, which is all of it at first."""
+    """Return the moving average after `newest`; `newest` if it is the first value."""
     return newest if before is None else before + NEWEST_SHARE * (newest - before)
 
 
@@ -68,7 +68,7 @@ def is_sane(profile: SpeedProfile) -> bool:
 
 
 def _by_batch(measured: tuple[tuple[int, float], ...]) -> list[float]:
-    """Seconds at batch sizes 1, 2, … up to the largest measured one."""
+    """Return the seconds at batch sizes 1, 2, … up to the largest measured one."""
     (size, seconds), *others = measured
     table = [seconds] * size
     for larger, value in others:

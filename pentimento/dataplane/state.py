@@ -1,4 +1,4 @@
-"""Everything the dataplane knows, and how requests move in it; changed by the handlers of the modules beside this."""
+"""Hold the state of the dataplane, and move requests in it. Only the handlers of this package change it."""
 
 import heapq
 import math
@@ -18,13 +18,13 @@ from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
 
 TOKENS_PER_EPOCH = 1 << 20
 
-# Timers are swept when so many more than those of live requests are set.
+# Timers are swept when they exceed those of live requests by this number.
 _TIMER_SLACK = 1024
 _TIMERS_PER_REQUEST = 4
 
 
 class TimerKind(IntEnum):
-    """What a timer is for."""
+    """Name the purposes of timers."""
 
     DEADLINE = 0
     ORPHAN_WAIT = 1
@@ -34,7 +34,7 @@ class TimerKind(IntEnum):
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start of this frontdoor."""
+    """Count events since the start of this frontdoor."""
 
     accepted: int = 0
     completed: int = 0
@@ -51,8 +51,8 @@ class Counters:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the dataplane knows. `epoch` is this frontdoor's, larger than that of every one before: the
-    tokens it mints are larger than theirs; 0 for a standby."""
+    """Hold the state of the dataplane. `epoch` is this frontdoor's and exceeds every earlier one, so its fencing tokens
+    exceed theirs; 0 for a standby."""
 
     epoch: int
     settings: DataplaneSettings = field(default_factory=DataplaneSettings)
@@ -60,11 +60,11 @@ class State:
     workers: dict[str, Worker] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
-    # Lanes where a request or a credit has come since the last dispatch; a dict, for its order.
+    # Lanes with a new request or credit since the last dispatch; a dict, for its order.
     dirty: dict[LaneKey, None] = field(default_factory=dict)
-    # Of these, those whose weights somebody held who holds them no more, or that others came beside.
+    # Dirty lanes with weights that a worker stopped holding, or in a pool that got a worker with other weights.
     unheld: set[LaneKey] = field(default_factory=set)
-    # Which worker's credit an attempt holds, and which worker's as its pair.
+    # The worker with the attempt's credit, and the worker with its pair's credit.
     attempt_workers: dict[AttemptKey, str] = field(default_factory=dict)
     peers: dict[AttemptKey, str] = field(default_factory=dict)
     # Attempts that the journal is writing.
@@ -74,11 +74,11 @@ class State:
     timers: list[tuple[float, int, TimerKind, str]] = field(default_factory=list)
     timer_count: int = 0
     index: PlanIndex = field(default_factory=PlanIndex)
-    # Those of the plan, and of earlier plans' cascades that requests are in.
+    # Thresholds of the plan, and of earlier plans' cascades that requests still use.
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
-    # Of tenants that have quotas: what they used, and their weights. Of all: how many requests have not ended.
+    # Use and weights of tenants with quotas; the unfinished requests of every tenant.
     meters: dict[str, QuotaMeter] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     tenant_counts: dict[str, int] = field(default_factory=dict)
@@ -88,45 +88,45 @@ class State:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force, None before the first."""
+        """Return the plan in force, None before the first."""
         return self.index.plan
 
     @property
     def first_token(self) -> int:
-        """Fencing tokens of an epoch start above all those of the epochs before."""
+        """Return the first fencing token of this epoch, larger than those of earlier epochs."""
         return self.epoch * TOKENS_PER_EPOCH
 
     @property
     def drops_late(self) -> bool:
-        """Whether both operator and plan want predicted misses dropped."""
+        """Return whether both operator and plan want predicted misses dropped."""
         return self.settings.drop_late and (self.plan is None or self.plan.drops_late)
 
     @property
     def thins(self) -> bool:
-        """Whether steps are left out where there is no time for them."""
+        """Return whether requests skip steps that they have no time for."""
         return self.settings.thinning is not ThinningMode.OFF
 
     @property
     def plan_thins(self) -> bool:
-        """Whether the plan in force counts on steps that are left out."""
+        """Return whether the plan in force relies on skipped steps."""
         return any(pool.thins for pool in self.pools.values())
 
     def pool(self, name: str) -> Pool:
-        """Return the pool of that name, a new one where there is none."""
+        """Return the pool of that name; create it if it does not exist."""
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
         return pool
 
     def lane(self, key: LaneKey) -> Lane:
-        """Return the lane of that key, a new one where there is none."""
+        """Return the lane of that key; create it if it does not exist."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(fresh=FairQueue(self.weights), spare=FairQueue(self.weights))
         return lane
 
     def set_timer(self, at: float, kind: TimerKind, key: str) -> None:
-        """Wake up at `at` for what `kind` and `key` name."""
+        """Set a timer that fires at `at` for the request or worker `key`."""
         self.timer_count += 1
         heapq.heappush(self.timers, (at, self.timer_count, kind, key))
         if len(self.timers) > _TIMERS_PER_REQUEST * len(self.requests) + _TIMER_SLACK + len(self.workers):
@@ -134,7 +134,7 @@ class State:
             heapq.heapify(self.timers)
 
     def is_set(self, timer: tuple[float, int, TimerKind, str]) -> bool:
-        """Return whether anything waits for the timer: those of requests that are gone do nothing."""
+        """Return whether the timer still has a purpose: its request or worker exists."""
         return timer[3] in (self.workers if timer[2] is TimerKind.FORGET_WORKER else self.requests)
 
     def add(self, request: Request) -> None:
@@ -150,7 +150,7 @@ class State:
         if before is Phase.QUEUED:
             self._leave_lanes(request)
         if (before in WAITING and phase in WAITING) or (before in ATTEMPTED and phase in ATTEMPTED):
-            # It counts as it did.
+            # The counts are the same in both phases.
             request.phase = phase
             return
         self._count(request, -1)
@@ -158,7 +158,7 @@ class State:
         self._count(request, +1)
 
     def begin(self, request: Request, now: float, ends_at: float | None) -> None:
-        """Count an attempt that starts, or that has prepared its inputs. `ends_at` None: it holds no credit yet."""
+        """Count an attempt that starts, or has prepared its inputs. `ends_at` None: it holds no credit yet."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)
@@ -167,7 +167,7 @@ class State:
         self._count(request, +1)
 
     def move(self, request: Request, pool: str, work: float, thinning: ThinningOffer = WHOLE) -> None:
-        """Count a request, which is in no lane, to another pool."""
+        """Move the counts of a request, which is in no lane, to another pool."""
         self._count(request, -1)
         request.pool, request.work, request.thinning = pool, work, thinning
         self._count(request, +1)
@@ -183,7 +183,7 @@ class State:
             del self.tenant_counts[request.tenant]
 
     def enqueue(self, request: Request, *, rerun: bool) -> None:
-        """Queue a request in its lane, by when it is due, or at the back of the lane's reruns."""
+        """Queue a request in its lane by its deadline, or at the back of the lane's reruns."""
         self.enter(request, Phase.QUEUED)
         key = request.lane_key
         lane = self.lane(key)

@@ -1,4 +1,4 @@
-"""Which of the workers with a free credit a request goes to: one that has what it needs, and where it costs least."""
+"""Choose the worker for a request: one with a free credit that has its adapters, at the lowest cost."""
 
 from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.ready import ReadyWorkers
@@ -6,19 +6,19 @@ from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.state import State
 from pentimento.policies.adapter_needs import can_paint, least_missed, load_count
 
-# Of workers of one cost, so many are compared for a request without adapters.
+# Workers of equal cost compared for a request without adapters.
 MAX_COMPARED = 8
 
 
 def suits(request: Request, worker: Worker) -> bool:
-    """Return whether the worker can paint the request with its adapters."""
+    """Return whether the worker can run the request with its adapters."""
     return not request.needs or can_paint(request.needs, worker.holdings)
 
 
 def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | None:
-    """Return the worker of the lane that has room for the request, suits it, and on which it costs least, with what it
-    would have to load; None where there is none. O(log n) in the workers with room for a request without adapters, O(n)
-    for one with."""
+    """Return the lane's worker that has room for the request, suits it, and has the lowest cost including adapter
+    loads; None if there is none. O(log n) in the workers with room for a request without adapters, O(n) for one with
+    adapters."""
     takers = state.lanes[key].takers(request)
     if not takers:
         return None
@@ -27,7 +27,7 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
     costs = takers.costs()
     suited = [state.workers[worker_id] for worker_id in costs if suits(request, state.workers[worker_id])]
     profiled = state.pool(key[0]).speed.profile is not None
-    # Costs are seconds for each unit of work; before speeds are known they are the requests that a worker has.
+    # Costs are seconds for each unit of work; before speeds are known, numbers of requests.
     work, load_cost = (request.work, state.settings.adapter_load_s) if profiled else (1.0, 1.0)
 
     def cost(worker: Worker) -> tuple[float, int]:
@@ -38,11 +38,11 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
 
 
 def _least_missed(state: State, ready: ReadyWorkers) -> Worker:
-    """Of the cheapest, which are as good as one another for a request without adapters, the one whose LoRAs the others
-    have as well."""
+    """Return, among the cheapest workers, the one with LoRAs that the others hold too: for a request without adapters
+    they are equally good."""
     first = state.workers[ready.first()]
     if not (first.holdings.loras or first.holdings.resident):
-        # Nobody has fewer that would be missed, and the first of several is taken.
+        # No worker holds fewer LoRAs; the first of several is taken.
         return first
     workers = [state.workers[name] for name in ready.cheapest(MAX_COMPARED)]
     return workers[least_missed([worker.holdings for worker in workers])]

@@ -1,5 +1,5 @@
-"""Which steps an attempt leaves out, by its deadline and the load of its pool: decided when it gets its worker, and
-again while it runs."""
+"""Choose the steps that an attempt skips, by its deadline and its pool's load, when it gets its worker and while it
+runs."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.policies.thinning import Pressure, ThinningOffer, ThinningOption, choose, takes_fewest, thinned_steps
 
-# Of the credits of a pool: where others wait for more, they wait for longer than that share of a picture's time.
+# Share of the credits of a pool: if more requests wait, they wait longer than that share of an image's time.
 OVERLOADED_SHARE = 0.25
 
 
 def settle_thinning(state: State, now: float, request: Request, worker: Worker) -> None:
-    """Decide which steps the attempt that is about to start on the worker takes, and what work that is."""
+    """Choose the steps of the attempt that is about to start on the worker, and set its work."""
     request.thinned_steps, request.thinned_work, request.seen = (), 0.0, None
     offer = request.thinning
     if not state.thins or not offer.options:
@@ -34,8 +34,8 @@ def _take(state: State, request: Request, option: ThinningOption) -> None:
 
 
 def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) -> list[Effect]:
-    """Thin a picture that runs already where its deadline or the load of its pool asks for it now. One that takes fewer
-    steps already goes on; one that was asked too late is asked again."""
+    """Thin a running image if its deadline or the load of its pool now requires it. An attempt that already runs fewer
+    steps continues; if the request for it came too late, send another."""
     request = state.requests.get(event.request_id)
     key = (event.request_id, event.fencing_token)
     worker = state.workers.get(state.attempt_workers.get(key, ""))
@@ -45,11 +45,11 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
         return []
     was_late = bool(request.thinned_steps)
     if was_late:
-        # It had passed the first of them.
+        # It had passed the first requested step.
         request.thinned_steps, request.thinned_work = (), 0.0
         state.counters.thinned -= 1
     request.seen = request.seen or (event.step, now)
-    # The next step may have begun when the worker hears of it.
+    # The next step may have begun when the worker receives the effect.
     offer = replace(request.thinning, next_step=max(event.step + 1, request.thinning.next_step))
     pressure = _pressure_midway(state, now, request, worker, event.step)
     option = choose(state.settings.thinning, offer, pressure)
@@ -63,13 +63,13 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
 
 
 def _is_followed(request: Request, step: int) -> bool:
-    """Whether it takes the steps that it was asked to, as far as can be told."""
+    """Return whether the attempt runs the requested steps, by its reported step."""
     thinned = request.thinned_steps
     return bool(thinned) and (step < thinned[0] or step in thinned or step >= request.thinning.step_count)
 
 
 def _pressure_midway(state: State, now: float, request: Request, worker: Worker, step: int) -> Pressure:
-    """Seconds of a step are those foretold, or those that were seen where it takes longer."""
+    """Return the pressure with predicted seconds per step, or with the measured ones if they are longer."""
     pool, margin = state.pool(request.pool), state.settings.prediction_margin
     batch, left_s = max(worker.used_credits, 1), request.deadline - now
     overloaded, count = is_overloaded(state, pool, pool.waiting_count), request.thinning.remaining_count
@@ -82,20 +82,20 @@ def _pressure_midway(state: State, now: float, request: Request, worker: Worker,
 
 
 def least_work(state: State, request: Request) -> float:
-    """Return what a request has to do at the least: all, where nothing is thinned."""
+    """Return the least work of a request: all its work if nothing is thinned."""
     return request.least_work if state.thins else request.work
 
 
 def is_overloaded(state: State, pool: Pool, others_waiting: int) -> bool:
-    """Return whether more is asked of the pool than it can paint, at the turn of one beside whom so many wait: the plan
-    says so or admits a share alone, or those are too many to begin soon."""
+    """Return whether demand exceeds the pool's capacity, for a request that waits with `others_waiting` others: the
+    plan thins the pool or admits only a share, or too many wait to begin soon."""
     planned = state.plan is not None and state.plan.admission_rate < 1.0
     return pool.thins or planned or others_waiting > OVERLOADED_SHARE * pool.credit_count
 
 
 def is_shorter_from_noise(state: State, pool_name: str, noise: ThinningOffer, steps_left: int) -> bool:
-    """Return whether a request that came to the pool now would take fewer steps from noise, some of them left out, than
-    the `steps_left` that a cached latent leaves of it."""
+    """Return whether a request that arrives at the pool now would run fewer steps from noise, some steps skipped,
+    than the `steps_left` after a cached latent."""
     pool = state.pools.get(pool_name)
     overloaded = pool is not None and is_overloaded(state, pool, pool.waiting_count)
     fewest = takes_fewest(state.settings.thinning, overloaded)
@@ -103,8 +103,8 @@ def is_shorter_from_noise(state: State, pool_name: str, noise: ThinningOffer, st
 
 
 def device_s(state: State, pool_name: str, work: float, offer: ThinningOffer) -> float | None:
-    """Return what of a device's time a request of that work would take in the pool now: in a batch that is full, and
-    without the steps that would be left out of it whatever its deadline. None where no speed is known."""
+    """Return the device seconds of a request of that work in the pool now: its share of a full batch, without the steps
+    that would be skipped for any deadline. None if no speed is known."""
     pool = state.pools.get(pool_name)
     if pool is None:
         return None
@@ -115,8 +115,8 @@ def device_s(state: State, pool_name: str, work: float, offer: ThinningOffer) ->
 
 
 def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
-    """Return how much time there would be for the `step_count` steps of a request of that work that came to the pool
-    now: after the wait that is predicted, in a batch that is full."""
+    """Return the time per step and the time left for a request that arrives at the pool now: after the predicted wait,
+    in a full batch."""
     left_s = deadline_s - predicted_wait_s(state, pool.name)
     overloaded = is_overloaded(state, pool, pool.waiting_count)
     margin = state.settings.prediction_margin
@@ -124,7 +124,7 @@ def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, de
 
 
 def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:
-    """Seconds are those of the worker's batch once it is full: who comes joins it next."""
+    """Return the pressure in the worker's full batch, since arriving requests join it next."""
     pool, margin = state.pool(request.pool), state.settings.prediction_margin
     batch = max(worker.credit_count, worker.used_credits + 1)
     overloaded, left_s = is_overloaded(state, pool, pool.waiting_count - 1), request.deadline - now

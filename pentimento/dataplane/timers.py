@@ -1,4 +1,4 @@
-"""What is due by the clock."""
+"""Fire timers that are due."""
 
 import heapq
 
@@ -12,7 +12,7 @@ from pentimento.dataplane.state import State, TimerKind
 
 
 def on_time_passed(state: State, now: float, event: TimePassed) -> list[Effect]:
-    """Fire every timer that is due; those of requests that are gone do nothing."""
+    """Fire every timer that is due; a timer of a removed request has no effect."""
     effects: list[Effect] = []
     while state.timers and state.timers[0][0] <= now:
         _, _, kind, key = heapq.heappop(state.timers)
@@ -26,7 +26,7 @@ def on_time_passed(state: State, now: float, event: TimePassed) -> list[Effect]:
 
 
 def forget_timers(state: State) -> None:
-    """Drop timers that nothing waits for any more: they are no reason to wake up."""
+    """Drop timers without a request or worker at the front of the heap, so that they cause no wakeup."""
     timers = state.timers
     while timers and not state.is_set(timers[0]):
         heapq.heappop(timers)
