@@ -26,9 +26,9 @@ OnBatch = Callable[[str, Sequence[float], float], None]
 
 @dataclass(frozen=True)
 class BatchingLimits:
-    """Limits of each lane: items in a batch, and items that wait. A batch waits `max_wait_s` at most for more items.
+    """Limit each lane: items in a batch, and items that wait. A batch waits `max_wait_s` at most for more items.
 
-    `aging_limit_s`: for how long items of an earlier lane may overtake an item of a later one.
+    `aging_limit_s`: seconds during which items of an earlier lane may overtake an item of a later one.
     """
 
     max_batch_size: int = 16
@@ -45,7 +45,7 @@ class _Item:
 
 
 class ModelThread:
-    """Runs batches of one lane at a time. `lanes` maps names to computations, the most urgent one first.
+    """Run batches of one lane at a time. `lanes` maps names to computations, the most urgent one first.
 
     The thread enters `inside` before its first batch: torch keeps its inference mode and number of threads per thread.
     """
@@ -70,7 +70,7 @@ class ModelThread:
         self._thread.start()
 
     async def run(self, lane: str, values: Sequence[Any]) -> list[Any]:
-        """Return a result per value. Raises like `submit`, and what the computation raises."""
+        """Return a result per value. Raises like `submit`, and passes on the computation's errors."""
         return await asyncio.gather(*map(asyncio.wrap_future, self.submit(lane, values)))
 
     def submit(self, lane: str, values: Sequence[Any]) -> "list[Future[Any]]":
@@ -89,7 +89,7 @@ class ModelThread:
         return [item.future for item in items]
 
     def close(self) -> None:
-        """Take nothing more, finish the queued items, and end the thread."""
+        """Accept no more items, finish the queued ones, and end the thread."""
         with self._arrival:
             self._closed = True
             self._arrival.notify()
@@ -102,7 +102,7 @@ class ModelThread:
                 self._compute(lane, [item for item in items if item.future.set_running_or_notify_cancel()])
 
     def _next_batch(self) -> tuple[str, list[_Item]] | None:
-        """Wait for work; return None once closed and all is done."""
+        """Wait for work; return None once closed and finished."""
         with self._arrival:
             was_idle = not any(self._queues.values())
             while not any(self._queues.values()):
@@ -147,7 +147,7 @@ class ModelThread:
             item.future.set_result(result)
 
     def _compute_apart(self, lane: str, items: list[_Item], error: Exception) -> None:
-        """Compute each item in a batch alone: a bad item fails alone."""
+        """Compute each item in its own batch, so that a bad item fails without the others."""
         if len(items) == 1:
             items[0].future.set_exception(error)
             return
@@ -156,10 +156,10 @@ class ModelThread:
 
 
 class TakenWork:
-    """Counts unanswered work of one event loop, so that a closing service finishes it and takes no more."""
+    """Count unanswered work of one event loop, so that a closing service finishes it and accepts no more."""
 
     def __init__(self, name: str) -> None:
-        """Make a counter of a service of that name."""
+        """Make a counter for the service of that name."""
         self._name = name
         self._closed = False
         self._all_answered = asyncio.Event()
@@ -181,6 +181,6 @@ class TakenWork:
                 self._all_answered.set()
 
     async def close(self) -> None:
-        """Take no more, and wait until all is answered."""
+        """Accept no more work, and wait until all is answered."""
         self._closed = True
         await self._all_answered.wait()

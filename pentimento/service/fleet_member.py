@@ -1,4 +1,4 @@
-"""A process's place in the fleet: what every service tells the controller alike."""
+"""Register the process of a service with the controller and report to it."""
 
 import socket
 from collections.abc import Callable
@@ -13,32 +13,32 @@ from pentimento.rpc.settings import reachable_address
 
 
 class FleetSettings(Protocol):
-    """The settings by which a service finds its controller, and by which others find the service."""
+    """Describe the settings with the addresses of the controller and of the service itself."""
 
     @property
     def channels(self) -> RpcChannelSettings:
-        """How channels to other processes are opened."""
+        """Return the settings of channels to other processes."""
         ...
 
     @property
     def controller_address(self) -> str:
-        """The controller and its standbys, with commas between them; "" where there is none."""
+        """Return the addresses of the controller and its standbys, separated by commas; "" for none."""
         ...
 
     @property
     def advertise_address(self) -> str:
-        """Where others reach the service; "" for the address that it listens on, with the host's name for a
-        wildcard."""
+        """Return the address at which others reach the service; "" for the address that it listens on, with the host's
+        name for a wildcard."""
         ...
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Return the addresses of a controller and its standbys, which are written with commas between them."""
+    """Return the addresses of a controller and its standbys, from a text separated by commas."""
     return tuple(address for part in text.split(",") if (address := part.strip()))
 
 
 class FleetMember:
-    """One start of a replica. `controller` is None where the settings name none."""
+    """Represent one start of a replica. `controller` is None if the settings name none."""
 
     def __init__(self, server: RpcServer, kind: ReplicaKind, settings: FleetSettings) -> None:
         self._server = server
@@ -54,8 +54,8 @@ class FleetMember:
         reported: Callable[[ReplicaReport], ReplicaReport] = lambda report: report,
         news: RegistrationNews = NO_NEWS,
     ) -> Registration | None:
-        """Return a registration with the controller, None without one. `described` and `reported` add what this kind of
-        service says of itself; they are asked anew for every call. `news`: who hears what came of the calls."""
+        """Return a registration with the controller, None without one. `described` and `reported` add the facts of this
+        kind of service; every call runs them again. `news` receives the results of the calls."""
         if self.controller is None:
             return None
         replica, report = (lambda: described(self._replica())), (lambda: reported(self._report()))
@@ -63,7 +63,7 @@ class FleetMember:
 
     @property
     def address(self) -> str:
-        """Return where others reach the service, which listens already."""
+        """Return the address at which others reach the service, which must be listening."""
         return self._advertise_address or reachable_address(self._server.bound_addresses[0], socket.gethostname())
 
     def _replica(self) -> Replica:

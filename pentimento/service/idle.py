@@ -1,4 +1,4 @@
-"""A process that has nothing to serve, since its part of the suite is missing."""
+"""Run a process that has no work, since its part of the suite is missing."""
 
 import logging
 
@@ -8,13 +8,13 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_nothing(settings: RpcServerSettings, service: str, missing: str) -> None:
-    """Log the missing part in one line, then stay healthy until SIGTERM, so that nothing waits for this process. It
-    registers nowhere."""
+    """Log the missing part in one line, then stay healthy until SIGTERM, so that no other process waits for this one.
+    The process does not register."""
 
     async def log_missing() -> None:
         logger.warning("%s: nothing is served here", missing)
 
     async def finish() -> None:
-        """Nothing was taken."""
+        """Do nothing: no work was accepted."""
 
     await RpcServer(settings, service).run_until_stopped(log_missing, finish)

@@ -1,4 +1,4 @@
-"""Imports of large libraries at a process's start."""
+"""Import large libraries quickly at a process's start."""
 
 import gc
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing_much() -> Iterator[None]:
-    """Collect no garbage inside: what is imported stays, and each collection would pass over all of it again. Of a
-    worker's start that is a seventh of the processor's time."""
+    """Collect no garbage inside: imported objects stay, and each collection would scan them all again. That is a
+    seventh of the processor time of a worker's start."""
     gc.disable()
     try:
         yield

@@ -1,7 +1,7 @@
-"""Which of several processes over one ledger is active: the holder of the newest epoch, as long as it beats.
+"""Choose the active one of several processes over one ledger: the holder of the newest epoch, while it beats.
 
-Nobody compares clocks, nor reads one: a standby counts how often in a row it found that the holder's beats had not
-moved. One that was stopped itself for a while, with its machine perhaps, takes that for nobody's silence.
+No process compares or reads clocks: a standby counts how often in a row the holder's beats had not moved. After a pause
+of the standby itself, perhaps with its machine, no silence of the holder is counted.
 """
 
 import asyncio
@@ -19,34 +19,34 @@ _BEATS_PER_LEASE = 4
 
 
 class LeaseLedger(Protocol):
-    """The part of a ledger that says who is active. Futures fail with PentimentoErrors."""
+    """Describe the part of a ledger that records the active process. Futures fail with PentimentoErrors."""
 
     def lease(self) -> "Future[LeaseState]":
-        """Return which epoch is active, and its holder's beats."""
+        """Return the active epoch and its holder's beats."""
         ...
 
     def beat(self, epoch: int) -> "Future[bool]":
-        """Record that the holder of the epoch is alive; False when a newer epoch was claimed."""
+        """Record that the holder of the epoch is alive; False if a newer epoch was claimed."""
         ...
 
     def take_over(self, holder_id: str, seen: LeaseState, /) -> "Future[int | None]":
-        """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
+        """Claim an epoch from a holder that has not beaten since `seen`; None if it has, or another claim was first."""
         ...
 
 
 class LedgerLease:
-    """`lease_s`: silence after which a standby takes over."""
+    """Claim and hold the lease. `lease_s`: silence after which a standby takes over."""
 
     def __init__(self, ledger: LeaseLedger, holder_id: str, lease_s: float) -> None:
         self._ledger = ledger
         self._holder_id = holder_id
         self._lease_s = lease_s
-        # For how long its former holder was seen not to beat; None where nobody watched its last beat.
+        # Observed silence of the former holder; None if no beat of it was observed.
         self.silence_s: float | None = None
 
     async def wait_and_take_over(self) -> int:
-        """Wait until nobody is active, and return the epoch that this process claimed then. The ledger may be away for
-        a while; its silence is nobody's."""
+        """Wait until no process is active, claim an epoch and return it. The ledger may be unreachable for a while; its
+        silence does not count as the holder's."""
         seen: LeaseState | None = None
         silent_looks, saw_beat = 0, False
         while True:
@@ -72,8 +72,8 @@ class LedgerLease:
         on_lost: Callable[[], None],
         on_beat: Callable[[PentimentoError | None], None] = lambda error: None,
     ) -> None:
-        """Beat until somebody with a newer epoch than `epoch` says is active. Nothing is to be stopped
-        while the ledger is away: nobody can take over either. `on_beat` hears what came of each beat."""
+        """Beat until the ledger has a newer epoch than `epoch` returns, then call `on_lost`. While the ledger is
+        unreachable the process stays active: no other can take over. `on_beat` receives the result of each beat."""
         while True:
             beaten = epoch()
             try:

@@ -1,4 +1,4 @@
-"""Plans as a service receives them: each newer one is handed on; without a controller the last one stays in force."""
+"""Receive plans for a service: pass each newer one on; without a controller the last one stays in force."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ _RETRIES = Backoff(first_s=0.1, max_s=2.0)
 
 
 class PlanStore(Protocol):
-    """The part of a ledger that keeps the newest plan. Futures fail with PentimentoErrors."""
+    """Describe the part of a ledger that stores the newest plan. Futures fail with PentimentoErrors."""
 
     def load_plan(self) -> "Future[bytes | None]":
-        """Return the saved plan, None where there is none."""
+        """Return the saved plan, None without one."""
         ...
 
     def save_plan(self, plan: bytes) -> "Future[None]":
-        """Save the plan in place of the last one."""
+        """Replace the saved plan."""
         ...
 
 
 class PlanFollower:
-    """Receives plans on one event loop; `plan` is the newest. `controller` is None without one. A `store` keeps each
+    """Receive plans on one event loop; `plan` is the newest. `controller` is None without one. A `store` keeps each
     plan for the next start of the process. A plan with an epoch that no controller can have is ignored: no later plan
     would be newer."""
 
@@ -53,15 +53,15 @@ class PlanFollower:
         self.plan: Plan | None = None
 
     async def load(self) -> Plan | None:
-        """Load and return the plan that was saved last; None without one that can be read and believed."""
+        """Load and return the plan that was saved last; None without a readable and believable one."""
         if self._store is not None:
             saved = await asyncio.wrap_future(self._store.load_plan())
             self.plan = believable_plan(saved, self._clock.wall())
         return self.plan
 
     async def run(self, on_plan: Callable[[Plan], None]) -> None:
-        """Hand every newer plan to `on_plan` until cancelled. A plan for which it raises SettingsError
-        is requested again: a channel to a new process may lack a token or a certificate for now."""
+        """Pass every newer plan to `on_plan` until cancelled. If it raises SettingsError, the plan is requested
+        again: a channel to a new process may lack a token or a certificate for now."""
         if self._controller is None:
             return
         delays_s = _RETRIES.delays_s()
@@ -78,9 +78,9 @@ class PlanFollower:
             await asyncio.sleep(next(delays_s))
 
     async def take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
-        """Hand the plan to `on_plan` and save it, unless it is unbelievable or not newer."""
+        """Pass the plan to `on_plan` and save it, unless it is unbelievable or not newer."""
         if self.plan is not None and plan.version <= self.plan.version:
-            return  # of a leader that was replaced
+            return  # from a replaced leader
         if not _is_believable(plan, self._clock.wall()):
             return
         before, self.plan = self.plan, plan
@@ -98,8 +98,8 @@ class PlanFollower:
 
 
 def believable_plan(saved: bytes | None, wall_s: float) -> Plan | None:
-    """Return the saved plan. None, and a line in the log, for one that cannot be read (it may be a newer version's) or
-    has an epoch that no controller can have; None where none was saved."""
+    """Return the saved plan; None without one. Log an error and return None for a plan that cannot be read (a newer
+    version may have written it) or has an epoch that no controller can have."""
     try:
         plan = from_bytes(saved, Plan, controller_pb.Plan) if saved else None
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""The life of a service's process."""
+"""Run a service's process from start to stop."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class ServiceProcess:
-    """A server and what it does besides answering. A service overrides `prepare`, `finish` and `close` as far as it has
-    anything to do there. `registration` is None without a controller."""
+    """Hold a server and its work besides calls. A service overrides `prepare`, `finish` and `close` where it needs
+    them. `registration` is None without a controller."""
 
     server: RpcServer
     registration: Registration | None = None
@@ -22,16 +22,16 @@ class ServiceProcess:
     _until_closed: "list[asyncio.Task[None]]" = field(default_factory=list, init=False, repr=False)
 
     async def prepare(self) -> None:
-        """Get ready to serve; calls are answered meanwhile, health says NOT_SERVING."""
+        """Get ready to serve; meanwhile calls are answered, and health reports NOT_SERVING."""
 
     async def finish(self) -> None:
-        """End the work that was taken, and take no more."""
+        """Finish accepted work, and accept no more."""
 
     async def close(self) -> None:
-        """Let go of what calls stand on, after the last of them was answered."""
+        """Release the resources of calls, after the last call was answered."""
 
     async def run(self) -> None:
-        """Live until SIGTERM or SIGINT, as `RpcServer.run_until_stopped` says."""
+        """Run until SIGTERM or SIGINT, like `RpcServer.run_until_stopped`."""
         try:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
@@ -46,7 +46,7 @@ class ServiceProcess:
             self.registration.start()
 
     async def drain(self) -> None:
-        """End what runs beside the calls, finish the calls' work while the fleet still hears of it, then leave."""
+        """End background work, finish the calls' work while the fleet still receives reports, then leave the fleet."""
         await self._end_background()
         await self.finish()
         if self.registration is not None:
@@ -58,7 +58,7 @@ class ServiceProcess:
         self._background.append(_begun(work, name))
 
     def run_until_closed(self, work: Coroutine[object, object, None], name: str) -> None:
-        """Run the work as a task of that name through the drain, too, until the last call was answered."""
+        """Run the work as a task of that name through the drain, until the last call was answered."""
         self._until_closed.append(_begun(work, name))
 
     async def _end_background(self) -> None:
@@ -75,7 +75,7 @@ def _begun(work: Coroutine[object, object, None], name: str) -> "asyncio.Task[No
 
 
 def _tell(task: "asyncio.Task[None]") -> None:
-    """Nobody waits for it before the process stops."""
+    """Log the failure of a task, since no code awaits it before the process stops."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("background work failed and has stopped", exc_info=error, extra={"task": task.get_name()})
 
