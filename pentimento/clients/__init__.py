@@ -1,1 +1,1 @@
-"""Typed clients of every service: domain values in and out, domain errors raised."""
+"""Call every service with domain values; answers are domain values, and failures raise domain errors."""

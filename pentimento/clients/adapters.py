@@ -1,4 +1,4 @@
-"""Client of the registry of LoRAs."""
+"""Call the registry of LoRAs."""
 
 from collections.abc import AsyncIterator, Iterable
 

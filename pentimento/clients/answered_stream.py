@@ -1,4 +1,4 @@
-"""A stream of requests and answers, with the kinds of the messages' `oneof`."""
+"""Exchange requests and answers on one stream, with the kinds of the messages' `oneof`."""
 
 import asyncio
 from typing import Generic, Literal, Protocol, TypeVar, cast

@@ -1,4 +1,4 @@
-"""Client of the controller."""
+"""Call the controller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Client of the ControlNet service."""
+"""Call the ControlNet service."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ SILENT_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class ResidualStreamRequest:
-    """The opening of a stream of residuals; `ResidualStream` binds its tensors.
+    """Describe the opening of a stream of residuals; `ResidualStream` binds its tensors.
 
     `states` has a row per guidance half in the latents; a single one is conditional unless `unconditional`.
     `latent_dims` are (channels, height, width); `encoded` is the conditioning image as latents, for families with

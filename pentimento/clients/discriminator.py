@@ -1,4 +1,4 @@
-"""Client of a discriminator."""
+"""Call a discriminator."""
 
 import math
 from collections.abc import Mapping, Sequence

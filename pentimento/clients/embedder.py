@@ -1,4 +1,4 @@
-"""Client of the embedder."""
+"""Call the embedder."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Client of several equal embedders."""
+"""Distribute calls over several equal embedders."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence

@@ -38,8 +38,8 @@ def judging_answers() -> Iterator[None]:
 
 
 class WrittenCall:
-    """A call with messages that the client writes one by one. If the other end rejects the call during a write,
-    `grpc.aio` raises INTERNAL a moment before or after the real status; this class raises the real one."""
+    """Raise the real status of a call with messages that the client writes one by one. If the other end
+    rejects the call during a write, `grpc.aio` raises INTERNAL a moment before or after the real status."""
 
     def __init__(self, call: "grpc.aio.Call") -> None:
         self._call = call

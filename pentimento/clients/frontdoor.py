@@ -1,4 +1,4 @@
-"""Client of the frontdoor's service for operators; `image` is the public API."""
+"""Call the frontdoor's service for operators; `image` is the public API."""
 
 import grpc.aio
 

@@ -1,4 +1,4 @@
-"""Client of the vectordb gateway."""
+"""Call the vectordb gateway."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Client of a peer worker that computes one half of the guidance."""
+"""Call a peer worker that computes one half of the guidance."""
 
 import asyncio
 import logging
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HalfControlNet:
-    """A resolved ControlNet of a half, with its address; `encoded` is its condition as a latent of one row, for
-    families with ControlNets on latents (SD3)."""
+    """Describe a resolved ControlNet of a half, with its addresses; `encoded` is its condition as a latent of one row,
+    for families with ControlNets on latents (SD3)."""
 
     selection: ControlNetSelection = field(repr=False)
     addresses: Sequence[str]
@@ -40,7 +40,8 @@ class HalfControlNet:
 
 @dataclass(frozen=True)
 class HalfStreamRequest:
-    """The opening of a stream of predictions for the unconditional half; `HalfStream` binds its tensors of one row."""
+    """Describe the opening of a stream of predictions for the unconditional half; `HalfStream` binds its tensors of one
+    row."""
 
     attempt: Attempt
     model_digest: str

@@ -1,4 +1,4 @@
-"""Client of the public API."""
+"""Call the public API."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Answers to steps that were sent by a line: the waiting callers, and the lifetime of answers."""
+"""Receive answers to steps that were sent by a line: wake the waiting callers, and limit the lifetime of answers."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Client of the model repository."""
+"""Call the model repository."""
 
 from collections.abc import Sequence
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class FleetRegistry(Protocol):
-    """The methods of `ControllerClient` that a replica calls. Every method raises `PentimentoError`s."""
+    """Describe the methods of `ControllerClient` that a replica calls. Every method raises `PentimentoError`s."""
 
     async def register(self, replica: Replica) -> ReplicaLease:
         """Register the replica and return its lease."""
@@ -44,7 +44,7 @@ class FleetRegistry(Protocol):
 
 @dataclass(frozen=True)
 class RegistrationTiming:
-    """Times of a registration, in seconds. The controller chooses the report interval, within the two limits here."""
+    """Hold the times of a registration, in seconds. The controller chooses the report interval, within these limits."""
 
     retries: Backoff = Backoff(first_s=0.1, max_s=2.0)
     call_timeout_s: float = 1.0
@@ -65,7 +65,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class RegistrationNews:
-    """Callbacks on the event loop: the controller registered the replica, or answered a report."""
+    """Hold the callbacks on the event loop: the controller registered the replica, or answered a report."""
 
     registered: Callable[[], None] = _nothing
     answered: Callable[[], None] = _nothing

@@ -59,7 +59,7 @@ class RetryPolicy:
 
 
 class CallersDeadline:
-    """A caller's deadline for a request and all its retries; None is no deadline."""
+    """Hold a caller's deadline for a request and all its retries; None is no deadline."""
 
     def __init__(self, deadline_ms: int | None) -> None:
         self._deadline_ms = deadline_ms

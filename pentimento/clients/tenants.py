@@ -1,4 +1,4 @@
-"""Client of the tenants' administration."""
+"""Call the tenants' administration."""
 
 import grpc.aio
 

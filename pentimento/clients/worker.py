@@ -1,4 +1,4 @@
-"""Client of the UNet worker."""
+"""Call the UNet worker."""
 
 from collections.abc import AsyncGenerator, Sequence
 
