@@ -1,1 +1,1 @@
-"""Pure decisions: a function of its context that returns a decision. No clock, no randomness, no input or output."""
+"""Decide by pure functions: a context in, a decision out. No clock, no randomness, no input or output."""

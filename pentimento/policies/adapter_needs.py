@@ -1,4 +1,4 @@
-"""Which workers can paint a request with its LoRAs and ControlNets, and on which of them it costs least."""
+"""Find the workers that can serve a request with its LoRAs and ControlNets, and count the LoRAs that they must load."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
 
-# What a worker must be able to do for requests with adapters.
+# Capabilities of a worker that requests with adapters need.
 ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.UPLOADED_LORA, Capability.CONTROLNET})
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:
-    """What a request asks of its worker: what it must be able to do, the digests of the LoRAs that it must have, and of
-    those that it would fetch. ControlNets are served elsewhere; a worker must only know how to use them."""
+    """Describe what a request needs of its worker: capabilities, digests of LoRAs that the worker must have (`loras`),
+    and of LoRAs that it would fetch (`uploaded`). ControlNets are served elsewhere; a worker must only know how to use
+    them."""
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
     uploaded: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        """Return whether anything is asked at all."""
+        """Return whether the request needs anything."""
         return bool(self.capabilities or self.loras)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterHoldings:
-    """What a worker can do, the digests of the LoRAs that it has, and those of them that need not be loaded first."""
+    """Describe a worker: capabilities, digests of the LoRAs that it has, and of the loaded LoRAs (`resident`)."""
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
     resident: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        """Return whether there is anything at all."""
+        """Return whether the worker has any capability or LoRA."""
         return bool(self.capabilities or self.loras or self.resident)
 
 
@@ -43,8 +44,8 @@ NO_HOLDINGS = AdapterHoldings()
 
 
 def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSelection]) -> AdapterNeeds:
-    """Return what a request with those selections, resolved, asks of its worker. A LoRA that lies in the object store
-    is there for every worker that fetches such."""
+    """Return what a request with these resolved selections needs of its worker. A LoRA in the object store is available
+    to every worker with UPLOADED_LORA."""
     selected = tuple(loras)
     asked = {
         Capability.LORA: any(lora.object is None for lora in selected),
@@ -59,19 +60,18 @@ def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSel
 
 
 def can_paint(needs: AdapterNeeds, holdings: AdapterHoldings) -> bool:
-    """Return whether the worker has all that the request asks of it."""
+    """Return whether the worker has everything that the request needs."""
     return needs.capabilities <= holdings.capabilities and needs.loras <= holdings.loras
 
 
 def load_count(needs: AdapterNeeds, holdings: AdapterHoldings) -> int:
-    """Return how many LoRAs the worker would have to load, or fetch, for the request."""
+    """Return the number of LoRAs that the worker would load or fetch for the request."""
     return len((needs.loras | needs.uploaded) - holdings.resident)
 
 
 def least_missed(holdings: Sequence[AdapterHoldings]) -> int:
-    """Return the place of the worker, of several that are as good as one another, that requests with LoRAs would miss
-    least: fewest LoRAs that it alone has, then fewest that it alone need not load first, then the first of them. At
-    least one is given."""
+    """Return the index of the worker that requests with LoRAs would miss least, among at least one equally good worker:
+    fewest LoRAs that only it has, then fewest that only it has loaded, then the first."""
     if len(set(holdings)) == 1:
         return 0
     having = Counter(digest for one in holdings for digest in one.loras)

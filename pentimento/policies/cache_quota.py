@@ -1,5 +1,5 @@
-"""Which tenant gives way in a cache that several share: max-min fairness over what is short (dominant shares, Ghodsi et
-al. 2011). Nobody loses an entry to another while it holds no more than that one; whoever is alone may have all."""
+"""Choose the tenant that loses an entry of a shared cache: max-min fairness over the scarce resource (dominant shares,
+Ghodsi et al. 2011). A tenant loses entries only to tenants that hold less; a single tenant may use the whole cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from pentimento.domain.cache import CacheHolding
 
 @dataclass(frozen=True)
 class CacheLimits:
-    """Bounds of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most, and
-    `tenant_bytes` what some tenants may, by name."""
+    """Bound the whole cache in entries and bytes. `tenant_share` (0..1]: the largest share of either that one tenant
+    may hold. `tenant_bytes`: byte limits of some tenants, by name."""
 
     max_entry_count: int
     max_size_bytes: int
@@ -18,18 +18,20 @@ class CacheLimits:
     tenant_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def shares(self, holding: CacheHolding) -> tuple[float, float]:
-        """Return which shares of the entries and of the bytes a holding takes; above 1 is over the limit."""
+        """Return the shares of the entries and of the bytes that a holding takes; above 1 is over the limit."""
         return holding.entry_count / self.max_entry_count, holding.size_bytes / self.max_size_bytes
 
 
 def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str | None:
-    """Return the tenant whose oldest entry goes next, or None when all is within limits. Whoever holds more than its
-    own bytes goes first; then it is the one that holds most of what is over its limit; where nothing is, one that holds
-    more than a tenant may."""
+    """Return the tenant that loses its oldest entry next; None if all is within limits.
+
+    A tenant over its own bytes comes first, then the largest holder of the resource that is over its limit. If none is,
+    a tenant over `tenant_share`.
+    """
     over = _over_own_bytes(holdings, limits.tenant_bytes)
     if over is not None:
         return over
-    # Asked for every entry that goes: where many tenants share a cache this is what an eviction takes longest for.
+    # Runs for every evicted entry: with many tenants it is the slowest part of an eviction.
     is_short_of_entries = sum([holding.entry_count for holding in holdings.values()]) > limits.max_entry_count
     is_short_of_bytes = sum([holding.size_bytes for holding in holdings.values()]) > limits.max_size_bytes
     some = [(tenant, holding) for tenant, holding in holdings.items() if holding.entry_count]
@@ -42,7 +44,7 @@ def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str 
 
 
 def _over_own_bytes(holdings: Mapping[str, CacheHolding], limits: Mapping[str, int]) -> str | None:
-    """The tenant that is over its own bytes by most."""
+    """Return the tenant that exceeds its own bytes by most; None if there is none."""
     excess = {
         tenant: holding.size_bytes - limits[tenant]
         for tenant, holding in holdings.items()
@@ -52,5 +54,5 @@ def _over_own_bytes(holdings: Mapping[str, CacheHolding], limits: Mapping[str, i
 
 
 def has_room(holding: CacheHolding, limits: CacheLimits) -> bool:
-    """Return whether a tenant may hold more, where nothing is evicted."""
+    """Return whether a tenant may hold more, if nothing is evicted."""
     return max(limits.shares(holding)) < limits.tenant_share

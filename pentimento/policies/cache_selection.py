@@ -1,12 +1,12 @@
-"""From the nearest cached entries to where denoising starts.
+"""Choose the start of denoising from the nearest cached entries.
 
-Latents (NIRVANA, 5.3.1): text-to-text similarity s gives K by a table of thresholds; of the latents that the entry
-still holds, the largest K' <= K serves ("holes"). Images (MoDM, 5.2): text-to-image similarity gives the step at which
-the re-noised picture starts. Of the nearest entries the one that saves most steps serves, of equals the nearest; both
-papers look at the nearest one alone, whose latents may have been evicted.
+Latents (NIRVANA, 5.3.1): text-to-text similarity s gives K by a table of thresholds; the largest stored K' <= K of the
+entry serves ("holes"). Images (MoDM, 5.2): text-to-image similarity gives the step at which the re-noised image starts.
+The entry that saves most steps serves, and the nearest of equals; both papers use only the nearest entry, and its
+latents may have been evicted.
 
-The numbers in both papers belong to their encoders and models. Thresholds must be profiled for the encoder and models
-that are served; the defaults here are NIRVANA's for latents, and none (no reuse) for images.
+The numbers in both papers hold for their encoders and models. Thresholds must be profiled for the served encoder and
+models; the defaults here are NIRVANA's for latents, and none (no reuse) for images.
 """
 
 import math
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Threshold:
-    """A row of a table of reuse: from `min_similarity` (cosine) on, `saved_share` (K / N, 0..1) of the denoising steps
-    may be skipped."""
+    """State a row of a reuse table: from `min_similarity` (cosine, -1..1) on, `saved_share` (K / N, 0..1) of the
+    denoising steps may be skipped. Raises ValueError for values outside."""
 
     min_similarity: float
     saved_share: float
@@ -41,27 +41,27 @@ NIRVANA_LATENT_THRESHOLDS: Thresholds = (
 )
 
 
-# So many of the nearest entries are compared; a search finds no more.
+# Nearest entries that a search returns and compares.
 NEAREST_COUNT = 4
-# Where none of those found may serve, those beyond them are looked for, up to so many in all.
+# Limit of a wider search, which runs if none of the nearest entries may serve.
 MOST_SEARCHED_COUNT = 64
 
 
-# The gateway's defaults. SelectionRules alone resumes entries as they are stored, as the papers do.
+# The gateway's defaults. SelectionRules by default resumes entries unchanged, as the papers do.
 RENOISED_SHARE = 1.0
 RETAKEN_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """The similarities from which on latents and images may be reused; an empty table switches that kind off.
+    """State the similarities at and above which latents and images may be reused; an empty table disables that kind.
 
     `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
-    `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
-    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). A start of another
-    seed's image is noised again by the request's seed, so that the images differ (NIRVANA, appendix C): by
-    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0007). `retrieves`: an
-    entry that is near enough is answered with its image, without a denoising step (K = N).
+    `keeps_latents_of_hits`: a run that started from the cache stores its later latents too (NIRVANA stores only those
+    of misses). `keeps_images_of_hits`: it stores its image (MoDM's cache-all). A start of another seed's image is
+    noised again by the request's seed, so that the images differ (NIRVANA, appendix C): by `renoised_share` (0..1) of
+    its K steps, while `retaken_share` (0..1) of K lead back (ADR 0007). `retrieves`: the request is answered with the
+    image of an entry that is near enough, without a denoising step (K = N).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
@@ -76,9 +76,9 @@ class SelectionRules:
 
 @dataclass(frozen=True)
 class NearestEntry:
-    """A match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents. `is_own`: it
-    is of the request's own prompt and seed. Its latents are resumed as they are, and its image is made again from
-    noise: both give the same image again."""
+    """Describe a match in one space. `latent_steps` are its stored K; an entry may hold an image without latents.
+    `is_own`: the entry has the request's own prompt and seed. Its latents are resumed unchanged, or its image is
+    generated again from noise: both reproduce the image."""
 
     similarity: float
     latent_steps: tuple[int, ...] = ()
@@ -88,10 +88,10 @@ class NearestEntry:
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """What a selection looks at: `by_text` are the nearest entries in text space, `by_image` in image space, the
-    nearest first. They are read one after the other, as far as a further one could save more.
+    """Hold the inputs of a selection: the nearest entries in text space (`by_text`) and image space (`by_image`),
+    nearest first. They are read one by one, while a further one could save more.
 
-    `quality` is the share of the from-scratch quality asked for, None for whatever the tables were profiled for.
+    `quality` is the requested share of the from-scratch quality; None for the share that the tables were profiled for.
     """
 
     step_count: int
@@ -102,8 +102,8 @@ class SelectionContext:
 
 @dataclass(frozen=True)
 class Renoising:
-    """How far a start is noised again by the request's seed, and how many steps lead back; none where it is used as it
-    is."""
+    """State by how many steps a start is noised again by the request's seed, and how many steps lead back; 0 for an
+    unchanged start."""
 
     renoised_steps: int = 0
     retaken_steps: int = 0
@@ -114,8 +114,8 @@ AS_STORED = Renoising()
 
 @dataclass(frozen=True)
 class UseLatent:
-    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`. `hole_steps`: the steps
-    up to the K that the similarity allows and the entry does not hold (NIRVANA, section 5.4)."""
+    """Start from the latents of `resume_step`. `entry` is the number of the entry in `by_text`. `hole_steps`: the steps
+    up to the K that the similarity allows but that is not stored (NIRVANA, section 5.4)."""
 
     resume_step: int
     reason: str
@@ -125,14 +125,14 @@ class UseLatent:
 
     @property
     def saved_steps(self) -> int:
-        """Return how many steps are left out."""
+        """Return the number of skipped steps."""
         return self.resume_step - self.renoising.retaken_steps
 
 
 @dataclass(frozen=True)
 class UseImage:
-    """A start from an image, re-noised to `start_step`; `entry` is the number of its entry in `by_image`, or in
-    `by_text` where it was found there."""
+    """Start from an image, re-noised to `start_step`. `entry` is the number of the entry in `by_text` if
+    `found_by_text`, else in `by_image`."""
 
     start_step: int
     reason: str
@@ -142,13 +142,13 @@ class UseImage:
 
     @property
     def saved_steps(self) -> int:
-        """Return how many steps are left out."""
+        """Return the number of skipped steps."""
         return self.start_step - self.renoising.retaken_steps
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A start from noise. `hole_steps`: the steps that the nearest entry would save, were its latents still there."""
+    """Start from noise. `hole_steps`: the steps that the nearest entry would save if its latents were still stored."""
 
     reason: str
     hole_steps: int = 0
@@ -158,7 +158,7 @@ Selection = UseLatent | UseImage | Miss
 
 
 def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
-    """Return the start that saves most steps within the thresholds; a latent wins a tie, being the requested model's
+    """Return the start that saves most steps within the thresholds. Latents win a tie: they are the requested model's
     own."""
     if context.quality is not None and context.quality > rules.quality:
         return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
@@ -170,39 +170,38 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
         return latent if latent.saved_steps >= image.saved_steps else image
     if isinstance(image, UseImage):
         return image
-    # Of two misses the one that a table could have changed is told.
+    # Report the image miss only if images are the only kind with a table.
     return latent if rules.latents or not rules.images else image
 
 
 def capture_steps(step_count: int, rules: SelectionRules) -> tuple[int, ...]:
-    """Return the K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a
-    threshold."""
+    """Return the K at which a model run of `step_count` steps should store latents, ascending: one per threshold."""
     return tuple(sorted({step for rule in rules.latents if (step := skipped_steps(rule, step_count)) > 0}))
 
 
 def kept_steps(step_count: int, start_step: int, rules: SelectionRules) -> tuple[int, ...]:
-    """Return the K at which a run that starts at `start_step`, 0 for from noise, leaves latents in the cache."""
+    """Return the K at which a run that starts at `start_step` (0: from noise) stores latents in the cache."""
     if start_step and not rules.keeps_latents_of_hits:
         return ()
     return tuple(step for step in capture_steps(step_count, rules) if step > start_step)
 
 
 def keeps_image(start_step: int, rules: SelectionRules) -> bool:
-    """Return whether a run that starts at `start_step`, 0 for from noise, leaves its image in the cache."""
+    """Return whether a run that starts at `start_step` (0: from noise) stores its image in the cache."""
     return bool(rules.images) and (not start_step or rules.keeps_images_of_hits)
 
 
 def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) -> int:
-    """Return the most steps that may be skipped at this similarity; 0 when none."""
+    """Return the most steps that may be skipped at this similarity; 0 for none."""
     allowed = (skipped_steps(rule, step_count) for rule in thresholds if similarity >= rule.min_similarity)
     return max(allowed, default=0)
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The entry that saves most of those that were read, by its number; `allowed` is what its similarity allows, and
-    `steps` what it saves, 0 where none saves any: then it is the nearest one. `most` is the largest `allowed` of all
-    that were read."""
+    """Describe the entry that saves most steps among those read, or the nearest one if none saves any. `number` is its
+    place, `allowed` the steps that its similarity allows, `steps` the steps that it saves, and `most` the largest
+    `allowed` among the entries read."""
 
     number: int
     entry: NearestEntry
@@ -212,7 +211,7 @@ class _Compared:
 
 
 def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images: bool) -> _Compared | None:
-    """Of the nearest entries the one that saves most steps; None where there is none."""
+    """Return the nearest entry that saves most steps; None without entries."""
     best: _Compared | None = None
     most = 0
     for number, entry in enumerate(context.by_image if from_images else context.by_text):
@@ -220,7 +219,7 @@ def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images:
             continue
         allowed = allowed_steps(entry.similarity, context.step_count, thresholds)
         most = max(most, allowed)
-        # The farther ones are allowed no more than this one.
+        # Farther entries are allowed no more than this one.
         if best is not None and allowed <= best.steps:
             break
         steps = allowed if from_images else max((step for step in entry.latent_steps if step <= allowed), default=0)
@@ -232,8 +231,8 @@ def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images:
 
 
 def renoising_of(step: int, rules: SelectionRules) -> Renoising:
-    """Return how a start at `step` of another seed's image is noised again: at least one step stays saved, and at least
-    one leads back. A start at step 1 has none to spare."""
+    """Return how a start at `step` of another seed's image is noised again: at least one step stays saved and at least
+    one leads back. A start at step 1 stays unchanged."""
     again = min(int(rules.renoised_share * step + 1e-9), step - 1)
     if not again:
         return AS_STORED
@@ -278,7 +277,7 @@ def _select_image(context: SelectionContext, rules: SelectionRules) -> UseImage 
 
 
 def _select_stored(context: SelectionContext, rules: SelectionRules) -> UseImage | Miss:
-    """Return the nearest stored image, the one found by its prompt first."""
+    """Return the nearest stored image, preferring one found by its prompt."""
     miss = Miss("miss: no stored image")
     for by_text, entries, table in ((True, context.by_text, rules.latents), (False, context.by_image, rules.images)):
         nearest = next(((number, one) for number, one in enumerate(entries) if one.has_image), None)
@@ -305,5 +304,5 @@ def _too_far(what: str, similarity: float, thresholds: Thresholds) -> str:
 
 def skipped_steps(rule: Threshold, step_count: int) -> int:
     """Return K: the steps of `step_count` that a row of a table allows to be skipped."""
-    # Rounded down, so that no more is skipped than the profile allows; the margin forgives 0.1 * 50 = 4.999….
+    # Round down, so that no more is skipped than the profile allows; the margin forgives 0.1 * 50 = 4.999….
     return int(rule.saved_share * step_count + 1e-9)

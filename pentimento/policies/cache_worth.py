@@ -1,9 +1,9 @@
 """Decide whether a request uses the cache if the cache takes processor time from the workers.
 
-Where services and workers share processors, as on a laptop, a lookup and an insertion take time in which no image is
-denoised. A tenant's lookups save a share of the image from noise, in the mean. While that share of the next image's
-seconds is less than the cache takes, one request in 16 uses the cache: this measures when it saves more again. Thinned
-images take fewer seconds, so the same share of them may no longer pay.
+Where services and workers share processors, as on a laptop, lookups and insertions delay denoising. A tenant's lookups
+save a mean share of an image's seconds from noise. While that share of the next image's seconds is less than the cache
+takes, one request in 16 uses the cache: this measures when it saves more again. Thinned images take fewer seconds, so
+the same share may no longer pay.
 """
 
 from collections import OrderedDict
@@ -57,7 +57,7 @@ class CacheWorth:
             self._account(tenant).note(share)
 
     def why_left_out(self, tenant: str, noise_s: float | None) -> str:
-        """Say why most such requests of the tenant do not use the cache; empty if all do."""
+        """Return why most such requests of the tenant do not use the cache; empty if all do."""
         why = self._why(tenant, noise_s)
         return f"one request in {_ASKS_ONE_IN} asks the cache: {why}" if why else ""
 

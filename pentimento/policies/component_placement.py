@@ -1,9 +1,9 @@
-"""Which replicas are to have which ControlNets and LoRAs on their devices before anybody asks there.
+"""Place popular ControlNets and LoRAs on replicas before requests need them.
 
 A few ControlNets serve almost all calls (Katz, section 5), so the popular ones are placed on replicas in proportion to
-their share of the calls. LoRAs have a long tail: only those that are asked for again and again are worth a load ahead
-of need. What was placed stays until it is clearly less asked for, so that a plan does not change with every draw of the
-demand. Pure; what it remembers is in the `AskedShares` that it returns.
+their share of the calls. LoRAs have a long tail: only LoRAs in steady demand are worth a load ahead of need. A placed
+component stays until its demand clearly falls, so that a plan does not change with every sample of the demand. Pure:
+its memory is the returned `AskedShares`.
 """
 
 import math
@@ -15,13 +15,13 @@ from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
 from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
 
-# Weight of the newest look in what is remembered of calls.
+# Weight of the newest sample in the average of calls.
 NEWEST_WEIGHT = 0.3
-# Calls below which, in memory, nothing can be said of what is popular.
+# Fewest calls that show popularity.
 LEAST_CALLS = 3.0
 # A component is placed from this share of its kind's calls on, and stays down to half of it.
 PLACED_SHARE = 0.05
-# LoRAs that a worker loads ahead of need at most.
+# Most LoRAs that a worker loads ahead of need.
 MOST_LORAS = 8
 
 Asked = tuple[AdapterKind, str]
@@ -29,13 +29,13 @@ Asked = tuple[AdapterKind, str]
 
 @dataclass(frozen=True)
 class AskedShares:
-    """Calls by adapter, averaged over the looks, and what was placed by them: how many replicas each has."""
+    """Hold the calls by adapter, averaged over samples of the demand, and the number of replicas that each has."""
 
     calls: Mapping[Asked, float] = field(default_factory=dict)
     placed: Mapping[Asked, int] = field(default_factory=dict)
 
     def seen(self, demand: Sequence[ModelDemand]) -> "AskedShares":
-        """Return it with one look more. A look in which nobody asked for any adapter says nothing of their shares."""
+        """Return the average with one more sample; unchanged if the sample has no adapter."""
         now = Counter[Asked]()
         for model in demand:
             for one in model.adapters:
@@ -49,17 +49,17 @@ class AskedShares:
         return replace(self, calls={asked: calls for asked, calls in average.items() if calls >= 1e-3})
 
     def share(self, asked: Asked) -> float:
-        """Return the share (0..1) of its kind's calls that an adapter has; 0 where too few were made."""
+        """Return an adapter's share (0..1) of its kind's calls; 0 if there were too few."""
         total = sum(calls for (kind, _), calls in self.calls.items() if kind is asked[0])
         return self.calls.get(asked, 0.0) / total if total >= NEWEST_WEIGHT * LEAST_CALLS else 0.0
 
     def wanted(self, asked: Asked, replica_count: int) -> int:
-        """Return on how many of `replica_count` replicas the adapter is to be."""
+        """Return the number of replicas, of `replica_count`, that should hold the adapter."""
         before, share = self.placed.get(asked, 0), self.share(asked)
         if share < (PLACED_SHARE / 2 if before else PLACED_SHARE):
             return 0
         exact = share * replica_count
-        # A count that is still within one of what would be exact stays.
+        # Keep a count that is still within about one of the exact one.
         if before and before <= replica_count and before - 1.25 < exact < before + 0.25:
             return before
         return min(max(math.ceil(exact), 1), replica_count)
@@ -67,7 +67,7 @@ class AskedShares:
 
 @dataclass(frozen=True)
 class PlacedComponents:
-    """What plans say of it: ControlNets by replica, and what each worker's assignment has it load ahead of need."""
+    """Hold a plan's placements: ControlNets by replica, and assignments with the LoRAs to load ahead of need."""
 
     components: tuple[ComponentPlacement, ...]
     assignments: tuple[WorkerAssignment, ...]
@@ -80,9 +80,8 @@ def place_components(
     assignments: Sequence[WorkerAssignment],
     uploaded: Collection[str] = (),
 ) -> PlacedComponents:
-    """Return the placements by what was asked for so far. Replicas that hold a component already come first, then those
-    with the fewest placed ones, so that nothing is loaded twice for nothing. `uploaded` names the LoRAs that workers
-    can fetch."""
+    """Return the placements for the demand so far. Replicas that already hold a component come first, then replicas
+    with the fewest placed ones, to avoid needless loads. `uploaded` names the LoRAs that workers can fetch."""
     placed, counts = _controlnets(shares, replicas)
     loras = _loras(shares)
     there = {view.replica.instance_id: view.replica for view in replicas}
@@ -118,7 +117,7 @@ def _controlnets(
 
 
 def _loras(shares: AskedShares) -> tuple[str, ...]:
-    """By name: an order by popularity would be another plan whenever two of them change places."""
+    """Return the LoRAs to load, by name: an order by popularity would change the plan whenever two swap places."""
     wanted = [asked[1] for asked in _popular(shares, AdapterKind.LORA) if shares.wanted(asked, 1)]
     return tuple(sorted(wanted[:MOST_LORAS]))
 
@@ -128,5 +127,5 @@ def _popular(shares: AskedShares, kind: AdapterKind) -> list[Asked]:
 
 
 def placed_on(components: Sequence[ComponentPlacement], kind: ReplicaKind, instance_id: str) -> tuple[str, ...]:
-    """Return what a replica is to hold, in the plan's order."""
+    """Return the components that a replica should hold, in the plan's order."""
     return tuple(one.component for one in components if one.kind is kind and instance_id in one.instance_ids)

@@ -1,12 +1,12 @@
-"""Which item of a full cache goes first: pure rules over access records (`domain.access`).
+"""Rank the items of a full cache for eviction: pure rules over access records (`domain.access`).
 
-FIFO is MoDM's sliding window (5.4). LCBFU is NIRVANA's (5.4): f * K, f the number of uses and K the steps that one
-saves. The paper leaves open the first f, ties and whose f rises when a hole lets another K serve. Here f starts at
-`first_frequency` (1), the older of equals goes, and the item that served is the one used. LRU and LFU are the paper's
-comparators (7.4); of items used equally often LFU lets go of the one that was used least recently.
+FIFO is MoDM's sliding window (5.4). LCBFU is NIRVANA's (5.4): f * K, with f uses that save K steps each. The paper does
+not define the first f, ties, or which item's f rises when a hole lets another K serve. Here f starts at
+`first_frequency` (1), the older of equals is evicted, and the item that served counts the use. LRU and LFU are the
+paper's comparators (7.4); LFU breaks ties by the least recent use.
 
-`AgedBenefit` is ours. LCBFU never forgets a use, so new items go before old ones that nobody asks for any more; most
-reuse is of what is new. Here uses fade, at a rate that follows the size of the cache.
+`AgedBenefit` is ours. LCBFU never forgets a use, so it evicts new items before old ones without demand, although most
+reuse is of new items. Here uses fade, at a rate that follows the size of the cache.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pentimento.domain.access import AccessRecord, CountingRule, EvictionRule, F
 
 @dataclass(frozen=True)
 class LruRule(CountingRule):
-    """The least recently used goes first; an addition counts as a use."""
+    """Evict the least recently used item first; an addition counts as a use."""
 
     def rank(self, record: AccessRecord) -> Rank:
         """Return the place in the order of last uses."""
@@ -28,7 +28,7 @@ class LruRule(CountingRule):
 
 @dataclass(frozen=True)
 class LfuRule(CountingRule):
-    """The least frequently used goes first, of equals the least recently used."""
+    """Evict the least frequently used item first, of equals the least recently used."""
 
     def rank(self, record: AccessRecord) -> Rank:
         """Return the number of uses, then the last one."""
@@ -37,8 +37,8 @@ class LfuRule(CountingRule):
 
 @dataclass(frozen=True)
 class LcbfuRule(CountingRule):
-    """Least computationally beneficial and frequently used (NIRVANA, section 5.4): the lowest f * K goes first, the
-    older of equals. `first_frequency` is f before the first use."""
+    """Evict the least computationally beneficial and frequently used item first (NIRVANA, section 5.4): the lowest
+    f * K, the older of equals. `first_frequency` is f before the first use."""
 
     first_frequency: float = 1.0
 
@@ -49,12 +49,12 @@ class LcbfuRule(CountingRule):
 
 @dataclass(frozen=True)
 class AgedBenefit:
-    """The lowest expected benefit goes first: steps saved a byte, times uses that fade.
+    """Evict the item with the lowest expected benefit first: steps saved per byte, times uses that fade.
 
     The score is the logarithm of (K / bytes)^`density_weight` * F^`use_weight` * exp(t / tau), where t is the tick of
-    the last use and F the sum over the addition and the uses, each of them exp(-(t - its tick) / tau). tau is
-    `memory_share` times `capacity_count`: what is not used fades by a factor e while so many ticks pass. A use counts
-    `beside_share` for the other items of the entry, since the next request of that kind may need another K.
+    the last use and F the sum of exp(-(t - tick) / tau) over the addition and all uses. tau is `memory_share` times
+    `capacity_count`: an unused item fades by a factor e in tau ticks. A use counts `beside_share` for the other items
+    of the entry, since the next such request may need another K. Raises ValueError for a wrong capacity or share.
     """
 
     capacity_count: int
@@ -69,7 +69,7 @@ class AgedBenefit:
 
     @property
     def memory_ticks(self) -> float:
-        """tau, in ticks."""
+        """Return tau, in ticks."""
         return self.memory_share * self.capacity_count
 
     def rank(self, record: AccessRecord) -> Rank:
@@ -79,11 +79,11 @@ class AgedBenefit:
         return recent + self.density_weight * density + self.use_weight * log(record.faded_uses), record.added_tick
 
     def used(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record with one use more, the earlier ones faded up to `tick`."""
+        """Return the record with one more use, the earlier ones faded up to `tick`."""
         return replace(self._faded(record, tick, 1.0), use_count=record.use_count + 1)
 
     def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record with `beside_share` of a use more."""
+        """Return the record with `beside_share` more of a use."""
         return self._faded(record, tick, self.beside_share) if self.beside_share else record
 
     def _faded(self, record: AccessRecord, tick: int, share: float) -> AccessRecord:
@@ -91,19 +91,19 @@ class AgedBenefit:
         return replace(record, used_tick=tick, faded_uses=record.faded_uses * kept + share)
 
 
-# Tuned on the first half of a log of prompts (benchmarks/eviction.py): misses alone add latents, as in the paper.
+# Tuned on the first half of a log of prompts (benchmarks/eviction.py): only misses add latents, as in the paper.
 AGED_WHERE_MISSES_ADD: Mapping[str, float] = MappingProxyType(
     {"memory_share": 3.0, "density_weight": 1.5, "use_weight": 0.5, "beside_share": 0.0}
 )
-# The same, where refined hits add the latents after their start too. The newest of many alike is the best donor then.
+# The same, if refined hits also add the latents after their start: then the newest of many similar items serves best.
 AGED_WHERE_ALL_ADD: Mapping[str, float] = MappingProxyType(
     {"memory_share": 5.0, "density_weight": 0.0, "use_weight": 0.25, "beside_share": 0.3}
 )
 
 
 def eviction_rule(name: str, capacity_count: int, *, hits_add: bool = False) -> EvictionRule:
-    """Return the rule of that name, for a cache of about `capacity_count` items; `hits_add` says whether refined hits
-    add items as well as misses. Raises ValueError for an unknown name."""
+    """Return the rule of that name for a cache of about `capacity_count` items. `hits_add`: refined hits add items,
+    not only misses. Raises ValueError for an unknown name."""
     if name == "aged":
         return AgedBenefit(capacity_count, **(AGED_WHERE_ALL_ADD if hits_add else AGED_WHERE_MISSES_ADD))
     if name not in _SIMPLE_RULES:

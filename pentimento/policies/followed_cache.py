@@ -1,6 +1,6 @@
-"""What of a plan a cache follows: how its hits are chosen, what may enter it, and who leaves first.
+"""Combine a plan's cache settings with the operator's: the choice of hits, admission, and eviction.
 
-The operator's own choice stands over the plan's. What may enter is only ever less than the cache's own rules keep.
+The operator's choice overrides the plan's. A plan can only narrow what the cache's own rules admit.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,9 @@ _FIRST_IN_FIRST_OUT = "fifo"
 
 @dataclass(frozen=True)
 class CacheChoice:
-    """What the operator chose; None where nothing was said. `alpha`: the share of the from-scratch quality (0..1) that
-    hits keep where a request does not say; `bias`: tenths of the steps that every K of the selector is moved by;
-    `eviction`: the name of a rule. `keeps_light`: whether anything of a cascade's earlier stages may enter, as far as a
-    plan admits it."""
+    """Hold the operator's choices; None for no choice. `alpha`: the share of the from-scratch quality (0..1) that hits
+    keep by default; `bias`: tenths of the steps added to every K of the selector; `eviction`: the name of a rule.
+    `keeps_light`: whether entries of a cascade's earlier stages may enter, if the plan admits them too."""
 
     alpha: float | None = None
     bias: int | None = None
@@ -28,10 +27,10 @@ class CacheChoice:
 
 @dataclass(frozen=True)
 class CacheInForce:
-    """What a cache goes by now. `alpha` None: whatever the selector's tables promise. `admits`: kinds of start whose
-    pictures and latents may enter by the plan, those of a cascade's earlier stages where `admits_light`, and
-    `keeps_light` by the operator. `told`: what a plan has to do with it, a sentence for provenance; empty for nothing.
-    `plan`: the plan that is followed; None for none."""
+    """Hold the settings that a cache uses now. `alpha` None: the promise of the selector's tables. `admits`: kinds of
+    start that the plan admits, with images and latents; entries of a cascade's earlier stages also need `admits_light`
+    (the plan's) and `keeps_light` (the operator's). `told`: the plan's part in the choice of hits, for provenance;
+    empty for none. `plan`: the followed plan; None for none."""
 
     alpha: float | None = None
     bias: int = 0
@@ -43,7 +42,7 @@ class CacheInForce:
     keeps_light: bool = True
 
     def refusal(self, start_kind: str, *, light: bool) -> str:
-        """Return why nothing of such an attempt enters the cache; empty where it may."""
+        """Return why such an attempt stores nothing in the cache; empty if it may."""
         if light and not self.keeps_light:
             return "this cache keeps nothing of a cascade's earlier stages"
         if self.plan is None:
@@ -55,7 +54,7 @@ class CacheInForce:
 
 
 def cache_in_force(own: CacheChoice, plan: Plan | None) -> CacheInForce:
-    """Return what a cache goes by that follows `plan`; None for a cache that follows none, or has heard of none yet."""
+    """Return the settings of a cache that follows `plan`; None if it follows no plan or has not received one yet."""
     if plan is None:
         return CacheInForce(own.alpha, own.bias or 0, own.eviction or _FIRST_IN_FIRST_OUT, keeps_light=own.keeps_light)
     cache = plan.cache
@@ -72,7 +71,7 @@ def cache_in_force(own: CacheChoice, plan: Plan | None) -> CacheInForce:
 
 
 def kind_of_run(start_kind: str, start_step: int) -> str:
-    """Return the kind of start of an attempt; by its first step where a caller of before does not say."""
+    """Return the kind of start of an attempt; derived from its first step if an older caller does not state it."""
     return start_kind or (LATENT if start_step else NOISE)
 
 
@@ -82,7 +81,7 @@ def _told(own: CacheChoice, version: PlanVersion, cache: CachePlan) -> str:
 
 
 def _said(own: CacheChoice, cache: CachePlan) -> Iterator[str]:
-    """What the plan says of how hits are chosen, and where the operator's own word stands instead."""
+    """Yield the plan's settings for the choice of hits, and the operator's choices that override them."""
     if cache.alpha is not None:
         yield f"alpha {cache.alpha:g}" if own.alpha is None else f"alpha {own.alpha:g} is the operator's"
     if cache.bias:

@@ -1,4 +1,4 @@
-"""Tables of reuse as they are in force: a profile's own, raised where hits were seen to break its promise."""
+"""Compute the reuse tables in force: a profile's own rows, raised if their hits broke its promise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Positions = Mapping[WatchedThreshold, ThresholdPosition]
 
 @dataclass(frozen=True)
 class FollowedRow:
-    """A row of a table, and what it is watched as."""
+    """Pair a row of a table with the identity under which its hits are watched."""
 
     watched: WatchedThreshold
     threshold: Threshold
@@ -33,7 +33,7 @@ def followed_rows(reuse: ModelReuse, model_digest: str, encoder_digest: str) -> 
 
 
 def row_of(rows: tuple[FollowedRow, ...], seen: ComparedHit) -> FollowedRow | None:
-    """Return the row by which a hit was allowed to skip its steps; None where no table has it any more."""
+    """Return the row that allowed a hit to skip its steps; None if no table has it any longer."""
     fitting = (
         row
         for row in rows
@@ -45,12 +45,12 @@ def row_of(rows: tuple[FollowedRow, ...], seen: ComparedHit) -> FollowedRow | No
 
 
 def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, positions: Positions) -> ModelReuse:
-    """Return the tables with every threshold where its hits put it, never below its own.
+    """Return the tables with every threshold moved to where its hits put it, never below its own.
 
-    What skips fewer steps asks for no more than what skips more, once hits of the latter were painted again: it would
-    serve nothing any more, so no hit could ever say that things are better, while the row that skips more is the
-    stricter test of the same similarities and moves by its own hits. A row without any asks for no less than what skips
-    fewer: where those steps are too many, more of them are.
+    A row requires no more similarity than a row that skips more steps and has compared hits. Otherwise no hit would use
+    it, so none could show an improvement, while the other row is the stricter test of the same similarities and moves
+    by its own hits. A row without compared hits requires no less than rows that skip fewer steps: if they skip too
+    many, so does it.
     """
 
     def followed(table: ReuseTable, from_image: bool) -> ReuseTable:
@@ -62,7 +62,7 @@ def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, position
 
 
 def _in_order(rows: Sequence[Threshold], seen: Sequence[ThresholdPosition | None]) -> Thresholds:
-    """Return the rows, which skip more and more steps, where they are in force; `seen` None: no hit said anything."""
+    """Return the rows in force. `rows` ascend by skipped steps; `seen` None: the row has no compared hits."""
     highest, allowed = 1.0, list[float]()
     for row, position in zip(reversed(rows), reversed(seen), strict=True):
         if position is None:

@@ -14,14 +14,14 @@ from pentimento.domain.foresight import PromptForesight, Verdict
 
 
 def skip_bound(own: float | None, planned: float) -> float | None:
-    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's, else the plan's.
+    """Return the probability below which a prompt is sure to be hard (0: never): the operator's, else the plan's.
     None: the discriminator's verdict decides."""
     return (planned or None) if own is None else own
 
 
 def verdict_at(foresight: PromptForesight | None, threshold: float) -> Verdict:
-    """Return what the prompt tells surely at the threshold in force: a hard prompt stays hard at a higher one than the
-    verdict's, an easy one stays easy at a lower one."""
+    """Return the sure verdict on the prompt at the threshold in force: a hard prompt stays hard at a threshold above
+    the verdict's, an easy one stays easy below it."""
     if foresight is None or not 0.0 <= foresight.probability <= 1.0:
         return Verdict.UNSURE
     holds = {Verdict.HARD: threshold >= foresight.threshold, Verdict.EASY: threshold <= foresight.threshold}
@@ -44,8 +44,8 @@ def leaves_out_light(
 ) -> bool:
     """Return whether the light stage is skipped.
 
-    `foreseen`: what the prompt only tells; None if it was not predicted: then only a stage that could not pay for any
-    prompt is skipped. `bound`: below this probability a prompt is sure to be hard; 0 for never, None for the verdict.
+    `foreseen`: the prediction from the prompt; None without one: then only a stage that could not pay for any prompt is
+    skipped. `bound`: below this probability a prompt is sure to be hard; 0 for never, None for the verdict.
     `threshold`: the confidence that a light image must exceed now; None if it is not scored.
     `price`: seconds of the light stage ÷ those of the next; 0 if unknown. A probability outside 0..1 counts as None.
     """
@@ -62,5 +62,5 @@ def leaves_out_light(
 
 
 def needs_no_score(foreseen: PromptForesight | None, threshold: float) -> bool:
-    """Return whether the light image is surely accepted, by the prompt only."""
+    """Return whether the prompt shows that the light image will surely be accepted."""
     return verdict_at(foreseen, threshold) is Verdict.EASY

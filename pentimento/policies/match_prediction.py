@@ -1,10 +1,10 @@
-"""Is a search of the cache worth its time? Pure decision and accounts of the match predictor (NIRVANA, section 5.2).
+"""Decide whether a search of the cache is worth its time: pure part of the match predictor (NIRVANA, section 5.2).
 
-A scorer says how likely a near enough entry is; higher is likelier. What a score means is learnt from lookups that were
-searched: `calibrate` chooses the score below which searches are skipped, so that the expected net latency is best:
-searches saved * l_s - forgone K/N * C - the predictor's own time. NIRVANA's account leaves the forgone part out.
+A scorer estimates how likely a near enough entry is; higher is likelier. Searched lookups calibrate the scores:
+`calibrate` chooses the score below which searches are skipped, for the best expected net latency:
+searches saved * l_s - forgone K/N * C - the predictor's own time. NIRVANA's account omits the forgone part.
 
-A share of the lookups that would be skipped is searched anyway (*audited*), which is how forgone hits are known.
+A share of the lookups that would be skipped is searched anyway (*audited*), to estimate forgone hits.
 """
 
 import itertools
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-# A bound holds with nine chances in ten: the account catches the tenth.
+# A bound holds with probability 0.9; the account of net latency catches the other cases.
 _DOUBT = math.log(1 / 0.1)
 
 
 class Ruling(Enum):
-    """What becomes of one lookup. `AUDIT` is searched although a match is unlikely, to learn what skips forgo."""
+    """Decide one lookup. `AUDIT` is searched although a match is unlikely, to measure what skips forgo."""
 
     SEARCH = "search"
     SKIP = "skip"
@@ -28,8 +28,8 @@ class Ruling(Enum):
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search gave: the score before it, and K/N that its start saves (0 for a miss). `weight` is the number of
-    lookups that it stands for."""
+    """Hold the result of a search: its score, and the K/N that its start saves (0 for a miss). `weight` is the number
+    of lookups that it represents."""
 
     score: float
     saved_share: float
@@ -38,7 +38,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True)
 class LookupPrices:
-    """Seconds: of a search (l_s), of an image from noise (C), of one prediction."""
+    """Hold the seconds of a search (l_s), of an image from noise (C), and of one prediction."""
 
     search_s: float
     generation_s: float
@@ -47,7 +47,7 @@ class LookupPrices:
 
 @dataclass(frozen=True)
 class SkipThreshold:
-    """Scores below `threshold` are skipped. Seconds a lookup gained by it: expected, and at least (nine in ten)."""
+    """Skip scores below `threshold`. Seconds gained per lookup: expected, and at least (with probability 0.9)."""
 
     threshold: float
     expected_s: float
@@ -56,9 +56,10 @@ class SkipThreshold:
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Share of unlikely lookups that are audited; outcomes remembered, needed at first, and needed after switching off;
-    lookups that the account looks back on. With a `recall` the gate keeps that share of the hits and stays on, whatever
-    it gains."""
+    """Configure a gate. `audit_share` (0..1) of the unlikely lookups is audited. The gate stores the newest
+    `remembered_count` outcomes; it switches on after `needed_count` new ones, at first and after switching off.
+    `account_count` lookups fill the recent account. With a `recall` the gate keeps that share of the hits and stays on,
+    regardless of the gain."""
 
     audit_share: float = 0.1
     remembered_count: int = 2048
@@ -69,7 +70,7 @@ class GateSettings:
 
 @dataclass(frozen=True)
 class NetLatency:
-    """Account of what skipping gained, in lookups and seconds. Forgone seconds are estimated from the audits."""
+    """Account for the gains of skipping, in lookups and seconds. Forgone seconds are estimated from the audits."""
 
     lookup_count: float = 0.0
     skipped_count: float = 0.0
@@ -83,7 +84,7 @@ class NetLatency:
         return self.saved_s - self.forgone_s - self.prediction_s
 
     def plus(self, other: "NetLatency") -> "NetLatency":
-        """Return both accounts together."""
+        """Return the sum of both accounts."""
         return NetLatency(
             self.lookup_count + other.lookup_count,
             self.skipped_count + other.skipped_count,
@@ -104,10 +105,10 @@ class NetLatency:
 
 
 class MatchGate:
-    """Rules on lookups by their score; on only while that surely gains, off by itself when it gains nothing.
+    """Rule on lookups by their score, only while that gains time.
 
-    It goes on when the calibration's lower bound is above zero, and off when its expected value or the account is not:
-    between the two it stays as it is. All methods but `rule` change state. Not thread-safe.
+    The gate switches on if the calibration's lower bound is above zero, and off if its expected value or the account is
+    not; in between it stays unchanged. All methods but `rule` change state. Not thread-safe.
     """
 
     def __init__(self, settings: GateSettings | None = None) -> None:
@@ -121,52 +122,52 @@ class MatchGate:
 
     @property
     def why(self) -> str:
-        """Why it is on or off, by the last review."""
+        """Return why the gate is on or off, by the last review."""
         return self._why
 
     @property
     def calibration(self) -> SkipThreshold | None:
-        """The calibration in force, None while it is off."""
+        """Return the calibration in force; None while the gate is off."""
         return self._calibration
 
     @property
     def on(self) -> bool:
-        """Whether lookups are skipped."""
+        """Return whether lookups are skipped."""
         return self._calibration is not None
 
     @property
     def outcomes(self) -> tuple[SearchOutcome, ...]:
-        """What is remembered, oldest first."""
+        """Return the remembered outcomes, oldest first."""
         return tuple(self._outcomes)
 
     def rule(self, score: float, draw: float) -> Ruling:
-        """Return what to do with a lookup; `draw` is uniform in 0..1 and says whether an unlikely one is audited."""
+        """Return the ruling on a lookup; `draw` (uniform in 0..1) decides whether an unlikely one is audited."""
         if self._calibration is None or score >= self._calibration.threshold:
             return Ruling.SEARCH
         return Ruling.AUDIT if draw < self._settings.audit_share else Ruling.SKIP
 
     def note_skipped(self, prices: LookupPrices) -> None:
-        """Book a lookup that was skipped."""
+        """Account for a skipped lookup."""
         self._book(NetLatency(1, 1, prices.search_s, 0.0, prices.prediction_s))
 
     def note_searched(self, ruling: Ruling, score: float, saved_share: float, prices: LookupPrices) -> None:
-        """Book and learn from a lookup that was searched; `saved_share` is K/N of the start it gave, 0 for a miss."""
+        """Account for a searched lookup and learn from it; `saved_share` is K/N of its start, 0 for a miss."""
         audits = 1 / self._settings.audit_share
         weight = audits if ruling is Ruling.AUDIT else 1.0
         self.remember([SearchOutcome(score, saved_share, weight)])
         if self.on:
-            # An audit stands for the skipped lookups around it, and loses nothing itself.
+            # An audit represents the skipped lookups around it, and loses nothing itself.
             forgone_s = (weight - 1) * saved_share * prices.generation_s
             self._book(NetLatency(1, 0, 0.0, forgone_s, prices.prediction_s))
 
     def remember(self, outcomes: Iterable[SearchOutcome]) -> None:
-        """Learn from outcomes without booking them: those of a scorer that is off, or of an earlier process."""
+        """Learn from outcomes without accounting for them: outcomes of a disabled scorer or an earlier process."""
         for outcome in outcomes:
             self._outcomes.append(outcome)
             self._fresh_count += 1
 
     def review(self, prices: LookupPrices) -> None:
-        """Calibrate anew and switch on or off. Linear-logarithmic in the outcomes remembered: not for every lookup."""
+        """Calibrate again and switch on or off. O(n log n) in the remembered outcomes: not for every lookup."""
         if self._settings.recall is not None:
             self._keep_recall(self._settings.recall)
         elif self._calibration is None:
@@ -222,7 +223,7 @@ def _gain(found: SkipThreshold | None) -> str:
 
 
 def threshold_for_recall(outcomes: Iterable[SearchOutcome], recall: float) -> float:
-    """Return the highest score at or above which at least `recall` of the hits lie; minus infinity without hits."""
+    """Return the highest threshold that keeps at least `recall` of the hits; minus infinity without hits."""
     hits = sorted(((each.score, each.weight) for each in outcomes if each.saved_share > 0), reverse=True)
     wanted = recall * math.fsum(weight for _, weight in hits)
     kept = 0.0
@@ -234,7 +235,7 @@ def threshold_for_recall(outcomes: Iterable[SearchOutcome], recall: float) -> fl
 
 
 def calibrate(outcomes: Iterable[SearchOutcome], prices: LookupPrices) -> SkipThreshold | None:
-    """Return the threshold whose gain has the best lower bound, None where there is nothing to tell scores apart by."""
+    """Return the threshold with the best lower bound of the gain; None if all scores are equal."""
     ranked = sorted(outcomes, key=lambda outcome: outcome.score)
     smallest = min((each.saved_share for each in ranked if each.saved_share > 0), default=1.0)
     total = math.fsum(each.weight for each in ranked)
@@ -249,7 +250,7 @@ def calibrate(outcomes: Iterable[SearchOutcome], prices: LookupPrices) -> SkipTh
 
 
 class _Zone:
-    """The outcomes below a threshold: the mean of K/N there, and an upper bound of it."""
+    """Sum up the outcomes below a threshold: the mean of their K/N, and an upper bound of it."""
 
     def __init__(self, smallest_share: float) -> None:
         self._largest_share = smallest_share
@@ -274,7 +275,7 @@ class _Zone:
         return self._shares / self._weight
 
     def _bound(self) -> float:
-        """Empirical Bernstein (Maurer and Pontil, 2009): outcomes as they vary, and a hit not seen yet."""
+        """Return the empirical Bernstein bound (Maurer and Pontil, 2009): variance, plus a hit not seen yet."""
         count = self._weight * self._weight / self._weight_squares
         variance = max(0.0, self._share_squares / self._weight - self._mean_share() ** 2)
         unseen = 7 * self._largest_share * _DOUBT / (3 * max(count - 1, 1e-9))
@@ -282,7 +283,7 @@ class _Zone:
 
 
 def precision_and_recall(outcomes: Sequence[SearchOutcome], threshold: float) -> tuple[float, float]:
-    """Return which share of the lookups at or above the threshold are hits, and which share of the hits lie there."""
+    """Return the share of hits among the lookups at or above the threshold, and the share of all hits there."""
     likely = [each for each in outcomes if each.score >= threshold]
     found = math.fsum(each.weight for each in likely if each.saved_share > 0)
     hits = math.fsum(each.weight for each in outcomes if each.saved_share > 0)

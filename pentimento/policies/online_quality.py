@@ -1,14 +1,14 @@
 """Follow the measured quality of hits: raise a threshold that breaks its promise, and lower it again.
 
 A profile was measured once, on some prompts. While the suite serves, some hits are generated again from noise. These
-samples are tested as the profile was (`profiles.rules`): by the share of hits that keep alpha, with 0.95 as the
-promise, or by the mean, if the rule of the table is MEAN. Then good hits may make up for bad ones, and all count
-together. A threshold moves with hysteresis:
+samples are tested by the profile's rule (`profiles.rules`): by the share of hits that keep alpha, with 0.95 as the
+promise, or by the mean of all hits, if the rule of the table is MEAN: good hits may then compensate for bad ones. A
+threshold moves with hysteresis:
 
 - Up if the promise is surely broken: the share's upper bound is below 0.95, in the newest JUDGED samples or in the
-  newest RECENT, as old samples may hide a change of prompts. The threshold goes to the lowest similarity from which
+  newest RECENT, as old samples may hide a change of prompts. The threshold goes to the lowest similarity at which
   the samples keep the promise and the least similar ones do not surely break it; to HIGHEST if there is none. A raised
-  threshold rises again if the least similar hits surely break the promise, whatever the other hits keep: few samples
+  threshold rises again if the least similar hits surely break the promise, even if the other hits keep it: few samples
   raised it, and the error is most likely just above it.
 - Down by half of its way back if the promise is surely kept: the share's lower bound, in the samples since the last
   move, is at least 0.95. No sample carries two moves down, and a move takes at least 59 samples.
@@ -32,30 +32,30 @@ from pentimento.profiles.rules import (
     share_is_surely,
 )
 
-# The cosine of a prompt with itself is 1 but for rounding: what is word for word the same is found from here on.
+# The cosine of a prompt with itself is 1 except for rounding: an identical prompt is found from here on.
 HIGHEST = 0.9999
-# One failure alone would "surely" break a share of 0.95.
+# A single failure would "surely" break a share of 0.95.
 FEWEST_TO_RAISE = 10
-# So many of the newest samples say where a threshold may stand, and so many of them are judged by themselves as well.
+# Newest samples that place a threshold, and newest samples that are also tested separately.
 JUDGED = 200
 RECENT = 60
-# So many of the least similar hits are judged by themselves, at the fewest.
+# Fewest of the least similar hits that are tested separately.
 _FEWEST_OF_THE_LEAST = 5
-# Nearer to the profile's own similarity than this, a threshold that comes down is back.
+# A falling threshold this near to the profile's own similarity returns to it.
 _NEAR = 0.005
 _BISECTIONS = 40
 
 
 def achieved_quality(samples: Sequence[QualitySample], in_force: float, alpha: float) -> AchievedQuality | None:
-    """Return what the hits kept whose similarity is at least `in_force`, None without any; alpha 0..1 is what was
-    promised."""
+    """Return the quality that hits with a similarity of at least `in_force` kept; None without any. `alpha` (0..1) is
+    the promised share."""
     served = _served(samples, in_force)
     if not served:
         return None
     kept = sum(sample.keeps(alpha) for sample in served)
     low, high = share_bounds(kept, len(served))
     ratios = sorted(_ratio(sample) for sample in served)
-    # As many may fall short as the required share leaves.
+    # The share beyond the required one may fall short.
     least = ratios[int(len(ratios) * (1.0 - REQUIRED_SHARE) + 1e-9)]
     return AchievedQuality(len(served), kept / len(served), low, high, least, *_alpha_bounds(ratios))
 
@@ -72,8 +72,8 @@ def followed(
     alpha: float,
     rule: ThresholdRule = ThresholdRule.LOWER_BOUND,
 ) -> ThresholdPosition:
-    """Return where a threshold stands after these samples of its hits. `profiled` is the profile's own similarity,
-    which is in force wherever the position is not above it."""
+    """Return the position of a threshold after these samples of its hits. `profiled` is the profile's own similarity;
+    it is in force unless the position is above it."""
     in_force = max(position.similarity, profiled)
     newest = max((sample.number for sample in samples), default=0)
     by_age = sorted(samples, key=lambda sample: sample.number)
@@ -88,7 +88,7 @@ def followed(
     if in_force > profiled and _surely_kept(_served(fresh, in_force), alpha, rule):
         lowered = _halfway(in_force, profiled)
         if not _broken_by_the_least(_served(judged, lowered), alpha, rule):
-            # One that is back allows whatever a later profile does.
+            # A threshold that is back must follow a later profile, so it holds no similarity itself.
             return ThresholdPosition(lowered if lowered > profiled else ThresholdPosition().similarity, newest)
     return position
 
@@ -102,9 +102,8 @@ def _served(samples: Sequence[QualitySample], in_force: float) -> list[ImageSamp
 
 
 def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rule: ThresholdRule) -> float:
-    """Return the lowest similarity above `in_force` from which on the samples keep the promise as they are, and the
-    least similar of them do not surely break it. The lowest that they do not surely break it from would be reached
-    again and again."""
+    """Return the lowest similarity above `in_force` at and above which the samples keep the promise, and the least
+    similar ones do not surely break it. The second condition alone would raise the threshold again and again."""
     for similarity in sorted({sample.similarity for sample in samples if in_force < sample.similarity < HIGHEST}):
         served = _served(samples, similarity)
         if _keeps(served, alpha, rule) and not _broken_by_the_least(served, alpha, rule):
@@ -113,7 +112,7 @@ def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rul
 
 
 def _keeps(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
-    """Whether the samples keep the promise, taken as they are."""
+    """Return whether the samples keep the promise, without a confidence bound."""
     if rule is ThresholdRule.MEAN:
         return sum(_margins(served, alpha)) >= 0.0
     return _kept(served, alpha) >= REQUIRED_SHARE * len(served)
@@ -137,7 +136,7 @@ def _surely_broken(served: Sequence[ImageSample], alpha: float, rule: ThresholdR
 
 
 def _broken_by_the_least(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:
-    """Whether all of the hits surely break the promise, or so many of the least similar ones."""
+    """Return whether all hits, or at least `_FEWEST_OF_THE_LEAST` of the least similar, surely break the promise."""
     if rule is ThresholdRule.MEAN:
         return _surely_broken(served, alpha, rule)
     failed_count, ordered = 0, sorted(served, key=lambda sample: sample.similarity)
@@ -151,7 +150,7 @@ def _broken_by_the_least(served: Sequence[ImageSample], alpha: float, rule: Thre
 
 @cache
 def _fewest_that_break(count: int) -> int:
-    """Return how many of `count` hits have to fall short for the promise to be surely broken."""
+    """Return the fewest failures among `count` hits that surely break the promise."""
     broken = (failed for failed in range(count + 1) if share_is_surely(failed, count, 1.0 - REQUIRED_SHARE))
     return next(broken, count + 1)
 
@@ -165,16 +164,16 @@ def _margins(served: Sequence[ImageSample], alpha: float) -> list[float]:
 
 
 def _ratio(sample: ImageSample) -> float:
-    """Return the share of the quality from scratch; where there was none to keep, 1 or 0."""
+    """Return the share of the from-scratch quality; 1 or 0 if there was none to keep."""
     if sample.full_quality > 0:
-        # Next to nothing to keep would give infinity.
+        # A tiny quality from scratch would give infinity.
         return min(max(sample.quality / sample.full_quality, 0.0), sys.float_info.max)
     return float(sample.quality >= sample.full_quality)
 
 
 def _alpha_bounds(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the largest share of the quality that 95 % of the hits surely keep (0 where there is none), and the
-    largest that they do not surely fail to; `ratios` are ascending."""
+    """Return the largest share of the quality that 95 % of the hits surely keep (0 for none), and the largest that they
+    do not surely miss; `ratios` are ascending."""
     count, low, high = len(ratios), 0.0, 0.0
     for below, ratio in enumerate(ratios):
         kept = count - below

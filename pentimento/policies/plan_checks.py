@@ -1,5 +1,4 @@
-"""Whether a plan makes sense, whoever made it: the controller asks before it publishes one, front doors before they
-follow one."""
+"""Validate plans: the controller before it publishes a plan, front doors before they follow it."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +12,8 @@ MAX_BIAS = 16
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise InvalidArgument that names the first field which makes no sense: a share outside 0..1, a pool or a cascade
-    that is named and not there, a start that there is not."""
+    """Raise InvalidArgument that names the first invalid field: a share outside 0..1, a missing pool or cascade, an
+    unknown start."""
     _check_share("admission_rate", plan.admission_rate)
     _check_assignments(plan)
     _check_once("pools", (pool.pool for pool in plan.pools))

@@ -1,5 +1,7 @@
-"""Workers that hold another digest under a model's name than the model repository has for it: who asks for that name
-would get another model's pictures, so they are not planned."""
+"""Exclude models from plans on workers that hold them with another digest than the model repository's.
+
+A request for such a model would receive another model's images.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,30 +11,30 @@ from pentimento.policies.plan.inputs import PlanInput, ReplicaView
 
 REASON = "MODEL_DIGEST_MISMATCH"
 
-# One start of a worker, and the name of a model.
+# Worker, generation (its start) and model name.
 Held = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
 class HeldDigests:
-    """The digests that workers were found to hold, by worker, start and name: one that was made to hold another model
-    is not made to hold that one again."""
+    """Hold the digests found on workers, by worker, start and model name. They stay known after a worker has switched
+    to another model, so that no plan sends it back to a mismatched one."""
 
     known: Mapping[Held, str] = field(default_factory=dict)
 
     def seen(self, replicas: tuple[ReplicaView, ...]) -> "HeldDigests":
-        """Return it with what the live workers hold now, and nothing of others."""
+        """Return the digests with the current ones of live workers added, and other workers removed."""
         live = {(view.replica.instance_id, view.replica.generation) for view in replicas}
         kept = {held: digest for held, digest in self.known.items() if held[:2] in live}
         return HeldDigests(kept | {_held(view): view.replica.held_model_digest for view in replicas if _tells(view)})
 
     def mismatched(self, registered: Mapping[str, str]) -> dict[Held, str]:
-        """Return those that are not the registered ones, with what they are."""
+        """Return the held digests that differ from the registered ones."""
         return {held: digest for held, digest in self.known.items() if registered.get(held[2], digest) != digest}
 
 
 def without_mismatched(context: PlanInput, mismatched: Mapping[Held, str]) -> PlanInput:
-    """Return the context in which no worker has a model whose digest is another than the registered one."""
+    """Return the context without the mismatched models of each worker."""
     if not mismatched:
         return context
 
@@ -42,7 +44,7 @@ def without_mismatched(context: PlanInput, mismatched: Mapping[Held, str]) -> Pl
         if not wrong:
             return view
         resident = tuple(model for model in one.resident_models if model not in wrong)
-        # What follows the model are its LoRAs: without it nothing of them says what it holds.
+        # Names after the model are its LoRAs: without the model they mean nothing.
         resident = resident if one.resident_models[:1] == resident[:1] else ()
         available = tuple(model for model in one.available_models if model not in wrong)
         return replace(view, replica=replace(one, available_models=available, resident_models=resident))
@@ -51,12 +53,12 @@ def without_mismatched(context: PlanInput, mismatched: Mapping[Held, str]) -> Pl
 
 
 def as_unplanned(mismatched: Mapping[Held, str]) -> tuple[UnplannedModel, ...]:
-    """Return what is told of them, ordered by worker and name."""
+    """Return the mismatched models for the plan's report, ordered by worker and name."""
     return tuple(UnplannedModel(model, "", REASON, name) for name, _, model in sorted(mismatched))
 
 
 def notes_of(mismatched: Mapping[Held, str]) -> tuple[str, ...]:
-    """Return a sentence for each, for the plan."""
+    """Return a sentence for each mismatched model, for the plan."""
     return tuple(
         f"{name} is not planned: it holds {model} as {digest}, which is not the registered one"
         for (name, _, model), digest in sorted(mismatched.items())
@@ -64,7 +66,7 @@ def notes_of(mismatched: Mapping[Held, str]) -> tuple[str, ...]:
 
 
 def named_digests(context: PlanInput, registered: Mapping[str, str]) -> tuple[RegisteredDigest, ...]:
-    """Return the registered digests of the models that workers name, ordered by name."""
+    """Return the registered digests of the models that workers list, ordered by name."""
     workers = context.workers()
     named = {model for one in workers for model in one.models}
     return tuple(RegisteredDigest(model, registered[model]) for model in sorted(named & registered.keys()))

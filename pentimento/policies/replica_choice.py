@@ -1,25 +1,25 @@
-"""Which replica of the ControlNet service a stream is opened on (Katz, section 5: ControlNets scale on their own, and
-several of one picture compute at the same time).
+"""Choose the replica of the ControlNet service for a new stream (Katz, section 5: ControlNets scale separately, and
+several of one image compute at the same time).
 
-A replica is told by the streams that it holds: each computes once a step, one after the other. Loading a ControlNet and
-waiting for another one of the same picture are counted in such streams too, so that a replica that has just come gets
-work as soon as the others have some, and then holds what it was given.
+The cost of a replica is its open streams: each computes once per step, one after the other. Loading a ControlNet and
+waiting for another one of the same image count as streams too, so that a new replica receives work as soon as the
+others have some, and then keeps its ControlNets.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-# What having to load a ControlNet first counts as, in open streams: it happens once, a stream waits in each step.
+# Cost of loading a ControlNet, in open streams: a load happens once, while a stream waits in each step.
 LOAD_STREAMS = 1
-# What each other ControlNet of the same picture there counts as, beside its stream: both always compute at once.
+# Extra cost of another ControlNet of the same image there, in open streams: both always compute at the same time.
 SAME_PICTURE_STREAMS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica told last: the streams that it takes at once and those that it holds, and the names of the
-    ControlNets that need not be loaded."""
+    """Hold a replica's last report: its limit of streams (`credit_count`), its open streams, and the names of its
+    loaded ControlNets (`resident`)."""
 
     credit_count: int
     open_stream_count: int
@@ -28,7 +28,7 @@ class ReplicaLoad:
 
 
 class Hearing(IntEnum):
-    """Whether a replica is heard from: never so far, now, or not any more."""
+    """State whether a replica reports: never so far, now, or no longer."""
 
     NEVER = 0
     NOW = 1
@@ -37,9 +37,9 @@ class Hearing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCandidate:
-    """A replica as one stream sees it. `load` counts where it is heard from now. `opening_count`: streams that were
-    sent there and that it cannot have told of; `same_picture_count`: other ControlNets of the picture there. `failed`:
-    it lost a step of this stream; `refused`: it had no credit just now."""
+    """Describe a replica for one stream. `load` counts only while the replica reports (`Hearing.NOW`).
+    `opening_count`: streams sent there but not in its report yet; `same_picture_count`: other ControlNets of the image
+    there. `failed`: it lost a step of this stream; `refused`: it just had no credit."""
 
     address: str
     hearing: Hearing = Hearing.NEVER
@@ -51,7 +51,7 @@ class ReplicaCandidate:
 
 
 class _Tier(IntEnum):
-    """Replicas of a later one are asked only where there is none of an earlier one."""
+    """Order replicas: a later tier is used only if the earlier ones are empty."""
 
     FREE = 0
     UNHEARD = 1
@@ -62,7 +62,7 @@ class _Tier(IntEnum):
 
 
 def best_replica(candidates: Sequence[ReplicaCandidate], controlnet: str) -> str:
-    """Return the address to open a stream for the ControlNet on; of equals the first. ValueError for no candidates."""
+    """Return the address for a stream of the ControlNet; of equals the first. Raises ValueError without candidates."""
     return min(candidates, key=lambda candidate: (_tier(candidate), _cost(candidate, controlnet))).address
 
 

@@ -1,10 +1,9 @@
-"""Which steps of a controlled picture use the residuals of the step before, and when that is worth it (Katz, section 5:
-pipelined asynchronous parallelization).
+"""Choose the steps of a controlled image that use the residuals of the step before (Katz, section 5: pipelined
+asynchronous parallelization).
 
-A residual that is a step old is there before it is needed: what its way takes hides behind a step. It may stand in for
-the step's own where the two are alike, which is measured for each ControlNet. Which step uses which residuals follows
-from numbers that are decided once a request. Nothing of it depends on when residuals come, so that a picture is painted
-again with the same ones.
+Residuals of the step before arrive before they are needed: their transfer overlaps with a step. They may replace the
+step's own if the two are similar, which is measured for each ControlNet. Numbers decided once per request assign
+residuals to steps. The assignment does not depend on arrival times, so a replay uses the same residuals.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +12,13 @@ from enum import Enum
 
 # Cosine of the residuals of adjacent steps (Katz, figure 10).
 ALIKE = 0.99
-# Of what was measured before, when a picture's wait comes in.
+# Weight of the earlier measurements when an image's wait is added.
 _KEPT_SHARE = 0.8
 _MAX_REMEMBERED = 1024
 
 
 class PipeliningMode(Enum):
-    """Of a deployment: never, wherever a ControlNet allows it, or where waiting would cost too much of a step."""
+    """State when a deployment pipelines: never, if the ControlNets allow it, or if waiting also takes too long."""
 
     OFF = "off"
     ON = "on"
@@ -28,9 +27,9 @@ class PipeliningMode(Enum):
 
 @dataclass(frozen=True)
 class PipeliningBound:
-    """Bound a ControlNet of one model, as measured with schedules of `step_count` steps.
+    """Bound the pipelining of a ControlNet with one model, measured with schedules of `step_count` steps.
 
-    From `first_step` on its residuals resemble those of the step before; 0 where they never do (Katz, section 5).
+    From `first_step` on its residuals resemble those of the step before; 0 if they never do (Katz, section 5).
     """
 
     step_count: int
@@ -38,18 +37,18 @@ class PipeliningBound:
 
 
 def first_alike_step(cosines: Sequence[float], alike: float = ALIKE) -> int:
-    """Return the first step from which on residuals resemble those of the step before; 0 where there is none.
-    `cosines` begin with that of step 1 with step 0; one that is not above `alike` also keeps all steps before it."""
+    """Return the first step after which all residuals, its own included, resemble the step before's; 0 for none.
+    `cosines` begin with that of steps 1 and 0; one that is not above `alike` also excludes all steps before it."""
     unlike = [place for place, cosine in enumerate(cosines) if not cosine > alike]
     first = unlike[-1] + 2 if unlike else 1
     return first if first <= len(cosines) else 0
 
 
 def allowed_from_step(bounds: Iterable[PipeliningBound], step_count: int) -> int:
-    """Return the first step of a schedule of so many that may use the residuals of the step before; 0 for none.
+    """Return the first step of `step_count` that may use the residuals of the step before; 0 for none.
 
-    Fewer steps lie further apart, so a bound holds for its own number of steps and for more of them, at the same share
-    of the schedule, rounded up.
+    Fewer steps are further apart, so a bound holds only for its own number of steps or more, at the same share of the
+    schedule, rounded up.
     """
     fitting = [bound for bound in bounds if bound.step_count <= step_count]
     if not fitting:
@@ -60,42 +59,42 @@ def allowed_from_step(bounds: Iterable[PipeliningBound], step_count: int) -> int
 
 
 def allowed_from_step_of_all(first_steps: Iterable[int]) -> int:
-    """Return the first step in which every ControlNet of a request allows it; 0 where one of them never does."""
+    """Return the first step that every ControlNet of a request allows; 0 if one never does."""
     found = list(first_steps)
     return max(found) if found and all(found) else 0
 
 
 @dataclass(frozen=True)
 class ResidualSteps:
-    """Which step's residuals one ControlNet adds in which step of one picture. `acting` are the steps that are painted
-    in which it acts; `pipelined_from_step` is the request's, 0 for never."""
+    """Assign one ControlNet's residuals to the steps of one image. `acting`: the denoised steps with this ControlNet
+    active; `pipelined_from_step`: the request's first pipelined step, 0 for never."""
 
     acting: range
     pipelined_from_step: int = 0
 
     def used_in(self, step: int) -> int | None:
-        """Return the step whose residuals are added in `step`: the one before it, or itself where the picture has not
-        asked for those; None where the ControlNet does not act."""
+        """Return the source step of the residuals added in `step`: the step before if pipelined, else itself; None if
+        the ControlNet is inactive."""
         if step not in self.acting:
             return None
         pipelined = 0 < self.pipelined_from_step <= step and step - 1 in self.acting
         return step - 1 if pipelined else step
 
     def is_asked_in(self, step: int) -> bool:
-        """Return whether any step uses the residuals of `step`: nobody does of a pipelined picture's last one."""
+        """Return whether any step uses the residuals of `step`; a pipelined image's last residuals are unused."""
         return step in (self.used_in(step), self.used_in(step + 1))
 
 
 @dataclass(frozen=True)
 class PipeliningRule:
-    """A deployment's rule. `least_wait_share` is the share of a step, 0..1, that waiting has to cost in AUTO."""
+    """Hold a deployment's rule. AUTO pipelines if waiting takes at least `least_wait_share` (0..1) of a step."""
 
     mode: PipeliningMode = PipeliningMode.AUTO
     least_wait_share: float = 0.1
 
     def from_step(self, allowed: int, wait_share: float | None) -> int:
-        """Return the first pipelined step of a request, 0 for a synchronous one. `wait_share` is the share of a
-        synchronous step that was seen to pass waiting; None where nothing was seen yet."""
+        """Return the first pipelined step of a request; 0 for a synchronous one. `wait_share` is the measured share of
+        a synchronous step spent waiting; None before the first measurement."""
         if self.mode is PipeliningMode.AUTO:
             waits = wait_share is not None and wait_share >= self.least_wait_share
             return allowed if waits else 0
@@ -105,10 +104,10 @@ class PipeliningRule:
 def wait_share(
     waits_s: Mapping[int, float], synchronous: Iterable[int], step_count: int, seconds: float
 ) -> float | None:
-    """Return the share of a synchronous step, 0..1, that passes waiting for residuals; None where no step tells.
+    """Return the share (0..1) of a synchronous step spent waiting for residuals; None if no step shows it.
 
-    Of a picture whose `step_count` steps took `seconds`: `waits_s` by step, `synchronous` the steps that use residuals
-    of their own, which begin with the one that opens the streams: that one tells nothing.
+    The image's `step_count` steps took `seconds`, with `waits_s` by step. `synchronous`: the steps that use their own
+    residuals; the first is ignored, as it opens the streams.
     """
     telling = sorted(synchronous)[1:]
     if not telling:
@@ -119,13 +118,13 @@ def wait_share(
 
 
 class ResidualWaits:
-    """The share of a synchronous step that pictures waited for residuals, by their ControlNets, recent ones first."""
+    """Average the share of a synchronous step spent waiting for residuals, by an image's ControlNets."""
 
     def __init__(self) -> None:
         self._shares: dict[frozenset[str], float] = {}
 
     def learn(self, controlnets: Iterable[str], share: float) -> None:
-        """Change state: a picture with these ControlNets (digests) waited for that share of its synchronous steps."""
+        """Add the share that an image with these ControlNets (digests) waited in its synchronous steps."""
         key = frozenset(controlnets)
         before = self._shares.pop(key, None)
         self._shares[key] = share if before is None else _KEPT_SHARE * before + (1.0 - _KEPT_SHARE) * share
@@ -133,5 +132,5 @@ class ResidualWaits:
             del self._shares[next(iter(self._shares))]
 
     def share(self, controlnets: Iterable[str]) -> float | None:
-        """Return the share for these ControlNets; None where none of their pictures was seen."""
+        """Return the share for these ControlNets; None without a measured image."""
         return self._shares.get(frozenset(controlnets))

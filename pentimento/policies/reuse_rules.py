@@ -20,8 +20,8 @@ NO_PAIR = "no selector profile of this model for the model that generates misses
 
 @dataclass(frozen=True)
 class ReuseTable:
-    """A table, the share of the from-scratch quality that it promises (0 for none), and where it is from. What is
-    promised is what `rule` asks for, against `reference_model_digest` from scratch; empty for the model itself."""
+    """Hold a table, the share of the from-scratch quality that it promises (0 for none), and its source. The promise
+    is by `rule`, against `reference_model_digest` from scratch; empty for the model itself."""
 
     thresholds: Thresholds
     alpha: float
@@ -30,21 +30,21 @@ class ReuseTable:
     reference_model_digest: str = ""
 
     def keeps(self, quality: float | None) -> bool:
-        """Return whether it promises the quality asked for; None asks for whatever it promises."""
+        """Return whether the table promises the requested quality; None requests no particular one."""
         return quality is None or quality <= self.alpha
 
 
 @dataclass(frozen=True)
 class ModelReuse:
-    """What one model may reuse; `base` has all that is no table."""
+    """Hold a model's reuse tables; `base` holds the other rules."""
 
     latents: ReuseTable
     images: ReuseTable
     base: SelectionRules
 
     def rules(self, quality: float | None = None) -> SelectionRules:
-        """Return the rules for a request that asks for a share of the from-scratch quality: without the tables that
-        promise less, unless none promises enough, so that a miss can say what was lacking."""
+        """Return the rules for a request of a share of the from-scratch quality: without the tables that promise less,
+        unless none promises enough, so that a miss can name the shortfall."""
         kept = [table for table in (self.latents, self.images) if table.thresholds and table.keeps(quality)]
         offered = kept or [table for table in (self.latents, self.images) if table.thresholds]
         return replace(
@@ -56,7 +56,7 @@ class ModelReuse:
 
 
 class ReuseSource(Protocol):
-    """Says what models may reuse."""
+    """Provide the reuse tables of models."""
 
     def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse under an encoder; None for one that is not known yet.
@@ -77,11 +77,11 @@ class ReuseSource(Protocol):
 
 @dataclass(frozen=True)
 class ReuseRules:
-    """The rules of a gateway. `base` holds the tables of models without a profile: empty ones for no reuse. `rule`
-    is the profiles' own where it is None; `bias` moves every K of every table by that many tenths of the steps
-    (NIRVANA, section 5.3.1): a table that is biased to larger ones promises no quality, and from RETRIEVAL_BIAS on hits
-    are stored images, unchanged. Of the kinds that are `given` the tables of `base` stand over every profile.
-    `preferred`: the rule whose profile serves where a model has several."""
+    """Hold the reuse rules of a gateway. `base` has the tables of models without a profile; empty ones allow no reuse.
+    `rule`: None for each profile's own. `bias` moves every K of every table by that many tenths of the steps (NIRVANA,
+    section 5.3.1): a table with larger K promises no quality, and from RETRIEVAL_BIAS on hits are stored images,
+    unchanged. For the kinds in `given` the tables of `base` override every profile. `preferred`: the rule of the
+    profile to use if a model has several."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
@@ -122,8 +122,8 @@ class ReuseRules:
         return self.bias >= RETRIEVAL_BIAS
 
     def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
-        """Return the rules by which a model's pictures are kept: latents at the K of its own table, and images where
-        any model may reuse some, for it does not matter to who refines them whose they are."""
+        """Return the rules for storing a model's images: latents at the K of its own table, and images if any model may
+        reuse images, since models can refine images of others."""
         own = self.of(model_digest, encoder_digest)
         images = self._images_of_any() or (own.latents.thresholds if self._retrieves else ())
         return replace(self.base, latents=own.latents.thresholds, images=images)

@@ -1,7 +1,7 @@
-"""When a hit is painted again from noise, and when not: what is sampled, off-peak hours, and a bound on the work.
+"""Decide when a hit is generated again from noise: sampling, off-peak hours, and a bound on the work.
 
-Such a picture is a *shadow*. It is nobody's request: it may start only while nobody waits and its worker has nothing
-to do, it goes first, and all of them together take at most a share of the time.
+Such an image is a *shadow*. No client requested it: it starts only while no request waits and its worker is idle, it is
+stopped first, and all shadows together take at most a share of the time.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ _DRAWS = 1 << 64
 
 
 def is_sampled(request_id: str, share: float) -> bool:
-    """Return whether a hit is one of the `share` (0..1) that is painted again; the same for every time it is asked."""
+    """Return whether a hit is in the `share` (0..1) that is generated again; always the same for one `request_id`."""
     draw = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
     return draw < share * _DRAWS
 
 
 class GivesWay(Enum):
-    """For whom a shadow is stopped: for any request of the suite, whose devices may be one machine's, or for those
-    alone that its own worker is given."""
+    """State the requests that stop a shadow: any request of the suite, as its devices may share one machine, or only
+    the requests of the shadow's own worker."""
 
     SUITE = "suite"
     WORKER = "worker"
@@ -27,8 +27,8 @@ class GivesWay(Enum):
 
 @dataclass(frozen=True)
 class IdleWorker:
-    """A worker as the dispatcher sees it: attempts that it has or is thought to have, its credits, and whether it may
-    be given any."""
+    """Describe a worker as the dispatcher sees it: its known and presumed attempts, its credits, and whether it is
+    eligible for an attempt."""
 
     worker_id: str
     used_count: int
@@ -38,8 +38,8 @@ class IdleWorker:
 
 @dataclass(frozen=True)
 class SuiteLoad:
-    """What goes on at one moment: requests that were taken in and have no worker yet, those that have one, for how many
-    seconds nobody has come, and the workers that hold the model wanted."""
+    """Describe the load at one moment: accepted requests without a worker, requests with one, seconds since the last
+    request arrived (`quiet_s`), and the workers that hold the shadow's model."""
 
     waiting_count: int
     running_count: int
@@ -48,8 +48,8 @@ class SuiteLoad:
 
 
 def shadow_worker(load: SuiteLoad, least_quiet_s: float, gives_way: GivesWay) -> str | None:
-    """Return the worker that may paint a shadow now, or None: only while nobody waits and nobody has come for a while,
-    on a worker that has nothing to do at all, and, where it gives way to the suite, while no other has."""
+    """Return an idle worker that may generate a shadow now; None while requests wait or arrived less than
+    `least_quiet_s` ago, or, if shadows give way to the suite, while any request runs."""
     if load.waiting_count or load.quiet_s < least_quiet_s:
         return None
     if load.running_count and gives_way is GivesWay.SUITE:
@@ -59,10 +59,10 @@ def shadow_worker(load: SuiteLoad, least_quiet_s: float, gives_way: GivesWay) ->
 
 
 class ShadowBudget:
-    """Seconds of shadows: at most `work_share` of the time that passes, saved up to `most_saved_s`.
+    """Budget the seconds of shadows: at most `work_share` of the elapsed time, saved up to `most_saved_s`.
 
-    Times are seconds on one monotonic clock. Whoever starts a shadow bounds it by what is left, so that the bound
-    holds whatever a picture takes.
+    Times are seconds on one monotonic clock. The caller limits each shadow to the seconds left, so that the bound holds
+    however long an image takes.
     """
 
     def __init__(self, work_share: float, most_saved_s: float, now: float) -> None:
@@ -72,12 +72,12 @@ class ShadowBudget:
         self._at = now
 
     def left_s(self, now: float) -> float:
-        """Return what a shadow that starts now may take. Changes state: time has passed."""
+        """Return the seconds that a shadow starting now may take; adds the savings of the elapsed time."""
         passed_s = max(now - self._at, 0.0)
         self._at = max(now, self._at)
         self._saved_s = min(self._saved_s + passed_s * self._work_share, self._most_saved_s)
         return max(self._saved_s, 0.0)
 
     def spend(self, seconds: float) -> None:
-        """Take off what a shadow took, whatever came of it."""
+        """Subtract the seconds that a shadow took, whether or not it finished."""
         self._saved_s -= seconds

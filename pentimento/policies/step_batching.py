@@ -1,12 +1,12 @@
-"""Whose step is next: a pure function of who is there. The step engine asks it, and so do emulated devices.
+"""Choose the requests of the next forward pass, for the step engine and emulated devices.
 
-Earliest deadline first (Liu and Layland 1973) over deadlines that age: whoever names none, or a far one, is due
-`aging_limit_s` after it arrived. A due time never moves, so what arrives later than it never overtakes: the wait of any
-request is bounded by the work that was due before it.
+Earliest deadline first (Liu and Layland 1973) over deadlines that age: a request without a deadline, or with a distant
+one, is due `aging_limit_s` after its arrival. Due times never move, so a request that arrives after another's due time
+cannot overtake it: a request's wait is bounded by the work due before it.
 
-Batches are compatible groups: the most urgent request chooses the group, the next urgent ones of that group ride along.
+Batches are compatible groups: the most urgent request chooses the group, and the next urgent ones of the group join it.
 
-Groups take turns (`GroupTurns`), since a step of a large picture may last as long as hundreds of a small one's: with n
+Groups alternate (`GroupTurns`), since a step of a large image may last as long as hundreds of a small one's: with n
 groups the most urgent one has 2 / (n + 1) of the device's time, every other one 1 / (n + 1).
 """
 
@@ -19,30 +19,30 @@ from typing import Any, Protocol, TypeVar
 Urgency = tuple[float, int]
 
 RESERVE_SHARE = 0.25
-# Images are fetched and decoded one after the other: while one picture's are, the next one's are on their way.
+# Input images are fetched and decoded one after the other: one request's are prepared while the next one is sent.
 PREPARING_SHARE = 0.25
-# From a place that falls free to a request that takes it: journal, network, preparation.
+# Seconds from a free batch slot to a request in it: journal, network, preparation.
 ON_ITS_WAY_S = 0.05
-# Groups whose step time is remembered: more than a worker has at once.
+# Groups with a remembered step time: more than a worker has at a time.
 REMEMBERED_GROUPS = 256
 
 
 class Candidate(Protocol):
-    """A request that could take a step now."""
+    """Describe a request that could take a step now."""
 
     @property
     def key(self) -> Hashable:
-        """What must be equal for requests to share a forward pass."""
+        """Return the key of the group; requests with equal keys can share a forward pass."""
         ...
 
     @property
     def urgency(self) -> Urgency:
-        """When it is due (`due_at`), then its number in the order of arrival; all different, the smallest first."""
+        """Return the due time (`due_at`) and the arrival number: unique, the smallest is the most urgent."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether it has begun: a latent of its own is on the device."""
+        """Return whether the request has begun, with its own latents on the device."""
         ...
 
 
@@ -50,35 +50,35 @@ C = TypeVar("C", bound=Candidate)
 
 
 def due_at(arrived_at: float, deadline: float | None, aging_limit_s: float) -> float:
-    """Return when a request is due, in seconds on the clock of `arrived_at`: its deadline, or the arrival plus the
-    aging limit where that is earlier."""
+    """Return the due time of a request, in seconds on the clock of `arrived_at`: its deadline, or the arrival plus the
+    aging limit if that is earlier."""
     ages_at = arrived_at + aging_limit_s
     return ages_at if deadline is None else min(deadline, ages_at)
 
 
 def reserve_count(batch_limit: int) -> int:
-    """Return how many attempts a worker takes beyond a full batch, when they are due before one of those in it."""
+    """Return the number of attempts that a worker accepts beyond a full batch if they are due before one in it."""
     return math.ceil(batch_limit * RESERVE_SHARE)
 
 
 def preparing_count(batch_limit: int) -> int:
-    """Return how many attempts a worker takes beyond a full batch to prepare the images that they came with, so that no
-    place of the batch waits for those."""
+    """Return the number of attempts that a worker accepts beyond a full batch to prepare their input images, so that no
+    batch slot waits for them."""
     return math.ceil(batch_limit * PREPARING_SHARE)
 
 
 def yields_in_s(steps_left: int, step_s: float, step_count: int = 1) -> float | None:
-    """Return in how many seconds a picture yields its place in the batch, which has `steps_left` steps of `step_s`
-    before it: `ON_ITS_WAY_S` before its end. Whoever takes the place then comes just in time. Earlier, it would wait at
-    the worker, where nobody can reorder, drop or move it; later, the batch would run with a gap. None where the end of
-    the next `step_count` steps comes first."""
+    """Return the seconds until a request with `steps_left` steps of `step_s` gives up its batch slot: `ON_ITS_WAY_S`
+    before its end, so that the next request arrives just in time. If earlier, that one would wait at the worker, where
+    it cannot be reordered, dropped or moved; if later, the batch would run with a gap. None if that moment is not
+    within the next `step_count` steps."""
     after_s = steps_left * step_s - ON_ITS_WAY_S
     return max(after_s, 0.0) if after_s < step_count * step_s else None
 
 
 @dataclass
 class _Share:
-    """Of one group, in seconds: device time it has saved up while others ran, and what its last step took."""
+    """Hold a group's seconds: device time saved up while other groups ran, and the length of its last step."""
 
     saved_s: float = 0.0
     step_s: float = 0.0
@@ -89,25 +89,25 @@ class _Share:
 
 
 class GroupTurns:
-    """Turns of groups by device time. Whose turn it is among groups, at the device time each has had. While one of n
-    groups runs, each of the others saves up 1 / n of that time; it has a turn once that pays for a step of its own, and
-    its turns use up what it saved. A group whose step was never measured has its first turn at once."""
+    """Alternate groups by device time. While one of n groups runs, each other group saves 1 / n of that time. A group
+    has a turn once its savings cover one of its steps; its turns use up the savings. A group without a measured step
+    has its first turn immediately."""
 
     def __init__(self) -> None:
         self._shares: OrderedDict[Hashable, _Share] = OrderedDict()
         self._is_turn = False
 
     def choose(self, candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
-        """Return the batch to run next: `choose_batch`, of the group whose turn it is. Without `preempt` a batch runs
-        to its end, and no group has a turn before it."""
+        """Return the next batch: `choose_batch` within the group that has its turn. Without `preempt` a batch runs to
+        its end, and no other group has a turn before."""
         first = choose_batch(candidates, limit_of, preempt=preempt)
-        # Where all run there is no other group.
+        # If all candidates run, there is no other group.
         group = self._next_group(candidates, first[0].key) if preempt and len(first) < len(candidates) else []
         self._is_turn = bool(group)
         return choose_batch(group, limit_of, preempt=True) if group else first
 
     def ran(self, key: Hashable, step_s: float, candidates: Sequence[Candidate], step_count: int = 1) -> None:
-        """Charge `step_count` steps of `step_s` seconds to the group `key`, whose batch just ran; it was chosen from
+        """Charge `step_count` steps of `step_s` seconds to the group `key` for its batch that just ran, chosen from
         `candidates`."""
         share, seconds = self._share(key), step_count * step_s
         share.step_s = step_s
@@ -120,7 +120,7 @@ class GroupTurns:
             self._shares.popitem(last=False)
 
     def _next_group(self, candidates: Sequence[C], first: Hashable) -> list[C]:
-        """Of the groups that can pay, other than the most urgent request's, the one whose own is most urgent."""
+        """Return the candidates of the most urgent group, other than `first`, with enough savings; empty for none."""
         paying = [each for each in candidates if each.key != first and self._share(each.key).pays]
         if not paying:
             return []
@@ -138,8 +138,8 @@ class GroupTurns:
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
     """Return the requests of a forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
 
-    With `preempt` the most urgent run, whoever ran before. Without, whoever has begun goes on to its end, and nobody
-    joins ahead of a more urgent request of another group, which waits for this one to run empty.
+    With `preempt` the most urgent requests run, even if others have begun. Without, a request that has begun runs to
+    its end, and no request joins it ahead of a more urgent one in another group, which waits until this group is empty.
     """
     if not candidates:
         return []
@@ -160,7 +160,7 @@ def _begun_first(candidate: Candidate) -> tuple[bool, Urgency]:
 
 
 def _without_overtakers(members: list[C], order: list[C], key: Hashable) -> list[C]:
-    """Members that have begun, and those more urgent than every other group's waiting requests."""
+    """Return the members that have begun or are more urgent than all waiting requests of other groups."""
     waiting_elsewhere = (other.urgency for other in order if other.key != key and not other.running)
     bound = min(waiting_elsewhere, default=(float("inf"), 0))
     return [member for member in members if member.running or member.urgency < bound]

@@ -1,6 +1,6 @@
-"""How much a tenant may ask for at once and over time: token buckets, and a count of what is under way.
+"""Limit a tenant's requests by token buckets and by the number of unfinished requests.
 
-Pure: time is passed in, in monotonic seconds. A bucket begins full.
+Pure: callers pass the time, in monotonic seconds. A bucket begins full.
 """
 
 import math
@@ -10,31 +10,31 @@ from enum import StrEnum
 from pentimento.domain.tenants import TenantQuota
 
 MINUTE_S = 60.0
-# What rounding may hide: a refused request fits once it has waited for what it was told.
+# Tolerance for rounding: a refused request must fit after the wait that it received.
 _ROUNDING = 1e-9
 
 
 class QuotaBucket:
-    """Never lets more through than `burst` and, for each second, `rate` more."""
+    """Admit at most `burst`, plus `rate` for each second."""
 
     __slots__ = ("_at", "_level", "burst", "rate")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
-        """Make a full one. `rate` a second, above 0."""
+        """Fill the bucket. `rate` per second is above 0."""
         self.rate = rate
         self.burst = burst
         self._level = burst
         self._at = now
 
     def wait_s(self, now: float, amount: float) -> float:
-        """Return the seconds after which so much fits: 0 for now, infinity for never."""
+        """Return the seconds after which `amount` fits: 0 for now, infinity for never."""
         lacking = amount - self._level_at(now)
         if lacking <= _ROUNDING * self.burst:
             return 0.0
         return lacking / self.rate if amount <= self.burst else math.inf
 
     def take(self, now: float, amount: float) -> None:
-        """Take what fits, by `wait_s`; changes state."""
+        """Take an amount that fits by `wait_s`; changes state."""
         self._level, self._at = max(self._level_at(now) - amount, 0.0), max(now, self._at)
 
     def give_back(self, now: float, amount: float) -> None:
@@ -42,7 +42,7 @@ class QuotaBucket:
         self._level, self._at = min(self._level_at(now) + amount, self.burst), max(now, self._at)
 
     def resized(self, rate: float, burst: float, now: float) -> "QuotaBucket":
-        """Return a bucket of another size that lacks as much as this one."""
+        """Return a bucket of another size with the same missing amount."""
         other = QuotaBucket(rate, burst, now)
         other._level = max(burst - (self.burst - self._level_at(now)), 0.0)
         return other
@@ -52,7 +52,7 @@ class QuotaBucket:
 
 
 class QuotaName(StrEnum):
-    """The quotas that refuse requests, as errors and metrics name them."""
+    """Name the quotas that refuse requests, for errors and metrics."""
 
     REQUESTS_PER_S = "requests_per_s"
     CONCURRENT_COUNT = "concurrent_count"
@@ -61,8 +61,8 @@ class QuotaName(StrEnum):
 
 @dataclass(frozen=True)
 class QuotaRefusal:
-    """Which quota refuses, its limit in words, and the seconds after which the same request would fit: None where
-    nobody knows (it depends on when others end), infinity for never."""
+    """Hold the refusing quota, its limit in words, and the seconds after which the same request would fit: None if
+    unknown (it depends on when others end), infinity for never."""
 
     quota: QuotaName
     limit: str
@@ -70,17 +70,17 @@ class QuotaRefusal:
 
 
 class QuotaMeter:
-    """What one tenant has used of its quota."""
+    """Meter a tenant's use of its quota."""
 
     def __init__(self, quota: TenantQuota, now: float) -> None:
-        """Make one of a tenant that has used nothing."""
+        """Start without any use."""
         self.quota = quota
         self._requests = _bucket(quota.requests_per_s, quota.burst, now)
         self._cost = _bucket(_per_second(quota.cost_per_minute), quota.cost_per_minute or 0.0, now)
 
     def refusal(self, now: float, count: int, cost: float, unfinished_count: int) -> QuotaRefusal | None:
-        """Return why `count` requests of `cost` pixel steps together may not come in now; None where they may. Of
-        several quotas the one that keeps them out for longest. Changes nothing."""
+        """Return why `count` requests of `cost` pixel steps together are refused now; None if they are not. Of several
+        refusing quotas, it is the one with the longest wait. Changes nothing."""
         quota = self.quota
         found = []
         if self._requests is not None and (wait_s := self._requests.wait_s(now, count)):
@@ -96,21 +96,21 @@ class QuotaMeter:
         return max(found, key=lambda one: one.wait_s or 0.0, default=None)
 
     def take(self, now: float, count: int, cost: float) -> None:
-        """Count requests that come in; changes state."""
+        """Charge admitted requests; changes state."""
         if self._requests is not None:
             self._requests.take(now, count)
         if self._cost is not None:
             self._cost.take(now, cost)
 
     def give_back(self, now: float, count: int, cost: float) -> None:
-        """Count requests out that came in and were then not run after all; changes state."""
+        """Refund requests that were admitted but did not run; changes state."""
         if self._requests is not None:
             self._requests.give_back(now, count)
         if self._cost is not None:
             self._cost.give_back(now, cost)
 
     def follow(self, quota: TenantQuota, now: float) -> None:
-        """Go by another quota from here on: what was used stays used; changes state."""
+        """Apply another quota from now on, with earlier use still charged; changes state."""
         requests, cost = self._requests, self._cost
         fresh = QuotaMeter(quota, now)
         self.quota, self._requests, self._cost = quota, fresh._requests, fresh._cost

@@ -1,9 +1,9 @@
-"""How many of a picture's remaining steps are taken when there is no time for all of them: thinning.
+"""Skip part of an image's remaining steps if there is no time for all of them: thinning.
 
-A schedule of n steps is thinned from step i on: of its n - i remaining steps m are taken, the one at i first, evenly
-spaced or closer together at the beginning, where a picture is decided (`spacing`). What that does to the picture is
-measured for each model (`thinning_profiling`); only what kept the quality asked for is an option here. No option, no
-thinning. The live dataplane, emulated and simulated runs decide by `choose`.
+A schedule of n steps is thinned from step i on: m of its n - i remaining steps are taken, step i first, evenly spaced
+or closer together at the beginning, which decides the image (`spacing`). The effect on the image is measured for each
+model (`thinning_profiling`); only thinnings that kept the requested quality are options. Without options no step is
+skipped. The live dataplane, emulated and simulated runs decide by `choose`.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from enum import Enum
 
 from pentimento.domain.thinned_steps import ThinnableSteps
 
-# A product that is a whole number may come out a hair below it.
+# Rounding may put an integral product slightly below the integer.
 _ROUNDING = 1e-9
 
 
 class ThinningMode(Enum):
-    """Of a deployment: never, to meet a request's deadline, also where more is asked for than can be painted, or
-    always, as many as may be."""
+    """State when a deployment skips steps: never, to meet a request's deadline, also under overload, or always as many
+    as possible."""
 
     OFF = "off"
     DEADLINE = "deadline"
@@ -27,7 +27,7 @@ class ThinningMode(Enum):
 
 
 class WholeReason(Enum):
-    """Why all steps of a request are taken, whatever the load."""
+    """State why a request takes all steps under any load."""
 
     OFF = "THINNING_OFF"
     REPLAY = "REPLAYED"
@@ -49,7 +49,7 @@ class WholeReason(Enum):
 
 @dataclass(frozen=True)
 class ThinningRefusal:
-    """That nothing of a request is left out, and why, in a sentence without its end."""
+    """State why a request skips no step; `message` is a sentence without a full stop."""
 
     reason: WholeReason
     message: str
@@ -57,9 +57,10 @@ class ThinningRefusal:
 
 @dataclass(frozen=True)
 class ThinningOption:
-    """A thinning that was measured and keeps the quality asked for: from `first_step` on `taken_count` steps are taken
-    instead of all. `share` is the mean share of the full run's quality that it kept. With a `spacing` of 1 the steps
-    are evenly spaced; with p place j of m lies at (j / m) ** p of the rest, so that the gaps grow."""
+    """Describe a measured thinning that keeps the requested quality: `taken_count` steps from `first_step` on.
+
+    `share` is the mean share of the full run's quality that it kept. With a `spacing` of 1 the steps are evenly spaced;
+    with p, step j of m is at (j / m) ** p of the rest, so that the gaps grow."""
 
     first_step: int
     taken_count: int
@@ -68,14 +69,14 @@ class ThinningOption:
 
     @property
     def total(self) -> int:
-        """The steps of a picture from noise that is thinned so."""
+        """Return the number of steps of an image from noise with this thinning."""
         return self.first_step + self.taken_count
 
 
 @dataclass(frozen=True)
 class ThinningOffer:
-    """What of one request's steps may be left out: it has `step_count` steps, and `next_step` of them are behind it.
-    Without options nothing may."""
+    """Hold a request's thinning options: it has `step_count` steps and has finished `next_step`. Without options it
+    skips none."""
 
     step_count: int
     next_step: int = 0
@@ -83,12 +84,12 @@ class ThinningOffer:
 
     @property
     def remaining_count(self) -> int:
-        """The steps that remain without thinning."""
+        """Return the steps that remain without thinning."""
         return self.step_count - self.next_step
 
     @property
     def least_share(self) -> float:
-        """The share, 0..1, of the remaining steps that have to be taken at the least."""
+        """Return the least share (0..1) of the remaining steps that must be taken."""
         return self.least_count / self.remaining_count if self.options else 1.0
 
     def remaining_with(self, option: ThinningOption) -> int:
@@ -97,7 +98,7 @@ class ThinningOffer:
 
     @property
     def usable(self) -> tuple[ThinningOption, ...]:
-        """The options that begin at the next step or later, and leave steps out."""
+        """Return the options that begin at the next step or later and skip steps."""
         return tuple(
             option
             for option in self.options
@@ -106,7 +107,7 @@ class ThinningOffer:
 
     @property
     def least_count(self) -> int:
-        """The fewest steps that may remain."""
+        """Return the fewest steps that may remain."""
         return min((self.remaining_with(option) for option in self.usable), default=self.remaining_count)
 
 
@@ -116,8 +117,8 @@ WHOLE = ThinningOffer(0)
 
 @dataclass(frozen=True)
 class Pressure:
-    """How much time there is: seconds of a step where the request runs, None where that is not known; seconds that are
-    left for its steps, None without a deadline; whether more is asked of the device's pool than it can paint."""
+    """Describe the time pressure: seconds per step on the request's device, None if unknown; seconds left for its
+    steps, None without a deadline; whether the device's pool is overloaded."""
 
     step_s: float | None
     remaining_s: float | None = None
@@ -125,11 +126,10 @@ class Pressure:
 
 
 def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> ThinningOption | None:
-    """Return how a request's remaining steps are thinned; None where all of them are taken.
+    """Return the thinning of a request's remaining steps; None to take all.
 
-    The fewest steps are taken always, or under load, where the mode says so. Otherwise, where the deadline leaves time
-    for `remaining_s / step_s` steps, it is the thinning that keeps most of those that need no more; the fewest steps
-    where none is so short.
+    ALWAYS, and LOAD under overload, take the fewest steps. Otherwise the deadline leaves time for
+    `remaining_s / step_s` steps: if not all fit, the best thinning that fits is taken; the shortest if none does.
     """
     options = offer.usable
     if mode is ThinningMode.OFF or not options:
@@ -144,14 +144,14 @@ def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> Thin
 
 
 def takes_fewest(mode: ThinningMode, overloaded: bool) -> bool:
-    """Return whether as many steps are left out as may be, whatever the deadline."""
+    """Return whether as many steps as possible are skipped, regardless of the deadline."""
     return mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and overloaded)
 
 
 def thinnable(mode: ThinningMode, offer: ThinningOffer) -> ThinnableSteps:
-    """Return what of a request's steps may be left out under load, and the quality that goes with them, as plans weigh
-    it: nothing may where the mode leaves out no steps under load, and nothing is lost by a plan where they are left out
-    in any case."""
+    """Return the share of a request's steps that may be skipped under load, and the quality lost with them, for plans:
+    no steps if the mode skips none under load, and no loss under ALWAYS, since the steps are skipped without a plan
+    too."""
     usable = offer.usable if mode in (ThinningMode.LOAD, ThinningMode.ALWAYS) else ()
     if not usable:
         return ThinnableSteps(1)
@@ -165,15 +165,15 @@ def _fewest(options: Iterable[ThinningOption]) -> ThinningOption:
 
 
 def _affordable(pressure: Pressure) -> float:
-    """The steps that there is time for."""
+    """Return the number of steps that there is time for."""
     if pressure.remaining_s is None or not pressure.step_s or pressure.step_s <= 0.0:
         return float("inf")
     return max(pressure.remaining_s, 0.0) / pressure.step_s
 
 
 def thinned_steps(option: ThinningOption, step_count: int) -> tuple[int, ...]:
-    """Return the steps that are taken from the option's first one on, ascending: over the rest of a schedule of
-    `step_count` by the option's spacing, none twice. Raises ValueError where there are not so many."""
+    """Return the steps to take from the option's first one on, ascending and unique, spread over the rest of a schedule
+    of `step_count` by the option's spacing. Raises ValueError if fewer steps remain than the option takes."""
     first, taken = option.first_step, option.taken_count
     rest = step_count - first
     if not 0 < taken <= rest:
@@ -186,9 +186,9 @@ def thinned_steps(option: ThinningOption, step_count: int) -> tuple[int, ...]:
 
 
 def scaled(option: ThinningOption, measured_count: int, step_count: int) -> ThinningOption:
-    """Return an option of a schedule of `measured_count` steps for one of `step_count`, not fewer: the same shares of
-    the schedule, rounded up, so that its steps lie no further apart than those that were measured. Raises ValueError
-    for fewer steps, of which nothing was measured."""
+    """Return an option of a schedule of `measured_count` steps scaled to `step_count`: the same shares of the schedule,
+    rounded up, so that its steps are no further apart than the measured ones. Raises ValueError for fewer steps than
+    measured."""
     if step_count < measured_count:
         raise ValueError(f"measured with {measured_count} steps, not with {step_count}")
     first, taken = (-(-count * step_count // measured_count) for count in (option.first_step, option.taken_count))
