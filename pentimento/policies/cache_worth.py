@@ -35,8 +35,8 @@ class CacheWorth:
     """Record the share of an image's device seconds that each tenant's lookups saved."""
 
     def __init__(self, cost_s: float) -> None:
-        """`cost_s`: device seconds that a lookup and an insertion take; 0 if they take none: then all requests use the
-        cache."""
+        """Start without lookups. `cost_s`: device seconds that a lookup and an insertion take; with 0 all requests use
+        the cache."""
         self.cost_s = cost_s
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 

@@ -58,7 +58,7 @@ class PairPace:
     steps from sending the latents until both halves are present.
 
     A machine's speed varies by as much as a pair gains, so only adjacent steps are compared: the gain is the ratio of a
-    whole step to a half computed just before or after it, times the share of a half in its own paired step."""
+    whole step to a half computed just before or after it, times the share of a half in its paired step."""
 
     def __init__(self) -> None:
         self._whole_s: deque[float] = deque(maxlen=_COMPARED_STEPS)

@@ -1,4 +1,4 @@
-"""Choose the components that stay on a device that cannot hold all of them.
+"""Choose the components that stay on a device without room for all.
 
 A few popular ControlNets serve almost all calls (Katz, section 3.1). The component of least worth leaves first: its
 uses, times the seconds that loading it again takes, per byte that it holds. A use counts half after `HALF_LIFE_USES`
@@ -8,7 +8,7 @@ further uses of any component, so that a popularity of the past ends. No clock.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# As many hits as counting all uses where popularity is constant, and more than LRU or LFU after it has changed
+# As many hits as counting all uses while popularity is constant, and more than LRU or LFU after it has changed
 # (benchmarks/controlnet_residency.py runs both logs).
 HALF_LIFE_USES = 500
 # Weights of uses grow, instead of all counts shrinking at every use; beyond this weight all are divided by it.
@@ -32,7 +32,7 @@ class ResidentSet:
         self._growth = 2.0 ** (1.0 / half_life_uses)
         self._weight = 1.0
         self._resident: dict[str, Loadable] = {}
-        # Of components that left, too: the popular ones return.
+        # Includes components that left, since popular ones return.
         self._uses: dict[str, float] = {}
 
     @property
@@ -58,7 +58,7 @@ class ResidentSet:
     def leaving_for(self, component: Loadable, in_use: Collection[str]) -> tuple[str, ...] | None:
         """Return the components that must leave before `component` fits: the fewest, in order, and none of `in_use`.
 
-        None where it cannot fit now: components in use would have to leave, or it is larger than the budget.
+        None if it cannot fit now: components in use would have to leave, or it is larger than the budget.
         """
         if component.name in self._resident:
             return ()
@@ -73,7 +73,7 @@ class ResidentSet:
         return None if missing > 0 else self._without_spares(leaving, missing)
 
     def add(self, component: Loadable) -> None:
-        """Hold a component; one that was never used counts as used once. Raises ValueError where it does not fit."""
+        """Hold a component; if never used, it counts as used once. Raises ValueError if it does not fit."""
         others = self.used_bytes - self._size_of(component.name)
         if others + component.memory_bytes > self._budget_bytes:
             raise ValueError(f"{component.name} does not fit next to the held components")
@@ -81,7 +81,7 @@ class ResidentSet:
         self._uses.setdefault(component.name, self._weight)
 
     def remove(self, name: str) -> None:
-        """Hold a component no longer. Raises KeyError where it is not held."""
+        """Remove a component. Raises KeyError if it is not held."""
         del self._resident[name]
 
     def _worth(self, name: str) -> float:
@@ -89,7 +89,7 @@ class ResidentSet:
         return self._uses[name] * component.load_s / max(component.memory_bytes, 1)
 
     def _without_spares(self, leaving: list[str], missing: int) -> tuple[str, ...]:
-        """Keep, most worth first, components that need not leave since a large one makes enough room."""
+        """Return `leaving` without the components that can stay, most worth first, since a large one makes room."""
         spare = -missing
         kept = []
         for name in reversed(leaving):

@@ -37,8 +37,8 @@ class PipeliningBound:
 
 
 def first_alike_step(cosines: Sequence[float], alike: float = ALIKE) -> int:
-    """Return the first step after which all residuals, its own included, resemble the step before's; 0 for none.
-    `cosines` begin with that of steps 1 and 0; one that is not above `alike` also excludes all steps before it."""
+    """Return the first step such that it and all later steps have residuals similar to the step before; 0 for none.
+    `cosines` begin with steps 1 and 0; a value that is not above `alike` also excludes all earlier steps."""
     unlike = [place for place, cosine in enumerate(cosines) if not cosine > alike]
     first = unlike[-1] + 2 if unlike else 1
     return first if first <= len(cosines) else 0

@@ -1,4 +1,4 @@
-"""Skip part of an image's remaining steps if there is no time for all of them: thinning.
+"""Choose the remaining steps that an image skips if there is no time for all: thinning.
 
 A schedule of n steps is thinned from step i on: m of its n - i remaining steps are taken, step i first, evenly spaced
 or closer together at the beginning, which decides the image (`spacing`). The effect on the image is measured for each

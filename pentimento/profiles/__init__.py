@@ -1,1 +1,1 @@
-"""Profiles: measured costs of models, and how much reuse, skipped steps and lateness they bear."""
+"""Read and write profiles: measured costs of models, and the reuse, skipped steps and late LoRAs that they allow."""

@@ -1,4 +1,4 @@
-"""All profiles of a process: read from files and directories, found by digests and conditions."""
+"""Read a process's profiles from files and directories, and find them by digests and conditions."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def read_profiles(paths: Iterable[Path], setting: str = "profiles") -> "ProfileS
 def write_profiles(path: Path, profiles: Iterable[Profile] = (), costs: Iterable[ModelProfile] = ()) -> None:
     """Write profiles to a file, in place of earlier ones on the same subject; the others stay, by kind and model.
 
-    Raises InvalidArgument where there is another file.
+    Raises InvalidArgument if the existing file is not a file of profiles.
     """
     exists = path.exists()
     found = {profile.key: profile for profile in (*(read_profiles([path]).profiles if exists else ()), *profiles)}
@@ -71,9 +71,9 @@ def _place_in_file(profile: Profile) -> tuple[object, ...]:
 
 
 def check_continues(profile: Profile, earlier: Profile) -> None:
-    """Raise InvalidArgument naming the first field that gives an earlier profile other images or another quality.
+    """Raise InvalidArgument naming the first field that differs in an earlier profile: other images or quality.
 
-    The rule may differ: rows have the permissions of all.
+    The rule may differ: rows state the permissions of all rules.
     """
     ours, theirs = _measured_so(profile), _measured_so(earlier)
     for name, value in ours.items():
@@ -94,7 +94,7 @@ def _measured_so(profile: Profile) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class ProfileSet:
-    """The profiles that a process was given."""
+    """Hold the profiles of a process."""
 
     profiles: tuple[Profile, ...] = ()
 
@@ -103,8 +103,8 @@ class ProfileSet:
         return tuple(profile for profile in self.profiles if profile.kind in kinds)
 
     def check_encoder(self, encoder_digest: str) -> None:
-        """Raise FailedPrecondition naming the first reuse profile of another encoder: its similarities mean nothing
-        among this encoder's."""
+        """Raise FailedPrecondition naming the first reuse profile of another encoder: its similarities do not apply to
+        this encoder."""
         for profile in self.of(ProfileKind.REUSE):
             if profile.of.encoder_digest != encoder_digest:
                 made = f"made for encoder {profile.of.encoder_digest}, not {encoder_digest}"
@@ -118,7 +118,7 @@ class ProfileSet:
         reference_digest: str | None = None,
         rule: ThresholdRule | None = None,
     ) -> Profile | None:
-        """Return the profile of latents or images that this model reuses; None without one for just these digests.
+        """Return the profile of latents or images that this model reuses; None without one for these digests.
 
         None for the encoder or the reference accepts any. Of several, those made for `rule` are preferred, then the
         table with the highest similarities: its promise holds against every reference.
@@ -133,8 +133,8 @@ class ProfileSet:
         return max(fitting, key=lambda profile: (profile.asked.rule is rule, caution(profile)), default=None)
 
     def steps(self, spec: GenerationSpec, model_digest: str) -> Profile | None:
-        """Return the model's profile of skipped steps: of several the nearest to the request's adapters, or at least
-        its ControlNets, then to its scheduler."""
+        """Return the model's profile of skipped steps; None without one. Of several, the best match of the request's
+        adapters, else of its ControlNets, then of its scheduler."""
         asked = adapters_of(spec)
 
         def nearness(profile: Profile) -> tuple[bool, bool, bool]:
@@ -160,7 +160,7 @@ class ProfileSet:
 
 @dataclass(frozen=True)
 class StepProfiles:
-    """The profiles of skipped steps of a deployment, the share of the quality that it asks for, and its rule.
+    """Hold a deployment's profiles of skipped steps, the share of the quality that it requires, and its rule.
 
     A profile that promises less is not used. Without a rule each profile's own is used.
     """
@@ -170,7 +170,7 @@ class StepProfiles:
     rule: ThresholdRule | None = None
 
     def options(self, spec: GenerationSpec, route: Route) -> tuple[ThinningOption, ...]:
-        """Return how steps of a request on that route may be skipped; nothing where `refusal` has a reason."""
+        """Return the ways to skip steps of a request on that route; empty if `refusal` has a reason."""
         profile = self.profiles.steps(spec, route.model_digest)
         if profile is None or self._uncovered(profile, spec, route) is not None:
             return ()
@@ -186,7 +186,7 @@ class StepProfiles:
                 return options(profile, spec.num_inference_steps, self.rule)
 
     def refusal(self, spec: GenerationSpec, route: Route) -> ThinningRefusal | None:
-        """Return why a request skips no step under any load; None where it may."""
+        """Return why a request skips no step under any load; None if it may."""
         profile = self.profiles.steps(spec, route.model_digest)
         if profile is None:
             why = f"{spec.model} has no thinning profile of this digest"
@@ -211,7 +211,7 @@ class StepProfiles:
 
 @dataclass(frozen=True)
 class ReusePromise:
-    """The share of quality (0..1) that a deployment asks of hand-over profiles, and the rule for all.
+    """Hold the share of quality (0..1) that a deployment requires of hand-over profiles, and the rule for all.
 
     Without a rule each profile's own is used.
     """
@@ -221,7 +221,7 @@ class ReusePromise:
 
 
 class HandoverMode(Enum):
-    """Whether later stages start from earlier images: where the pair was measured for it, or never."""
+    """State when later stages start from earlier images: if the pair was measured for it, or never."""
 
     AUTO = "auto"
     OFF = "off"
@@ -229,7 +229,7 @@ class HandoverMode(Enum):
 
 @dataclass(frozen=True)
 class HandoverShare:
-    """The share (0..1) of a later model's steps that an earlier model's image saves, and why it is that share."""
+    """Hold the share (0..1) of a later model's steps that an earlier model's image saves, and its reason."""
 
     share: float
     reason: str
@@ -237,13 +237,13 @@ class HandoverShare:
 
 @dataclass(frozen=True)
 class HandoverProfiles:
-    """The hand-over profiles of a deployment, found by the digests of both models, and the promise that it requires."""
+    """Hold a deployment's hand-over profiles, found by the digests of both models, and the required promise."""
 
     profiles: ProfileSet = field(default_factory=ProfileSet)
     promise: ReusePromise = field(default_factory=ReusePromise)
 
     def share(self, light_digest: str, heavy_digest: str) -> HandoverShare:
-        """Return what a pair's profile allows (DiffServe, section 5); 0 with the reason where it allows nothing."""
+        """Return the share that a pair's profile allows (DiffServe, section 5); 0 with the reason if it allows none."""
         pair = (light_digest, heavy_digest)
         found = (
             profile

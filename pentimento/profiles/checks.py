@@ -1,4 +1,4 @@
-"""The rules that profiles of each kind must obey."""
+"""Validate profiles by the rules of their kind."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ from pentimento.profiles.rules import Tally, ThresholdRule
 
 MAX_ROWS = 10_000
 MAX_HANDOVER_ROWS = 100
-# Names of `at`: needed ones and possible ones.
+# Names of `at`: required and optional ones.
 _AT = {
     ProfileKind.REUSE: ({"skipped_steps"}, set()),
     ProfileKind.STEPS: ({"first_step", "taken_count"}, {"resume_step", "least_similarity", "spacing"}),
@@ -101,7 +101,7 @@ def _check_handover(profile: Profile, where: str) -> None:
         raise InvalidArgument.of(f"{where}.rows", "must have each share once")
     for index, row in enumerate(profile.rows):
         _check_within(row.at["reuse_share"], 0.0, 1.0, f"{where}.rows[{index}].at.reuse_share")
-        # The rule of the mean needs more than these counts.
+        # MEAN needs more than these counts.
         counted, found = (ThresholdRule.MINIMUM, ThresholdRule.LOWER_BOUND), Tally(row.count, row.kept)
         if wrong := [rule.value for rule in counted if found.allows(rule) is (row.by(rule) is None)]:
             limit = f"must be what {row.kept} kept of {row.count} allow, are not for {wrong[0]}"

@@ -1,6 +1,6 @@
-"""Costs of a model on a device, as measured: seconds of a denoising step at every batch size e(b), and memory.
+"""Describe measured costs of a model on a device: seconds of a denoising step at every batch size, e(b), and memory.
 
-`pentimento profile cost` writes them. The controller plans with them, the simulator and emulated devices follow them.
+`pentimento profile cost` writes them. The controller plans with them; the simulator and emulated devices follow them.
 """
 
 import math
@@ -21,7 +21,7 @@ Seconds = Annotated[float, ValueRange(0.0)]
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds: mean and unbiased variance of `sample_count` measurements."""
+    """Hold the mean and unbiased variance of `sample_count` measurements in seconds."""
 
     mean_s: Seconds
     variance_s2: Annotated[float, ValueRange(0.0)]
@@ -29,14 +29,14 @@ class Cost:
 
     @staticmethod
     def of(samples_s: Sequence[float]) -> "Cost":
-        """Return the cost of at least one sample."""
+        """Return the cost of `samples_s`, at least one."""
         count, mean = len(samples_s), math.fsum(samples_s) / len(samples_s)
         squares = math.fsum((sample - mean) ** 2 for sample in samples_s)
         return Cost(mean, squares / (count - 1) if count > 1 else 0.0, count)
 
     @staticmethod
     def pooled(costs: "Sequence[Cost]") -> "Cost":
-        """Return the cost of all samples of at least one cost together."""
+        """Return the cost of all samples of `costs` together, at least one."""
         count = sum(cost.sample_count for cost in costs)
         mean = math.fsum(cost.mean_s * cost.sample_count for cost in costs) / count
         squares = math.fsum(
@@ -45,7 +45,7 @@ class Cost:
         return Cost(mean, squares / (count - 1) if count > 1 else 0.0, count)
 
     def between(self, other: "Cost", share: float) -> "Cost":
-        """Return the cost at `share` (0..1) of the straight line from this one to `other`."""
+        """Return the linear interpolation from this cost to `other` at `share` (0..1)."""
         mean = self.mean_s + share * (other.mean_s - self.mean_s)
         variance = self.variance_s2 + share * (other.variance_s2 - self.variance_s2)
         return Cost(mean, variance, min(self.sample_count, other.sample_count))
@@ -55,7 +55,7 @@ class Cost:
         return Cost(self.mean_s * factor, self.variance_s2 * factor * factor, self.sample_count)
 
     def then(self, other: "Cost") -> "Cost":
-        """Return the cost of both, one after the other."""
+        """Return the cost of this and `other` in sequence."""
         samples = min(self.sample_count, other.sample_count)
         return Cost(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2, samples)
 
@@ -84,7 +84,7 @@ def steady(mean_s: float, variation: float = 0.0) -> Cost:
 def for_every_batch(known: Mapping[int, Cost]) -> tuple[Cost, ...]:
     """Return the costs of batches of 1, 2, … up to the largest known size.
 
-    Between known sizes they lie on the straight line, below the smallest they equal it.
+    Costs between known sizes are interpolated linearly; costs below the smallest equal its cost.
     """
     costs = []
     for size in range(1, max(known) + 1):
@@ -97,9 +97,9 @@ def for_every_batch(known: Mapping[int, Cost]) -> tuple[Cost, ...]:
 
 @dataclass(frozen=True)
 class BatchProfile:
-    """The cost of each step of a schedule for a whole batch of requests of one size.
+    """Hold the cost of each step of a schedule for a whole batch of requests of one size.
 
-    The peak of device memory is None where it could not be measured.
+    The peak of device memory is None if it could not be measured.
     """
 
     width_px: Count
@@ -117,7 +117,7 @@ class BatchProfile:
 
 @dataclass(frozen=True)
 class SizeProfile:
-    """The costs of one image apart from its steps: prompt and first latent, decoding, encoding as a PNG."""
+    """Hold the costs of one image without its steps: prompt and first latents, decoding, encoding as a PNG."""
 
     width_px: Count
     height_px: Count
@@ -128,10 +128,10 @@ class SizeProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """The costs of one model on one device, in one precision and execution.
+    """Hold the costs of one model on one device, in one precision and execution.
 
     `execution` has the value of `--compile` and the kernels, as in `off+fused`. Memory: all of the device, and the part
-    in use once the model was loaded; None where it is not known.
+    in use after loading the model; None if unknown.
     """
 
     model: str
@@ -149,7 +149,7 @@ class ModelProfile:
     measured_at: str = ""
 
     def batch(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> BatchProfile | None:
-        """Return the measurement of just that batch, None without one."""
+        """Return the measurement of that batch; None without one."""
         wanted = (width_px, height_px, guided, batch_size)
         return next((batch for batch in self.batches if _key(batch) == wanted), None)
 
@@ -159,7 +159,7 @@ class ModelProfile:
         return None if cost is None else cost.mean_s
 
     def step_cost(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> Cost | None:
-        """Return e(b): between measured batch sizes on the straight line, None outside them or for another size."""
+        """Return e(b), interpolated linearly between measured batch sizes; None outside them or for another size."""
         known = self.step_costs(width_px, height_px, guided=guided)
         if not known or not min(known) <= batch_size <= max(known):
             return None
@@ -171,7 +171,7 @@ class ModelProfile:
         return {batch.batch_size: batch.step for batch in self.batches if _key(batch)[:3] == wanted}
 
     def size(self, width_px: int, height_px: int) -> SizeProfile | None:
-        """Return the measurement of that size, None without one."""
+        """Return the measurement of that size; None without one."""
         return next((size for size in self.sizes if (size.width_px, size.height_px) == (width_px, height_px)), None)
 
 
@@ -217,17 +217,17 @@ def costs_to_json(*costs: ModelProfile) -> str:
 
 
 def cost_entry(costs: ModelProfile) -> dict[str, Any]:
-    """Return the entry of a file."""
+    """Return the file entry of a cost profile."""
     return {"kind": ProfileKind.COST.value, **to_json(costs)}
 
 
 def costs_key(costs: ModelProfile) -> tuple[object, ...]:
-    """Return what a cost profile is about: a later one on the same subject replaces it."""
+    """Return the subject of a cost profile: a later profile with the same key replaces it."""
     return (costs.model, costs.model_digest, costs.device, costs.dtype, costs.threads, costs.execution)
 
 
 def costs_from_json(text: str) -> ModelProfile:
-    """Return the cost profile of a text that has one. Raises InvalidArgument naming the field."""
+    """Return the only cost profile of a text. Raises InvalidArgument naming the field."""
     found = parse_costs(text)
     if len(found) != 1:
         raise InvalidArgument.of("profiles", f"must be one cost profile, got {len(found)}")

@@ -1,4 +1,4 @@
-"""Files of profiles, in one format for all kinds.
+"""Define the files of profiles, with one format for all kinds.
 
     {"format": 2, "profiles": [
     {"kind": "steps",
@@ -39,7 +39,7 @@ Number = Annotated[float, ValueRange(-1e18, 1e18)]
 
 
 class ProfileKind(Enum):
-    """The kinds of profiles: costs, reuse of latents and images, skipped steps, hand-overs, late LoRAs, residuals."""
+    """Name the kinds of profiles: costs, latents and images to reuse, skipped steps, hand-overs, LoRAs, residuals."""
 
     COST = "cost"
     REUSE = "reuse"
@@ -58,7 +58,7 @@ class ReuseKind(Enum):
 
 @dataclass(frozen=True)
 class MeasuredAdapter:
-    """A LoRA or a ControlNet by its digest and scale; of a ControlNet also its part of the schedule, 0..1."""
+    """Identify a LoRA or a ControlNet by digest and scale; a ControlNet also by its part of the schedule (0..1)."""
 
     digest: str
     scale: float = 1.0
@@ -70,8 +70,8 @@ class MeasuredAdapter:
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """The measured model. `reference` is the model it was compared with: the large one of reused images, the earlier
-    one of a hand-over."""
+    """Identify the measured model. `reference` is the model it was compared with: the large model for reused images,
+    the earlier model for a hand-over."""
 
     model: str
     model_digest: str
@@ -84,7 +84,7 @@ class ProfiledModel:
 
 @dataclass(frozen=True)
 class ProfileConditions:
-    """How the images were generated. LoRAs took effect at `patch_step`."""
+    """Describe how the images were generated. LoRAs took effect at `patch_step`."""
 
     step_count: Annotated[int, ValueRange(1, 100_000)]
     model_step_count: Count = 0
@@ -96,7 +96,7 @@ class ProfileConditions:
 
 @dataclass(frozen=True)
 class ProfilePromise:
-    """The share `alpha` of the quality that was asked for, and the rule that the profile is to be read by."""
+    """Hold the requested share `alpha` of the quality, and the profile's own rule."""
 
     alpha: Share = 1.0
     rule: ThresholdRule = ThresholdRule.LOWER_BOUND
@@ -105,7 +105,7 @@ class ProfilePromise:
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """Where the numbers come from, and figures of the whole measurement."""
+    """Describe the source of the numbers, with figures of the whole measurement."""
 
     prompts: str = ""
     build: str = ""
@@ -115,10 +115,10 @@ class ProfileSource:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """The samples at one place: their number, the number that keep the quality, and the `sums` of their margins.
+    """Sum up the samples at one place: their number, the number that keep the quality, and the `sums` of their margins.
 
-    `allowed` has the value that each rule allows by this row alone; a rule that allows nothing is left out. `figures`
-    are for readers. A row without `sums` cannot be continued.
+    `allowed` has the value that each rule allows by this row only; a rule that allows nothing is missing. `figures` are
+    for readers. A row without `sums` cannot be continued.
     """
 
     at: Mapping[str, Number]
@@ -129,17 +129,17 @@ class ProfileRow:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def by(self, rule: ThresholdRule) -> float | None:
-        """Return the value that a rule allows, None for nothing."""
+        """Return the value that a rule allows; None for nothing."""
         return self.allowed.get(rule.value)
 
     def place(self, name: str) -> int:
-        """Return a whole number of `at`, 0 where it is not stated."""
+        """Return a whole number of `at`; 0 if it is not stated."""
         return int(self.at.get(name, 0))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One measurement of one model."""
+    """Hold one measurement of one model."""
 
     kind: ProfileKind
     of: ProfiledModel
@@ -150,7 +150,7 @@ class Profile:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what the profile is about: two profiles with one key contradict each other."""
+        """Return the subject of the profile: two profiles with one key contradict each other."""
         # One pair of models may have tables for several shares of the quality.
         reuse = (self.of.encoder_digest, self.asked.alpha) if self.kind is ProfileKind.REUSE else ()
         of = (self.of.model_digest, self.of.reference_digest, *reuse, self.of.adapters)
@@ -158,7 +158,7 @@ class Profile:
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """Return a cache of permissions: every request asks for them, several times."""
+        """Return a cache of permissions: every request reads them several times."""
         return {}
 
 
@@ -183,7 +183,7 @@ def adapters_of(spec: GenerationSpec) -> tuple[MeasuredAdapter, ...]:
 
 
 def ordered(adapters: Iterable[MeasuredAdapter]) -> tuple[MeasuredAdapter, ...]:
-    """Return adapters in their order for comparison: their effects add up, so a request may name them in any."""
+    """Return adapters in their order for comparison: their effects add up, so a request may name them in any order."""
     return tuple(sorted(adapters, key=lambda one: (one.kind.value, one.digest, one.scale, one.start_fraction)))
 
 
@@ -193,12 +193,12 @@ def profiles_to_json(*profiles: Profile) -> str:
 
 
 def profile_entry(profile: Profile) -> dict[str, Any]:
-    """Return the entry of a file."""
+    """Return the file entry of a profile."""
     return _stated(profile)
 
 
 def document_to_json(entries: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text of a file, with a line for each row."""
+    """Return the text of a file of entries, with a line for each row."""
     return f'{{"format": {FORMAT}, "profiles": [\n' + ",\n".join(map(_text, entries)) + "\n]}\n"
 
 
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
 def profiles_from_json(text: str, where: str = "") -> tuple[Profile, ...]:
     """Return the profiles of a file's text without costs, not yet checked by the rules of their kind.
 
-    Raises InvalidArgument naming the line that is no JSON, or the field below `where` that is missing, unknown, of
+    Raises InvalidArgument naming the line with invalid JSON, or the field below `where` that is missing, unknown, of
     another type or outside its limits.
     """
     found = entries_of(text, None, where)
@@ -246,7 +246,7 @@ def profiles_from_json(text: str, where: str = "") -> tuple[Profile, ...]:
 def entries_of(text: str, kind: ProfileKind | None, where: str = "") -> dict[str, Any]:
     """Return the entries of a file's text by their place: the costs if `kind` is COST, else the others.
 
-    Raises InvalidArgument for a text that is no file of profiles.
+    Raises InvalidArgument for a text that is not a file of profiles.
     """
     document = parsed_json(text, where or "profiles")
     number = document.pop("format", None)
@@ -265,5 +265,5 @@ def entries_of(text: str, kind: ProfileKind | None, where: str = "") -> dict[str
 
 
 def below(where: str, name: str) -> str:
-    """Return the path of a field."""
+    """Return the path of the field `name` below `where`."""
     return f"{where}.{name}" if where else name

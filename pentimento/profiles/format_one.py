@@ -1,6 +1,6 @@
 """Read files of format 1: one form for each kind of profile, without sums, so that no run continues them.
 
-The next version reads format 2 alone.
+The next version reads only format 2.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def upgraded(document: Document, where: str) -> list[Document]:
-    """Return the profiles of a document of format 1 as those of format 2. Raises InvalidArgument for another form."""
+    """Return the profiles of a document of format 1 in format 2. Raises InvalidArgument for another form."""
     try:
         return list(_upgraded(document))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -107,7 +107,7 @@ def _handover(document: Document) -> Document:
 
 
 def _lora(bound: Document) -> Document:
-    """A bound without rows, such as one written by hand, allows its share of a schedule of 1000 steps."""
+    """Return the profile of a bound. Without rows, as if written by hand, it allows its share of a schedule."""
     step_count, fraction = bound.get("step_count") or 1000, bound["latest_start_fraction"]
     rule = bound.get("rule") or "lower_bound"
     names = ("mean_cosine", "lowest_cosine", "mean_strength", "lowest_strength", "mean_alike")
@@ -132,7 +132,7 @@ def _digests(bound: Document) -> tuple[str, str]:
 
 
 def _pipelining(bounds: list[Document]) -> Document:
-    """Bounds of one ControlNet on one model, a row for each number of steps."""
+    """Return the profile of one ControlNet's bounds on one model, with a row for each number of steps."""
     digest, model_digest = _digests(bounds[0])
     return _profile(
         "pipelining",

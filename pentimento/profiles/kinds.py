@@ -1,4 +1,4 @@
-"""Permissions that profiles of each kind give.
+"""Derive the permissions that profiles of each kind give.
 
 | kind | `at` of a row | `allowed` |
 | --- | --- | --- |
@@ -39,7 +39,7 @@ from pentimento.profiles.rules import (
 )
 
 StepsKey = tuple[int, float, float, int, int]
-# Share of the steps that a bias of 1 moves K, and the largest share that a biased K skips.
+# Share of the steps that a bias of 1 adds to K, and the largest share that a biased K skips.
 BIAS_STEP, LARGEST_BIASED_SHARE = 0.1, 0.9
 # From this bias on K is N: a hit is the stored image, without a denoising step.
 RETRIEVAL_BIAS = 10
@@ -55,12 +55,12 @@ def profile_name(profile: Profile, rule: ThresholdRule | None = None) -> str:
 
 
 def start_of(profile: Profile) -> ReuseKind:
-    """Return the start that a reuse profile is about."""
+    """Return the kind of start that a reuse profile measured."""
     return profile.conditions.start or ReuseKind.LATENTS
 
 
 def reuses_images(profile: Profile) -> bool:
-    """Return whether it is a profile of reused images."""
+    """Return whether a reuse profile measured images."""
     return start_of(profile) is ReuseKind.IMAGES
 
 
@@ -70,8 +70,8 @@ def reuses_images(profile: Profile) -> bool:
 def thresholds(profile: Profile, rule: ThresholdRule | None = None) -> Thresholds:
     """Return the table by a rule, by default the profile's own, ascending in similarity and in share.
 
-    Of latents a smaller K' serves where K is missing (NIRVANA, section 5.4), so no K is allowed unless all smaller ones
-    are. Of images a K is left out if a larger one allows a lower similarity.
+    For latents, a smaller K' serves if K is missing (NIRVANA, section 5.4), so a K is allowed only if all smaller ones
+    are. For images, a K is skipped if a larger one allows a lower similarity.
     """
     chosen, step_count = rule or profile.asked.rule, profile.conditions.step_count
     found = [(row.at["skipped_steps"] / step_count, row.by(chosen)) for row in profile.rows]
@@ -110,7 +110,7 @@ def biased(table: Thresholds, bias: int) -> Thresholds:
 
     A tenth is the distance of the paper's K. Above 0 each similarity allows a larger K, which is cheaper; below 0 a
     smaller one, which is closer to an image from scratch. At least a tenth of the steps remains; a row with K = 0 is
-    left out.
+    dropped.
     """
     least: dict[float, float] = {}
     for row in sorted(table, key=lambda row: row.min_similarity):
@@ -122,7 +122,7 @@ def biased(table: Thresholds, bias: int) -> Thresholds:
 
 
 def reuse_row(skipped_steps: int, samples: Sequence[ImageSample], alpha: float) -> ProfileRow:
-    """Return the row of one K: the lowest similarity by each rule, rounded up to four digits, never down."""
+    """Return the row of one K: the lowest similarity by each rule, rounded up to four digits."""
     found = tally(samples, alpha)
     similarities = {rule.value: lowest(samples, alpha, rule) for rule in ThresholdRule}
     allowed = {rule: _up(similarity) for rule, similarity in similarities.items() if similarity is not None}
@@ -137,7 +137,7 @@ def _up(similarity: float) -> float:
 
 
 def steps_key(row: ProfileRow) -> StepsKey:
-    """Return the images that a row is about; rows are in this order."""
+    """Return the key of a row's images; rows are sorted by it."""
     similarity, spacing = row.at.get("least_similarity", -1.0), row.at.get("spacing", 1.0)
     return row.place("resume_step"), similarity, spacing, row.place("first_step"), -row.place("taken_count")
 
@@ -157,8 +157,8 @@ def hit_options(
 ) -> tuple[ThinningOption, ...]:
     """Return the ways to skip steps of a hit, as in `options`.
 
-    There are none for a hit that resumes at another step than was measured or is less similar, nor for latents that
-    come from a hit themselves or are noised again.
+    Empty for a hit that resumes at an unmeasured step or is less similar than measured, and for latents that come from
+    a hit or are noised again.
     """
     rows = [
         row
@@ -184,7 +184,7 @@ def _allowed(
 
 
 def _begin(row: ProfileRow) -> tuple[float, int]:
-    """Rows of one beginning differ by the number of steps alone."""
+    """Return the beginning of a row; rows with one beginning differ only by the number of steps."""
     return row.at.get("spacing", 1.0), row.place("first_step")
 
 
@@ -194,15 +194,15 @@ def _option(row: ProfileRow) -> ThinningOption:
 
 
 def steps_row(at: Mapping[str, float], samples: Sequence[ImageSample], alpha: float) -> ProfileRow:
-    """Return the row of one way to skip steps; `at` names it."""
+    """Return the row of the way to skip steps that `at` states."""
     figures = {"share": round(mean_share(samples), DIGITS)}
     return row_of(at, tally(samples, alpha), at["first_step"] + at["taken_count"], figures)
 
 
 def uncovered(profile: Profile, spec: GenerationSpec, lora_patch_step: int = 0) -> ThinningRefusal | None:
-    """Return why the measurement does not cover a request with LoRAs from that step on, its start apart.
+    """Return why the measurement does not cover a request with LoRAs from `lora_patch_step` on; None if it does.
 
-    None where it does.
+    The request's start is not checked.
     """
     how = profile.conditions
     if profile.of.adapters != adapters_of(spec):
@@ -222,7 +222,7 @@ def uncovered(profile: Profile, spec: GenerationSpec, lora_patch_step: int = 0) 
 
 
 def _other_adapters(profile: Profile, spec: GenerationSpec) -> ThinningRefusal:
-    """Name the ControlNets where they differ from the request's, else the LoRAs."""
+    """Return the refusal for other ControlNets than the request's, or else for other LoRAs."""
     if controlnets(adapters_of(spec)) != controlnets(profile.of.adapters):
         return _unmeasured(WholeReason.CONTROLNETS_UNMEASURED, "without these ControlNets")
     return _unmeasured(WholeReason.LORAS_UNMEASURED, "without these LoRAs")
@@ -246,14 +246,14 @@ def reuse_share(profile: Profile, rule: ThresholdRule | None = None) -> float:
 
 
 def _furthest(profile: Profile, name: str, rule: ThresholdRule | None) -> float:
-    """Return the last value of `name` before the first row that is not allowed; success behind it is luck."""
+    """Return the last value of `name` before the first row that is not allowed, 0 for none; later success is luck."""
     rows = sorted(profile.rows, key=lambda row: row.at[name])
     holds = ((row.at[name], row.by(rule or profile.asked.rule) is not None) for row in rows)
     return max(before_luck(holds), default=0.0)
 
 
 def taken_steps(step_count: int, share: float) -> int:
-    """Return the steps that remain of the later model's where that share (0..1) is skipped; 0 for none."""
+    """Return the steps of the later model that remain after skipping that share (0..1); 0 for none."""
     return int(step_count * (1.0 - share) + 1e-9)
 
 

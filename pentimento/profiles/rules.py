@@ -5,11 +5,11 @@ image made without it, from the same prompt and seed. Three rules read the same 
 
 - MINIMUM: every image keeps the quality (NIRVANA, Algorithm 1, as section 5.3.1 describes it).
 - LOWER_BOUND, ours: the lower 95 % bound (Clopper and Pearson, 1934, one-sided) of the share of images that keep it is
-  at least 0.95. It bears single failures, and needs 59 samples or more.
+  at least 0.95. It tolerates single failures, and needs 59 samples or more.
 - MEAN (MoDM, section 5.2): the lower 95 % bound of the mean margin over that quality is not below 0. It promises
   nothing for a single image.
 
-No rule extends beyond the samples, or past a step that it does not allow: success behind a failure is luck.
+No rule extends beyond the samples, or past a step that it does not allow: success after a failure is luck.
 """
 
 import math
@@ -24,7 +24,7 @@ REQUIRED_SHARE = 0.95
 CONFIDENCE = 0.95
 LEAST_COSINE = 0.99
 LEAST_STRENGTH = 0.95
-# One-sided 95 % of the normal distribution; a mean of fewer samples is not taken to follow it.
+# One-sided 95 % of the normal distribution; a mean of fewer samples is not assumed to follow it.
 _Z = 1.6448536269514722
 _FEWEST_FOR_MEAN = 30
 
@@ -33,7 +33,7 @@ Place = TypeVar("Place")
 
 
 class ThresholdRule(Enum):
-    """How samples become a permission."""
+    """Name the rule that turns samples into a permission."""
 
     MINIMUM = "minimum"
     LOWER_BOUND = "lower_bound"
@@ -73,14 +73,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class ImageSample:
-    """One image: its quality, that of the image without the shortcut, and the similarity (cosine) of a reused start."""
+    """Hold an image's quality, the quality without the shortcut, and the similarity (cosine) of a reused start."""
 
     quality: float
     full_quality: float
     similarity: float = 1.0
 
     def keeps(self, alpha: float) -> bool:
-        """Return whether the image has at least `alpha` (0..1) of the full quality. NaN has not."""
+        """Return whether the image has at least `alpha` (0..1) of the full quality; False for NaN."""
         return self.quality >= alpha * self.full_quality
 
     def margin(self, alpha: float) -> float:
@@ -90,11 +90,11 @@ class ImageSample:
 
 @dataclass(frozen=True)
 class LateSample:
-    """One image with a late LoRA (Katz, section 6).
+    """Describe an image with a late LoRA (Katz, section 6).
 
-    `cosine` compares its final latent with that of the image with the LoRA from the start. `strength` is the share of
+    `cosine` compares its final latents with those of the image with the LoRA from the start. `strength` is the share of
     the LoRA's own change that remains: 1 as from the start, 0 as without it. `alike` is the cosine of the latents with
-    the LoRA and without it after those K steps: Katz's own measure, which does not see a lost style.
+    the LoRA and without it after those K steps: Katz's measure, which does not detect a lost style.
     """
 
     cosine: float
@@ -103,7 +103,7 @@ class LateSample:
 
     @property
     def is_kept(self) -> bool:
-        """Return whether image and style are near enough to those of a LoRA from the start. NaN is not."""
+        """Return whether image and style are near enough to those of a LoRA from the start; False for NaN."""
         return self.cosine >= LEAST_COSINE and self.strength >= LEAST_STRENGTH
 
 
@@ -148,7 +148,7 @@ def before_luck(holds: Iterable[tuple[Place, bool]]) -> list[Place]:
 
 
 def without_luck(holds: Mapping[tuple[Begin, int], bool]) -> frozenset[tuple[Begin, int]]:
-    """Return the (beginning, steps taken) that hold: of each beginning, down to the first number that does not."""
+    """Return the pairs (beginning, steps taken) that hold, per beginning down to the first number that does not."""
     found: set[tuple[Begin, int]] = set()
     for begin in {begin for begin, _ in holds}:
         counts = sorted((taken for begun, taken in holds if begun == begin), reverse=True)
@@ -157,7 +157,7 @@ def without_luck(holds: Mapping[tuple[Begin, int], bool]) -> frozenset[tuple[Beg
 
 
 def latest_steps(by_steps: Mapping[int, Sequence[LateSample]], rule: ThresholdRule) -> int:
-    """Return K: the most of the tried steps that may run without the LoRA; 0 where the fewest are too many."""
+    """Return K: the most of the tried steps that may run without the LoRA; 0 if the fewest are too many."""
     holds = ((steps, late_tally(by_steps[steps]).allows(rule)) for steps in sorted(by_steps))
     return max(before_luck(holds), default=0)
 
@@ -169,7 +169,7 @@ def latest_alike_steps(by_steps: Mapping[int, Sequence[LateSample]]) -> int:
 
 
 def strictest(by_scorer: Sequence[Sequence[ImageSample]]) -> list[ImageSample]:
-    """Return for each image the sample of the scorer that finds the smallest share of the full quality, out of 1.
+    """Return for each image the smallest share of the full quality found by any scorer, as a sample out of 1.
 
     With one scorer its samples are returned unchanged. An image without full quality can lose none.
     """
@@ -185,7 +185,7 @@ def _share(sample: ImageSample) -> float:
 
 
 def mean_share(samples: Sequence[ImageSample]) -> float:
-    """Return the share of the full quality that is left in the mean, 0 where there was none."""
+    """Return the share of the full quality that remains in the mean; 0 if there was none."""
     full = fmean(sample.full_quality for sample in samples)
     return fmean(sample.quality for sample in samples) / full if full > 0.0 else 0.0
 
@@ -210,8 +210,8 @@ def _mean_holds(total: float, squares: float, count: int, *, strictly: bool = Fa
 def share_is_surely(kept: int, count: int, required_share: float) -> bool:
     """Return whether the lower bound of a share, at CONFIDENCE, is at least `required_share` after `kept` of `count`.
 
-    By Clopper and Pearson: a share that large gives so few failures at most once in twenty times. `required_share` is
-    between 0 and 1, without the ends.
+    By Clopper and Pearson: a smaller share would give as few failures at most once in twenty times. Raises ValueError
+    unless `required_share` is above 0 and below 1.
     """
     if not 0 < required_share < 1:
         raise ValueError(f"required_share must lie between 0 and 1, got {required_share}")
