@@ -1,1 +1,1 @@
-"""The UNet worker: one base model on one device, its step engine, and the attempts it runs."""
+"""Run the UNet worker: one base model on one device, its step engine, and its attempts."""

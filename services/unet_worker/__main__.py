@@ -1,4 +1,4 @@
-"""`python -m services.unet_worker --model DIR`"""
+"""Start a UNet worker: `python -m services.unet_worker --model DIR`."""
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
@@ -22,7 +22,7 @@ async def main(argv: list[str]) -> None:
     check_checkpoint(settings.model)
     settings.claim_gpu()
     keep_freed_memory()
-    # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
+    # Imported late: a wrong flag, a bad checkpoint or a missing package is reported before torch is loaded.
     with importing_much():
         if needs_networks_alone(settings):
             import_networks_alone()

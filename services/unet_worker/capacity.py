@@ -1,4 +1,4 @@
-"""What the worker can take, told to every frontdoor that watches: on each change, and every second."""
+"""Report the worker's free capacity to every watching frontdoor: on each change, and every second."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -10,7 +10,7 @@ HEARTBEAT_S = 1.0
 
 
 class CapacityFeed:
-    """`snapshot` is asked anew for every message; on the event loop only."""
+    """Publish the worker's credits; on the event loop only. `snapshot` is called for every message."""
 
     def __init__(self, snapshot: Callable[[], WorkerCredits]) -> None:
         self._snapshot = snapshot
@@ -21,7 +21,7 @@ class CapacityFeed:
             watcher.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once it holds, which is asked on every change and at least once a second."""
+        """Return once `holds` is true, which is checked on every change and at least once a second."""
         news = asyncio.Event()
         self._watchers.add(news)
         try:
@@ -32,8 +32,8 @@ class CapacityFeed:
             self._watchers.discard(news)
 
     async def watch(self, check: Callable[[], None]) -> AsyncGenerator[WorkerCredits, None]:
-        """The state now, then on every change and at least once a second. `check` runs before each message; what it
-        raises ends the stream. Adapters are told when they are others than this watcher was told: they may be many."""
+        """Yield the credits now, then on every change and at least once a second. `check` runs before each message; its
+        errors end the stream. Adapters are sent only if they differ from the last sent ones: they may be many."""
         news = asyncio.Event()
         self._watchers.add(news)
         told: tuple[object, ...] = ()

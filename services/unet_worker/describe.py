@@ -1,6 +1,6 @@
-"""`python -m services.unet_worker.describe --model DIR`: a checkpoint as the model repository takes it, as JSON.
+"""Describe a checkpoint for the model repository, as JSON: `python -m services.unet_worker.describe --model DIR`.
 
-The checkpoint is judged as a worker judges it before it loads one; torch is not loaded.
+The checkpoint is validated as before a worker's load; torch is not loaded.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from services.unet_worker.settings import DescribeSettings
 
 
 def described(settings: DescribeSettings) -> ModelVariant:
-    """Return the variant that a directory holds, with the costs of its digest that the profiles have.
+    """Return the variant that a directory holds, with the costs that the profiles have for its digest.
 
-    Raises BadCheckpoint, and InvalidArgument for a file that is no profile, or without any costs of it.
+    Raises BadCheckpoint, and InvalidArgument for a file that is not a profile, or profiles without any costs of it.
     """
     checkpoint = check_checkpoint(settings.model)
     usual = usual_of(settings.model, settings.steps, settings.guidance_scale)

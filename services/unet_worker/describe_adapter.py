@@ -1,5 +1,5 @@
-"""`python -m services.unet_worker.describe_adapter --adapter DIR`: what a registry says of a LoRA's or ControlNet's
-directory, as JSON."""
+"""Describe a LoRA's or ControlNet's directory for a registry, as JSON:
+`python -m services.unet_worker.describe_adapter --adapter DIR`."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from services.unet_worker.settings import DescribeAdapterSettings
 
 
 def described(directory: Path) -> dict[str, str]:
-    """Return the kind and the digest, and of a ControlNet its family. Raises BadCheckpoint, BadLora and InvalidArgument
-    for what is neither."""
+    """Return the kind and the digest, and the family of a ControlNet. Raises BadCheckpoint, BadLora and InvalidArgument
+    for a directory that holds neither."""
     if (directory / "config.json").is_file():
         found = open_controlnet(directory)
         return {"kind": "controlnet", "digest": digest_files(directory, found.files), "family": found.family}

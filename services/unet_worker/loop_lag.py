@@ -1,5 +1,5 @@
-"""How late the event loop runs what is due: the engine's thread shares the interpreter with it, and must not hold
-it."""
+"""Measure how late the event loop runs due callbacks: the engine's thread shares the interpreter with it, and must not
+hold it."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ INTERVAL_S = 0.05
 
 
 class LoopLagProbe:
-    """Observes the lag in seconds, once every INTERVAL_S, until it is closed; on the loop that it measures."""
+    """Observe the lag in seconds, once every INTERVAL_S, until it is closed; on the loop that it measures."""
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self._observe = observe

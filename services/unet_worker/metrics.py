@@ -1,4 +1,4 @@
-"""What the worker counts, beside the RPC metrics that every process has."""
+"""Define the worker's metrics, in addition to the RPC metrics of every process."""
 
 from pentimento.telemetry import counter, gauge, histogram
 

@@ -1,1 +1,1 @@
-"""LoRAs that the worker paints with: which there are, and their loads."""
+"""Hold the LoRAs that the worker generates with, and load them."""

@@ -1,4 +1,4 @@
-"""The LoRAs of a directory: by its registry.json, or each of its safetensors files and folders by name."""
+"""List the LoRAs of a directory: by its registry.json, or each of its safetensors files and folders by name."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,14 +36,14 @@ from pentimento.profiles.document import ProfileKind
 logger = logging.getLogger(__name__)
 
 REGISTRY = "registry.json"
-# Every frontdoor receives them, with each change.
+# Every frontdoor receives the rejected ones, with each change.
 MAX_REJECTED = 256
 MAX_MESSAGE_LENGTH = 300
 
 
 @dataclass(frozen=True)
 class LoraPlace:
-    """A LoRA's file, and what a registry says of it; empty where it says nothing."""
+    """Describe a LoRA's file and its registry entry; fields that the registry does not have are empty."""
 
     name: str
     path: Path
@@ -54,14 +54,14 @@ class LoraPlace:
 
 @dataclass(frozen=True)
 class KnownLora:
-    """One that fits the model: as the fleet is told of it, and its file."""
+    """Hold a LoRA that fits the model: its description for the fleet, and its file."""
 
     adapter: Adapter
     path: Path
 
 
 class LoraDirectory:
-    """The LoRAs that a worker's model can be painted with. Names are looked up, never joined to a path."""
+    """Hold the LoRAs that a worker's model can use. Names are looked up, never joined to a path."""
 
     def __init__(
         self,
@@ -77,20 +77,20 @@ class LoraDirectory:
         self._dtype = dtype
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
-        """Return the names of those with one of these digests."""
+        """Return the names of the LoRAs with one of these digests."""
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:
-        """Return the LoRA, read from its file anew. Raises BadLora where the file is another one by now."""
+        """Return the LoRA, read from its file again. Raises BadLora if the file has changed since."""
         return read_lora(self._paths[digest], self._base, self._dtype, digest)
 
 
 def open_lora_directory(
     directory: Path, model_digest: str, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
 ) -> LoraDirectory:
-    """Return the LoRAs of `directory` that change the model, judged by their headers: what does not fit is logged and
-    rejected. A registry's digests are taken at its word until a LoRA is read; a file without one is digested, in
-    pieces. `bounds` are shares of the schedule by digest."""
+    """Return the LoRAs of `directory` that change the model, validated by their headers; others are logged and
+    rejected. A registry's digests are trusted until a LoRA is read; a file without one is digested, in pieces.
+    `bounds` are shares of the schedule by digest."""
     known, rejected = [], []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
@@ -119,8 +119,8 @@ def open_lora_directory(
 def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> dict[str, float]:
     """Return the shares of the schedule that may run without a LoRA on this model, by the LoRA's digest.
 
-    They are those of the profiles in the paths, or, where these have none of any LoRA, of the file next to the LoRAs.
-    Raises InvalidArgument for a file that is none.
+    The shares come from the profiles in the paths, or, if these have none for LoRAs, from the file next to the LoRAs.
+    Raises InvalidArgument for a file that is not a profile.
     """
     profiles, beside = read_profiles(paths), directory / LORA_BOUNDS_FILE
     if not profiles.of(ProfileKind.LORA) and beside.is_file():
@@ -129,7 +129,7 @@ def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> di
 
 
 def _judged(place: LoraPlace, base: BaseLayers) -> str:
-    """The file's digest, once its header was checked."""
+    """Check the file's header and return its digest. Raises BadLora if it does not fit."""
     if not is_adapter_name(place.name):
         name = place.name[:80]
         raise BadLora(f"{name!r} is no registry name; call it {adapter_name_for(name)!r} in {REGISTRY}")
@@ -143,7 +143,7 @@ def _judged(place: LoraPlace, base: BaseLayers) -> str:
 
 
 def _places(directory: Path) -> Iterator[LoraPlace]:
-    """Links that lead out of the directory are refused with BadCheckpoint."""
+    """Yield the LoRAs of a directory. Raises BadCheckpoint for links that lead out of it."""
     if (directory / REGISTRY).is_file():
         entries = read_json_object(directory / REGISTRY).get("models")
         for entry in entries if isinstance(entries, list) else []:
@@ -159,8 +159,8 @@ def _places(directory: Path) -> Iterator[LoraPlace]:
 
 
 def _titled(path: Path) -> Iterator[tuple[str, Path]]:
-    """The LoRA of a file, called as it, or those of a folder: the first one called as the folder, the others as folder
-    and file."""
+    """Yield the LoRA of a file, with the file's name, or the LoRAs of a folder: the first one with the folder's name,
+    the others with the names of folder and file."""
     if is_lora_file(path):
         yield path.stem, path
     for number, file in enumerate(lora_files_in(path)):
@@ -168,7 +168,7 @@ def _titled(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _names_of(called: Mapping[Path, str]) -> dict[Path, str]:
-    """Return the registry name of each file: its own where that is valid, else the nearest free one."""
+    """Return the registry name of each file: its title if that is valid, else the nearest free one."""
     names: dict[Path, str] = {}
     taken: set[str] = set()
     for file, title in sorted(called.items(), key=lambda item: (not is_adapter_name(item[1]), item[0])):

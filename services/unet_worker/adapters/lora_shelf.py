@@ -1,4 +1,4 @@
-"""The LoRAs of a worker: which there are, and those of a request on their way to the engine."""
+"""Hold the LoRAs of a worker, and load those of a request for the engine."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownLoras(Protocol):
-    """LoRAs that a worker's model can be painted with: those of a directory, or paced ones."""
+    """Describe the LoRAs that a worker's model can use: those of a directory, or paced ones."""
 
     @property
     def adapters(self) -> tuple[Adapter, ...]: ...
@@ -30,7 +30,7 @@ class KnownLoras(Protocol):
 
 
 class LoraShelf:
-    """A directory of LoRAs, those that were uploaded, and their loader. Without either there are none."""
+    """Hold a directory of LoRAs, the uploaded LoRAs, and their loader. Without either it has no LoRAs."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LoraShelf:
         arrived: Callable[[], None],
         uploaded: UploadedLoras | None = None,
     ) -> None:
-        """`arrived` is called on the loader's threads whenever a load has ended."""
+        """Create the shelf. `arrived` is called on the loader's threads whenever a load has ended."""
         self._directory = directory
         self._uploaded = uploaded
         is_served = directory is not None or uploaded is not None
@@ -47,17 +47,17 @@ class LoraShelf:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those that requests may name."""
+        """Return the LoRAs that requests may name."""
         return self._directory.adapters if self._directory is not None else ()
 
     @property
     def rejected(self) -> tuple[RejectedAdapter, ...]:
-        """Those that were found and cannot be used."""
+        """Return the LoRAs that were found and cannot be used."""
         return self._directory.rejected if self._directory is not None else ()
 
     @property
     def resident_names(self) -> tuple[str, ...]:
-        """Those that need not be loaded first."""
+        """Return the names of the LoRAs that need no load."""
         if self._loader is None:
             return ()
         digests = self._loader.resident
@@ -67,12 +67,12 @@ class LoraShelf:
 
     @property
     def takes_uploaded(self) -> bool:
-        """Whether requests may bring references of LoRAs in the object store."""
+        """Return whether requests may bring references of LoRAs in the object store."""
         return self._uploaded is not None
 
     def source(self, spec: GenerationSpec, route: Route) -> LoadingLoras | None:
-        """Begin to load what a request wants, and return where it comes from; None where it wants none. It waits at the
-        route's step. A replay has them from that step on and no sooner: its picture may have waited for them."""
+        """Begin to load a request's LoRAs, and return their source; None if it has none. The source waits at the
+        route's step. A replay uses them from exactly that step: the first attempt may have waited for them."""
         if not spec.loras or self._loader is None:
             return None
         if self._uploaded is not None:
@@ -82,8 +82,8 @@ class LoraShelf:
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Load those of its LoRAs that have these names, and `uploaded` ones where it fetches such, as far as they stay
-        within the memory for LoRAs. Returns when each is here or was found not to be loadable, which the log says."""
+        """Load the LoRAs with these names, and `uploaded` ones if it fetches such, within the memory for LoRAs. Return
+        when each is loaded or has failed; failures are logged."""
         wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
         if self._uploaded is not None:
             for adapter in uploaded:
@@ -94,16 +94,16 @@ class LoraShelf:
         loads = [asyncio.wrap_future(load) for load in self._loader.begin(wanted)]
         for load in loads:
             load.add_done_callback(_say_if_failed)
-        # Unlike what is gathered, what is waited for goes on where whoever waits is cancelled: pictures may wait, too.
+        # Unlike gathered futures, these continue if the caller is cancelled: requests may wait for them, too.
         await asyncio.wait(loads)
 
     def close(self) -> None:
-        """Begin no more loads."""
+        """Begin no further loads."""
         if self._loader is not None:
             self._loader.close()
 
     def _read(self, digest: str) -> Lora:
-        """On the loader's threads."""
+        """Read a LoRA, on the loader's threads."""
         if self._uploaded is not None and self._uploaded.name_of(digest) is not None:
             return self._uploaded.read(digest)
         assert self._directory is not None

@@ -1,4 +1,4 @@
-"""LoRAs of the object store: fetched when a request brings their reference, and kept on disk within a bound."""
+"""Fetch LoRAs from the object store when a request brings their reference, and store them on disk within a bound."""
 
 import contextlib
 import os
@@ -15,19 +15,19 @@ from pentimento.diffusion.loras.reading import lora_of
 from pentimento.domain.generation import LoraSelection, ObjectReference
 from pentimento.stores.objects import ObjectStore
 
-# References are small; a worker that forgets one is told it again with the next request.
+# References are small; a worker that forgets one receives it again with the next request.
 MAX_KNOWN = 4096
 _SUFFIX = ".safetensors"
 
 
 class UploadedLoras:
-    """Used on any thread. Files are called after their digests, and are judged and digested each time they are read:
-    what lies in the directory is never believed."""
+    """Read uploaded LoRAs, on any thread. Files are named after their digests, and are validated and digested at each
+    read: the directory's content is never trusted."""
 
     def __init__(
         self, objects: ObjectStore, directory: Path, max_bytes: int, base: BaseLayers, dtype: torch.dtype
     ) -> None:
-        """Makes the directory. Raises OSError where it cannot."""
+        """Create the directory. Raises OSError if that fails."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._objects = objects
         self._directory = directory
@@ -35,11 +35,11 @@ class UploadedLoras:
         self._base = base
         self._dtype = dtype
         self._lock = threading.Lock()
-        # By digest: name and reference, those asked for last at the end.
+        # By digest: name and reference, the last requested ones at the end.
         self._asked: OrderedDict[str, tuple[str, ObjectReference]] = OrderedDict()
 
     def ask(self, lora: LoraSelection) -> None:
-        """Take note of what a request brings; nothing where its LoRA is not one of the object store."""
+        """Remember a request's LoRA; ignore one that is not in the object store."""
         if lora.object is None:
             return
         with self._lock:
@@ -49,14 +49,14 @@ class UploadedLoras:
                 self._asked.popitem(last=False)
 
     def name_of(self, digest: str) -> str | None:
-        """Return the name under which it was asked for last; None for a LoRA that is not of the object store."""
+        """Return the name under which a LoRA was last requested; None for one that is not in the object store."""
         with self._lock:
             asked = self._asked.get(digest)
         return asked[0] if asked is not None else None
 
     def read(self, digest: str) -> Lora:
-        """Return the LoRA: from disk, or from the store where that has another file or none. Raises BadLora for one
-        that does not fit the model, KeyError for one that was not asked for, and what the store raises."""
+        """Return the LoRA: from disk, or from the store if the disk has another file or none. Raises BadLora for one
+        that does not fit the model, KeyError for one that was not requested, and the store's errors."""
         with self._lock:
             name, reference = self._asked[digest]
         path = self._directory / f"{digest.removeprefix('sha256:')}{_SUFFIX}"
@@ -72,7 +72,7 @@ class UploadedLoras:
         return lora_of(LoraFile(name, kept.data), self._base, self._dtype, digest)
 
     def _keep(self, path: Path, data: bytes) -> None:
-        """A disk that is full or away costs the next fetch and nothing else."""
+        """Store a LoRA on disk. A full or missing disk costs only the next fetch."""
         if len(data) > self._max_bytes:
             return
         with contextlib.suppress(OSError), self._lock:
@@ -82,7 +82,7 @@ class UploadedLoras:
             Path(file.name).replace(path)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Those used longest ago go, and whatever a worker that was killed left half-written."""
+        """Remove the least recently used files, and half-written ones of a killed worker."""
         files = sorted(self._directory.iterdir(), key=lambda file: file.stat().st_mtime)
         kept = []
         for file in files:

@@ -1,1 +1,1 @@
-"""Attempts: judged, held, executed from their start to their encoded picture."""
+"""Run attempts: validate, hold, execute them from their start to the encoded image."""

@@ -1,4 +1,4 @@
-"""What an attempt's stages took, for its provenance and for the metrics."""
+"""Account for the time of an attempt's stages, for its provenance and for the metrics."""
 
 from collections.abc import Iterable
 
@@ -11,12 +11,12 @@ Mark = tuple[str, float, float]
 
 
 def stage_timings(accepted_at: float, marks: Iterable[Mark]) -> tuple[StageTiming, ...]:
-    """Stages in order; milliseconds since the order came."""
+    """Return the stages in order, in milliseconds since the order arrived."""
     return tuple(StageTiming(name, (since - accepted_at) * 1e3, (until - since) * 1e3) for name, since, until in marks)
 
 
 def count_result(result: AttemptResult) -> None:
-    """Changes the metrics."""
+    """Add a result to the metrics."""
     for timing in result.timings:
         metrics.STAGE_SECONDS.labels(timing.stage).observe(timing.duration_ms / 1e3)
     metrics.SAVED_STEPS.inc(result.steps_saved)

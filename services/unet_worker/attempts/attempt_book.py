@@ -1,7 +1,7 @@
-"""The attempts that this worker holds: running ones, orphans, and finished ones that somebody may still ask for.
+"""Hold the worker's attempts: running ones, orphans, and finished ones that a frontdoor may still fetch.
 
-Only a cancel or the deadline stops an attempt. A stream that breaks leaves an orphan, which runs on for a while so that
-a frontdoor (of a newer epoch, if the first one died) can attach to it; so do results that nobody has fetched.
+Only a cancel or the deadline stops an attempt. A broken stream leaves an orphan, which continues for a while so that
+a frontdoor (of a newer epoch, if the first one died) can attach to it. Unfetched results stay for the same time.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[Atte
 AttemptKey = tuple[str, int]
 StreamEvent = Started | StepProgress | PlaceYielded | AttemptOutcome
 
-# Finished attempts that are kept for who may still ask; the oldest go first.
+# Finished attempts that stay for late readers; the oldest are removed first.
 KEPT_RESULTS = 64
 
 
 class HeldAttempt:
-    """One attempt and what its reader still has to hear: progress is overwritten, start and end are not."""
+    """Hold one attempt and its unread events: progress is overwritten, start and end are not."""
 
     def __init__(self, order: ExecuteOrder) -> None:
-        # Until it has ended: results are kept for longer than the images that a request came with.
+        # Until it has ended: results are held longer than the request's images.
         self.order: ExecuteOrder | None = order
         self.attempt = attempt = order.attempt
         self.reader_epoch = attempt.frontdoor_epoch
@@ -72,7 +72,8 @@ class HeldAttempt:
         return RunningAttempt(*self.key, self.step, self.step_count, self.orphaned)
 
     def hear(self, event: ExecuteEvent) -> None:
-        """News of the runner: start and yielding once, progress as it comes. A preview survives until it is read."""
+        """Record the runner's events: start and yielding once, the latest progress. A preview stays until it is
+        read."""
         match event:
             case Started():
                 self._started, self.step, self.step_count = event, event.first_step, event.step_count
@@ -85,13 +86,13 @@ class HeldAttempt:
         self._news.set()
 
     def settle(self, outcome: AttemptOutcome | PentimentoError) -> None:
-        """The end; only the first one counts."""
+        """Record the outcome; only the first one counts."""
         if self.outcome is None:
             self.outcome, self.order = outcome, None
             self._news.set()
 
     async def read(self) -> AsyncGenerator[StreamEvent, None]:
-        """Events from here on, then the outcome, or its error raised. A later reader ends this one with Aborted."""
+        """Yield events from now on, then the outcome, or raise its error. A later reader ends this one with Aborted."""
         self._reader_count += 1
         self._reader = me = self._reader_count
         self._news.set()
@@ -123,8 +124,8 @@ class HeldAttempt:
 
 
 class AttemptBook:
-    """Admits, holds and forgets attempts; on the event loop only. `capacity` is asked for each one; `changed` is called
-    when one comes, goes or ends."""
+    """Admit, hold and forget attempts; on the event loop only. `capacity` is called for each one; `changed` is called
+    when one arrives, ends or is removed."""
 
     def __init__(
         self,
@@ -151,20 +152,20 @@ class AttemptBook:
         return [held for held in self._held.values() if held.outcome is None]
 
     def meet_frontdoor(self, frontdoor_id: str, epoch: int, journal_id: str = "") -> None:
-        """Raises Aborted when a newer epoch of that frontdoor has been here: credits and attempts are its own now;
-        InvalidArgument for one that nobody can have."""
+        """Record a frontdoor's epoch. Raises Aborted if a newer epoch of that frontdoor has called: it owns the credits
+        and attempts now; InvalidArgument for an epoch that is too far in the future."""
         if self._frontdoors.meet(frontdoor_id, epoch, journal_id):
             self._note_change()
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
-        """Starts the attempt; the stream ends with what it ends with. Raises Aborted, Cancelled, FailedPrecondition,
-        ResourceExhausted or Unavailable when it is not taken. The caller closes the stream."""
+        """Start the attempt, and return its stream, which ends with its outcome. Raises Aborted, Cancelled,
+        FailedPrecondition, ResourceExhausted or Unavailable if it is rejected. The caller closes the stream."""
         return self._follow(self._admit(order))
 
     def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Goes on reading. Raises NotFound when the attempt is gone, Aborted for a frontdoor of an older epoch."""
+        """Continue to read an attempt. Raises NotFound if it is not held, Aborted for a frontdoor of an older epoch."""
         self.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id)
         held = self._held.get((request_id, fencing_token))
         if held is None:
@@ -175,7 +176,7 @@ class AttemptBook:
         return self._follow(held)
 
     def cancel(self, request_id: str, fencing_token: int) -> bool:
-        """True when the attempt was queued or running. Unknown ones are remembered: Execute may come later."""
+        """Return whether the attempt was queued or running. Unknown ones are remembered: Execute may come later."""
         key = (request_id, fencing_token)
         held = self._held.get(key)
         if held is None:
@@ -184,8 +185,8 @@ class AttemptBook:
         return self._stop(held, Cancelled("CANCELLED", "the attempt was cancelled"))
 
     def thin(self, request_id: str, fencing_token: int, steps: tuple[int, ...]) -> bool:
-        """Ask a queued or running attempt to take these steps alone from the first of them on; True where there is such
-        an attempt. Raises InvalidArgument for steps that it cannot take."""
+        """Request that a queued or running attempt runs only these steps, from the first one on; return whether it
+        exists. Raises InvalidArgument for steps that it cannot run."""
         held = self._held.get((request_id, fencing_token))
         if held is None or held.order is None:
             return False
@@ -194,7 +195,8 @@ class AttemptBook:
         return True
 
     async def drain(self) -> None:
-        """Takes nothing more, and returns when every running attempt has ended and its stream has told so."""
+        """Admit no further attempts; return when every running one has ended and its stream has delivered the
+        outcome."""
         self.draining = True
         self._note_change()
         while any(held.outcome is None or not held.orphaned for held in self._held.values()):
@@ -202,7 +204,7 @@ class AttemptBook:
             await self._turn.wait()
 
     def close(self) -> None:
-        """Stops whatever runs."""
+        """Stop all attempts."""
         for held in list(self._held.values()):
             self._stop(held, Unavailable(Reason.WORKER_STOPPED, "the worker stopped before the image was done"))
             self._forget(held)
@@ -231,7 +233,7 @@ class AttemptBook:
         return held
 
     def _fence(self, attempt: Attempt) -> None:
-        """The newest fencing token of a request wins; attempts under older ones are stopped or refused."""
+        """Let the newest fencing token of a request win: stop or reject attempts with older ones."""
         newest = self._newest_tokens.get(attempt.request_id, -1)
         if attempt.fencing_token < newest:
             raise Aborted("FENCED_OFF", "a newer attempt at this request has been here")
@@ -279,7 +281,8 @@ class AttemptBook:
             self._note_change()
 
     def _expire_later(self, held: HeldAttempt) -> None:
-        """Orphans and finished attempts go after `orphan_s`; of the latter only the newest few are kept that long."""
+        """Schedule the removal of an orphan or finished attempt after `orphan_s`; only the newest finished ones
+        stay."""
         if held.expiry is not None:
             held.expiry.cancel()
         held.expiry = asyncio.get_running_loop().call_later(self._orphan_s, self._expire, held)

@@ -1,4 +1,4 @@
-"""What is remembered of the past, within a bound."""
+"""Remember past entries, within a bound."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -10,7 +10,7 @@ REMEMBERED = 4096
 
 
 def remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
-    """Changes state: the key is the newest, and the oldest ones beyond the bound are gone."""
+    """Store the key as the newest one, and remove the oldest ones beyond the bound."""
     memory[key] = value
     memory.move_to_end(key)
     while len(memory) > REMEMBERED:

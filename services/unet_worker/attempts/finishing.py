@@ -1,5 +1,5 @@
-"""From latents to encoded pictures, on threads of their own: neither the event loop nor the next picture's steps wait,
-and while one picture is encoded the next one is decoded."""
+"""Decode and encode images from latents, on separate threads: neither the event loop nor the next request's steps wait,
+and the next image is decoded while one is encoded."""
 
 import asyncio
 import hashlib
@@ -17,13 +17,13 @@ from pentimento.diffusion.images import encode_bytes, encode_pixels, pixel_bytes
 from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
 from pentimento.domain.errors import Internal
 
-# A file takes longer than the decoder on a GPU does.
+# Encoding takes longer than decoding on a GPU.
 MOST_ENCODERS = 4
 
 
 @dataclass(frozen=True)
 class FinishedPicture:
-    """`png` is what a cache keeps, whatever the format of `image`; times on the monotonic clock, in seconds."""
+    """Hold an encoded image; a cache stores `png`, regardless of `image`'s format. Times: monotonic clock, seconds."""
 
     image: bytes = field(repr=False)
     digest: str
@@ -35,8 +35,8 @@ class FinishedPicture:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A picture in host memory: its bytes (height, width, 3), and its rows as a PNG has them; None what nobody asked
-    for."""
+    """Hold an image in host memory: its bytes (height, width, 3), and its rows in PNG's form; None for a form that was
+    not requested."""
 
     pixels: Tensor | None
     rows: Tensor | None
@@ -55,14 +55,14 @@ class Finisher:
     async def finish(
         self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None = None
     ) -> FinishedPicture:
-        """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities, ResourceExhausted
-        when the device has no memory to decode it."""
+        """Return the image of a final latent. Raises Internal NON_FINITE_LATENT if it holds NaN or infinities,
+        ResourceExhausted if the device has no memory to decode it."""
         loop = asyncio.get_running_loop()
         decoded = await loop.run_in_executor(self._decoding, self._decoded, latent, image_format, keep_png)
         return await loop.run_in_executor(self._encoding, _encoded, decoded, image_format, encoding_quality)
 
     def preview(self, predicted_clean: Tensor) -> "Future[bytes]":
-        """A small PNG of what the model now expects; empty when that is not finite."""
+        """Return a small PNG of the image that the model predicts; empty if that is not finite."""
         return self._decoding.submit(self._preview, predicted_clean)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Finisher:
 
 
 def _fetched(pixels: Tensor, image_format: str, keep_png: bool, started_at: float) -> _Decoded:
-    """Off the device, which is waited for: the seconds are the decoder's."""
+    """Copy pixels from the device and wait for it: the seconds count as the decoder's."""
     try:
         found = pixel_bytes(pixels)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which start of each frontdoor is served: the one of the newest epoch, whatever journal it was claimed in."""
+"""Track the start of each frontdoor that is served: the one of the newest epoch, regardless of its journal."""
 
 import logging
 from collections import OrderedDict
@@ -14,18 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 class KnownFrontdoors:
-    """Remembers the newest epoch of each frontdoor id, and its journal."""
+    """Remember the newest epoch of each frontdoor id, and its journal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._newest: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        # The last start that was turned away, of each.
+        # The last rejected start of each.
         self._refused: OrderedDict[str, tuple[int, str]] = OrderedDict()
 
     def meet(self, frontdoor_id: str, epoch: int, journal_id: str) -> bool:
-        """Whether its epoch is news; changes state. `journal_id` "" is of a frontdoor that knows none.
+        """Record a frontdoor's epoch and return whether it is new. `journal_id` is "" for a frontdoor without one.
 
-        Raises InvalidArgument for an epoch that nobody can have yet, Aborted for one that is not the newest.
+        Raises InvalidArgument for an epoch that is too far in the future, Aborted for one that is not the newest.
         """
         latest = latest_believable(self._clock.wall())
         if epoch > latest:
@@ -40,7 +40,7 @@ class KnownFrontdoors:
         return epoch > newest
 
     def _tell(self, frontdoor_id: str, epoch: int, journal_id: str, newest: int) -> None:
-        """Count each refusal; log a frontdoor once, not each of its tries."""
+        """Count each rejection; log a frontdoor once, not each of its tries."""
         metrics.STALE_EPOCHS.inc()
         if self._refused.get(frontdoor_id) != (epoch, journal_id):
             remember(self._refused, frontdoor_id, (epoch, journal_id))

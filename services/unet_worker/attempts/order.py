@@ -1,4 +1,4 @@
-"""What Execute asks for, and what comes of it, as values."""
+"""Define the values of Execute's requests and outcomes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from pentimento.domain.execution import AttemptResult, ControlNetEndpoint, Laten
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.tensors import WireTensor
 
-# What a dataplane still wants to know of an attempt whose progress nobody waits for.
+# Interval of a dataplane's progress for an attempt without a waiting client.
 SELDOM_S = 1.0
 
 
 class MidwayThinning:
-    """Which steps an attempt is asked to take alone while it runs already; whoever paints it listens."""
+    """Hold the steps that a running attempt is limited to; the model runner listens."""
 
     def __init__(self) -> None:
         self._steps: tuple[int, ...] = ()
         self._listener: Callable[[tuple[int, ...]], None] | None = None
 
     def ask(self, steps: tuple[int, ...]) -> None:
-        """Tell the listener, now or once there is one."""
+        """Pass the steps to the listener, now or once one is set."""
         self._steps = steps
         if self._listener is not None:
             self._listener(steps)
 
     def listen(self, listener: Callable[[tuple[int, ...]], None]) -> None:
-        """Be told from now on, and of what was asked before."""
+        """Call the listener from now on, and with the steps that were requested before."""
         self._listener = listener
         if self._steps:
             listener(self._steps)
@@ -33,8 +33,8 @@ class MidwayThinning:
 
 @dataclass(frozen=True)
 class ExecuteOrder:
-    """ExecuteRequest in domain values; `deadline_remaining_ms` 0 means none. `notes` are what
-    there is to say of it so far, for the result's."""
+    """Hold an ExecuteRequest in domain values; `deadline_remaining_ms` 0 means none. `notes` are the notes so far, for
+    the result."""
 
     attempt: Attempt
     spec: GenerationSpec
@@ -44,20 +44,20 @@ class ExecuteOrder:
     preview_interval_steps: int = 0
     cache_grant: CacheGrant | None = None
     image_format: str = "png"
-    # How much a JPEG or WebP file keeps, 0 to 100; None: the encoder's own.
+    # JPEG or WebP quality, 0 to 100; None: the encoder's default.
     encoding_quality: int | None = None
     return_latents: bool = False
-    # Who computes the other half of the guidance; None for nobody.
+    # The worker that computes the other half of the guidance; None for no peer.
     peer: LatentParallelPeer | None = None
     # Where the spec's ControlNets are served; several of one name are replicas, to be tried in this order.
     controlnet_endpoints: tuple[ControlNetEndpoint, ...] = ()
     notes: tuple[str, ...] = ()
-    # In which the attempt's epoch was claimed.
+    # The journal in which the attempt's epoch was claimed.
     journal_id: str = ""
     cache_thinned_picture: bool = False
-    # Nobody waits for progress: what has no preview comes at most once in `SELDOM_S`.
+    # No client waits for progress: messages without a preview come at most once in `SELDOM_S`.
     omit_progress: bool = False
-    # Of those that somebody waits for.
+    # Used when a client waits for progress.
     progress_interval_ms: int = 0
     asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
 
@@ -68,8 +68,8 @@ class ExecuteOrder:
 
 
 class ProgressPace:
-    """Chooses the progress messages of an attempt: at most one in `interval_s`, previews included, which are all sent;
-    and the last step's, where it `ends` so."""
+    """Choose the progress messages of an attempt: at most one in `interval_s`, counting previews, which are all sent;
+    and the last step's if `ends`."""
 
     def __init__(self, interval_s: float, *, ends: bool = True) -> None:
         self._interval_s = interval_s
@@ -77,7 +77,7 @@ class ProgressPace:
         self._next_at = 0.0
 
     def sends(self, step: int, step_count: int, now: float, *, previewed: bool = False) -> bool:
-        """Changes state: return whether a message of this step alone is sent. `previewed`: it comes with a preview."""
+        """Return whether this step's own message is sent, and note the time. `previewed`: it comes with a preview."""
         is_due = now >= self._next_at or (self._ends and step >= step_count)
         if is_due or previewed:
             self._next_at = now + self._interval_s
@@ -86,7 +86,7 @@ class ProgressPace:
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """A finished attempt; the final latents only where they were asked for."""
+    """Hold a finished attempt; the final latents only if they were requested."""
 
     result: AttemptResult
     final_latents: WireTensor | None = None

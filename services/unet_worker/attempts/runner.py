@@ -1,4 +1,4 @@
-"""One attempt from order to outcome, whatever the device: painted in time, stored under its grant, accounted for."""
+"""Run one attempt from order to outcome on any device: within its deadline, stored under its grant, accounted for."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ from services.unet_worker.cache.uploads import Uploads
 
 @dataclass(frozen=True)
 class PaintedPicture:
-    """`png` is what a cache keeps, whatever the format of `image`. `marks` are the stages since the order came, up to
-    `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache saved;
-    `bad_donor_reason` is set where a donor is to blame; `lora_patch_step` is the first step that was taken with the
-    request's LoRAs, `thinned_steps` are those that were taken where some were left out."""
+    """Hold a generated image. A cache stores `png`, regardless of `image`'s format. `marks` are the stages from the
+    order's arrival to `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache
+    saved; `bad_donor_reason` is set if a donor is to blame; `lora_patch_step` is the first step run with the request's
+    LoRAs; `thinned_steps` are the steps run if some were skipped."""
 
     held: HeldModel
     image: bytes = field(repr=False)
@@ -44,7 +44,7 @@ class PaintedPicture:
 
 
 class ModelRunner(Protocol):
-    """Paints pictures with one model on one device."""
+    """Generate images with one model on one device."""
 
     async def paint(
         self,
@@ -54,14 +54,14 @@ class ModelRunner(Protocol):
         accepted_at: float,
         deadline: float | None,
     ) -> PaintedPicture:
-        """Emits Started and StepProgress, puts captured latents into `uploads`. Times are on the monotonic clock.
+        """Emit Started and StepProgress, and put captured latents into `uploads`. Times are on the monotonic clock.
         Raises domain errors; cancelling stops the work at the next step."""
         ...
 
 
 class AttemptRunner:
-    """Runs attempts on a model runner. What they store goes to `objects`, on `store_threads`; `ended` is called when an
-    attempt is over."""
+    """Run attempts on a model runner. Their objects are stored in `objects`, on `store_threads`; `ended` is called when
+    an attempt is over."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class AttemptRunner:
         self.running_count = 0
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the device's work at
-        its next step."""
+        """Emit Started and StepProgress, and return the outcome. Raises domain errors; cancelling stops the device's
+        work at its next step."""
         accepted_at = time.monotonic()
         remaining_s = order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
         deadline = None if remaining_s is None else accepted_at + remaining_s
@@ -131,8 +131,8 @@ class AttemptRunner:
     async def _store(
         self, uploads: Uploads | None, painted: PaintedPicture, cache_thinned: bool
     ) -> tuple[CapturedEntries, tuple[str, ...]]:
-        """Store what the cache is to keep. The picture of one that left out steps is stored where the order says that
-        it lost little: its loss is that of every later picture made from it."""
+        """Store the attempt's objects for the cache. An image of a request with skipped steps is stored only if the
+        order states that it lost little: every later image made from it inherits the loss."""
         if uploads is None:
             return CapturedEntries(""), ()
         if cache_thinned or not painted.thinned_steps:

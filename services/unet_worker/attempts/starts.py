@@ -1,8 +1,8 @@
-"""Where a painting starts: the seed's noise, an image of the request, or a donor from the object store.
+"""Resolve the start of a request: the seed's noise, an image of the request, or a donor from the object store.
 
-A donor that cannot be used costs the saving, never the picture: the attempt falls back to noise and says why in a note
-`cache skipped: REASON: …`. An object that is missing, corrupt or no such latent is reported, and its entry healed.
-A replay starts where the first painting did or nowhere.
+An unusable donor costs the saving, never the image: the attempt falls back to noise and gives the reason in a note
+`cache skipped: REASON: …`. A missing, corrupt or foreign object is reported, and its entry healed.
+A replay uses the start of the first attempt, or fails.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ResolvedStart:
-    """`saved_steps` counts only steps that the cache saved; `bad_donor_reason` is set where the object is to blame."""
+    """Hold a start. `saved_steps` counts only steps that the cache saved; `bad_donor_reason` is set for a bad
+    object."""
 
     start: PaintingStart
     saved_steps: int = 0
@@ -54,16 +55,16 @@ class ResolvedStart:
 
 
 class StartResolver:
-    """Reads on the threads of `executor`, with a time limit on the store. Decodes on others: those of the store may all
-    wait for it, and a picture that needs nothing from there is not to."""
+    """Resolve starts; read on the threads of `executor`, with a time limit on the store. Decode on other threads: the
+    store's may all be waiting, and a request that needs nothing from the store must not."""
 
     def __init__(self, model: DiffusionModel, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
         self._model = model
         self._donors = DonorReader(objects, executor, timeout_s)
 
     async def resolve(self, spec: GenerationSpec, route: Route) -> ResolvedStart:
-        """Raises InvalidArgument for a schedule or an image of the request that cannot be used, and what
-        `UnusableDonor.of_replay` says for a replay."""
+        """Return the start of a request. Raises InvalidArgument for an unusable schedule or image of the request, and
+        the errors of `UnusableDonor.of_replay` for a replay."""
         schedule_for(self._model, spec)
         if spec.init_image is not None:
             return await self._own_image(spec, spec.init_image)
@@ -81,7 +82,7 @@ class StartResolver:
         return ResolvedStart(NoiseStart())
 
     def own_first_step(self, spec: GenerationSpec) -> int:
-        """Return the step at which the request's own image lets it start; 0 without one."""
+        """Return the first step that the request's own image allows; 0 without one."""
         if spec.init_image is None:
             return 0
         return first_img2img_step(spec.num_inference_steps, spec.init_image.strength, self._model.info.noise_form)
@@ -89,12 +90,12 @@ class StartResolver:
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         first_step = self.own_first_step(spec)
         pixels, mask = await asyncio.to_thread(lambda: _pixels_and_mask(init_image, spec))
-        # By diffusers' rule, of its inpainting pipelines alone.
+        # As in diffusers, whose rule applies to inpainting pipelines only.
         from_noise = mask is not None and init_image.strength == 1.0
         return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=from_noise))
 
     async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
-        """NIRVANA: the remaining N - K steps under the new prompt; K is where this schedule has the donor's level."""
+        """Start from a latent (NIRVANA): run the remaining N - K steps; K is the step with the donor's noise level."""
         step = nearest_step(schedule_for(self._model, spec), start.sigma)
         if step is None:
             wanted = f"no step of {spec.num_inference_steps} has noise level {start.sigma:g}"
@@ -102,13 +103,13 @@ class StartResolver:
         data = await self._donors.read(start.latent)
         shape = self._model.latent_shape(spec.width_px, spec.height_px)
         latent = await self._judge(lambda: latent_from_bytes(data, shape))
-        # Where this schedule has the level elsewhere it is noised back no further than it can.
+        # If this schedule has the level elsewhere, the latent is re-noised only as far as possible.
         bridge = replace(start, resume_step=step, renoised_steps=min(start.renoised_steps, step)).bridge
         first_step = step - max(len(bridge) - 1, 0)
         return ResolvedStart(LatentStart(latent, first_step, bridge), first_step)
 
     async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
-        """MoDM: the image re-noised to step k, then the remaining T - k steps."""
+        """Start from an image (MoDM): re-noise it to step k, then run the remaining T - k steps."""
         data = await self._donors.read(start.image)
         pixels = await self._judge(lambda: _pixels(data, "donor", spec))
         return ResolvedStart(ImageStart(pixels, start.saved_steps, bridge=start.bridge), start.saved_steps)
@@ -124,7 +125,7 @@ class StartResolver:
 
 
 def _pixels_and_mask(init_image: InitImage, spec: GenerationSpec) -> tuple[Tensor, Tensor | None]:
-    """Return an image, and where it may change; None for everywhere. Without a mask its transparent parts may."""
+    """Return an image and its mask; None for everywhere. Without a mask its transparent parts may change."""
     size = (spec.width_px, spec.height_px)
     if not init_image.mask:
         return decode_pixels_and_mask(init_image.image, IMAGE_FIELD, *size)

@@ -1,4 +1,4 @@
-"""Whatever an ExecuteRequest may get wrong, judged before anything is allocated for it; errors name field and limit."""
+"""Validate an ExecuteRequest before anything is allocated for it; errors name field and limit."""
 
 import math
 from collections.abc import Callable, Collection
@@ -33,7 +33,7 @@ MAX_LORA_BYTES = 4 * 1024**3
 
 @dataclass(frozen=True)
 class AttemptLimits:
-    """Of this worker, beside those of its model."""
+    """Hold this worker's limits, in addition to those of its model."""
 
     max_prompt_chars: int
 
@@ -46,9 +46,8 @@ def check_order(
     capabilities: Collection[Capability] = (),
     has_lora: Callable[[str, str], bool] = lambda name, digest: False,
 ) -> None:
-    """Check an order before anything is done for it. Raises FailedPrecondition when the dispatcher believes
-    in another model or start of this worker, NotFound for adapters that are not here, InvalidArgument for anything
-    outside its limits."""
+    """Check an order before any work on it. Raises FailedPrecondition if the dispatcher expects another model or start
+    of this worker, NotFound for adapters that it does not have, InvalidArgument for anything outside its limits."""
     _check_fencing(order, held)
     _check_prompts(order.spec, limits)
     check_size_and_steps(order.spec, held)
@@ -87,7 +86,7 @@ def _check_prompts(spec: GenerationSpec, limits: AttemptLimits) -> None:
 
 
 def check_size_and_steps(spec: GenerationSpec, held: HeldModel) -> None:
-    """Raises InvalidArgument for a picture of another size, or of more steps, than the model paints."""
+    """Check size and steps. Raises InvalidArgument for a size or step count that the model does not support."""
     _check_picture(spec, held)
     _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
 
@@ -112,7 +111,7 @@ def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:
-    # NaN fails every comparison, hence this one.
+    # Written so that NaN, which fails every comparison, is rejected.
     if not least <= value <= most:
         raise InvalidArgument.of(name, f"must be between {least:g} and {most:g}, got {value}")
 
@@ -133,8 +132,8 @@ def _check_adapters(
 
 
 def check_lora(lora: LoraSelection, has_lora: Callable[[str, str], bool], takes_uploaded: bool, field: str) -> None:
-    """Check a LoRA, which `field` of a request brings. Raises NotFound (UNKNOWN_LORA) for one that is not here and
-    cannot be fetched, InvalidArgument for anything outside its limits."""
+    """Check a LoRA from a request's `field`. Raises NotFound (UNKNOWN_LORA) for one that the worker does not have and
+    cannot fetch, InvalidArgument for anything outside its limits."""
     is_uploaded = lora.object is not None and takes_uploaded
     if not (is_uploaded or has_lora(lora.name, lora.digest)):
         message = f"{field}: this worker has no LoRA {lora.name[:100]!r} of digest {lora.digest[:80]!r}"
@@ -144,7 +143,7 @@ def check_lora(lora: LoraSelection, has_lora: Callable[[str, str], bool], takes_
 
 
 def _check_uploaded(lora: LoraSelection, field: str) -> None:
-    """Its digest is that of its file, so that what is fetched under it is what was asked for."""
+    """Check that an uploaded LoRA's digest is that of its object, so that the fetched file is the requested one."""
     if lora.object is None:
         return
     if not is_digest(lora.digest) or lora.object.digest != lora.digest:
@@ -153,15 +152,15 @@ def _check_uploaded(lora: LoraSelection, field: str) -> None:
 
 
 def _check_pipelining(route: Route, step_count: int) -> None:
-    """Residuals a step old are what a pipelined request has, from some step after its first on, and no other."""
+    """Check that only a pipelined request uses residuals one step old, from some step after its first on."""
     least = 1 if route.controlnet_mode is ControlNetMode.PIPELINED else 0
     most = step_count - 1 if least else 0
     _check_range("route.pipelined_from_step", route.pipelined_from_step, least, most)
 
 
 def check_asked_steps(order: ExecuteOrder, steps: tuple[int, ...]) -> None:
-    """Raise InvalidArgument for steps that an attempt cannot be asked to take alone: none of its schedule, or where it
-    is to have residuals a step old or the bits of another picture."""
+    """Check the steps that an attempt is to be limited to. Raises InvalidArgument for steps outside its schedule, and
+    for an attempt with residuals one step old or a replay, which must reproduce an image's bits."""
     if not steps:
         raise InvalidArgument.of("thinned_steps", "must not be empty")
     if order.route.replay_of:
@@ -171,7 +170,7 @@ def check_asked_steps(order: ExecuteOrder, steps: tuple[int, ...]) -> None:
 
 
 def _check_thinning(route: Route, step_count: int, field: str = "route.thinned_steps") -> None:
-    """Residuals a step old are those of a step that was taken: nothing is left out of a pipelined picture."""
+    """Check the steps to run. A pipelined request skips none: residuals one step old need the step before."""
     if not route.thinned_steps:
         return
     try:
@@ -193,7 +192,7 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
             if not (math.isfinite(start.sigma) and start.sigma > 0.0):
                 raise InvalidArgument.of("route.start.latent.sigma", f"must be above 0 and finite, got {start.sigma}")
         case FromImage():
-            # All steps: the image is the answer.
+            # All steps are allowed: the image is the answer.
             _check_range("route.start.image.start_step", start.start_step, 0, spec.num_inference_steps)
             _check_bridge("route.start.image", start, start.start_step)
             _check_range("route.start.image.image.size_bytes", start.image.size_bytes, 1, MAX_DONOR_BYTES)
@@ -205,7 +204,7 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
 
 
 def _check_bridge(field: str, start: FromLatent | FromImage, step: int) -> None:
-    """At least one step stays saved of a start that is noised again."""
+    """Check that a re-noised start still saves at least one step."""
     if start.renoised_steps:
         _check_range(f"{field}.renoised_steps", start.renoised_steps, 0, step if start.retaken_steps else step - 1)
     if start.retaken_steps:

@@ -1,21 +1,20 @@
-"""When a picture yields its place in the batch to whoever is on the way."""
+"""Predict when a running request yields its batch slot to a request on the way."""
 
 from pentimento.domain.thinned_steps import taken_count
 from pentimento.policies.step_batching import yields_in_s
 
 
 class StepPace:
-    """Of a model's pictures: seconds of a step of the one that ended last, what came before its first step included; 0
-    before the first one."""
+    """Hold the seconds per step of the model's last finished request, start-up included; 0 until one has finished."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
 
 
 class PlaceWatch:
-    """Of one picture. Times in seconds on one clock; a step to come takes as long as those before it did on average:
-    single ones may be noticed late, and the next then right after. Before the first one it takes as long as those of
-    the picture before."""
+    """Predict when one request yields its place. Times are in seconds on one clock. A future step takes the mean of the
+    request's steps so far, since single ones may be noticed late and the next one right after. Before the first step it
+    takes as long as those of the previous request."""
 
     def __init__(
         self, first_step: int, step_count: int, started_at: float, pace: StepPace, thinned_steps: tuple[int, ...] = ()
@@ -27,8 +26,8 @@ class PlaceWatch:
         self._thinned_steps = thinned_steps
 
     def yields_in_s(self, step: int, now: float) -> float | None:
-        """Return in how many seconds it does, now that this step comes next; None where it takes that one first, and
-        before the first step of a worker's first picture."""
+        """Return the seconds until the request yields, given that this step is next; None if it runs that step first,
+        and before the first step of a worker's first request."""
         left = self._count_from(step)
         taken = self._count_from(self._first_step) - left
         step_s = (now - self._started_at) / taken if taken else self._pace.step_s

@@ -1,1 +1,1 @@
-"""What attempts read from the cache, and what they may write to it."""
+"""Read donors from the cache for attempts, and store their objects under grants."""

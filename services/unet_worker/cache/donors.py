@@ -1,4 +1,4 @@
-"""Cached objects that a painting may start from, read with a bounded wait."""
+"""Read cached objects that a request may start from, with a bounded wait."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -16,7 +16,7 @@ REPLAY_RETRY_MS = 5000
 
 
 class UnusableDonor(Exception):
-    """Why a donor is passed over, and whether its object is to blame or the store is away."""
+    """Explain why a donor is skipped: its object is bad, or the store is unavailable."""
 
     def __init__(self, reason: str, detail: str, *, object_is_bad: bool = False, away: bool = False) -> None:
         super().__init__(f"{SKIPPED}: {reason}: {detail}")
@@ -25,8 +25,8 @@ class UnusableDonor(Exception):
         self._away = away
 
     def of_replay(self, route: Route) -> PentimentoError:
-        """Return the error of a replay, which starts nowhere else: NotFound ANCESTOR_GONE, naming what is gone,
-        Unavailable while the store is away, Internal for a donor that is there and cannot be resumed."""
+        """Return the error of a replay, which has no other start: NotFound ANCESTOR_GONE with the missing object's
+        name, Unavailable while the store is away, Internal for an existing donor that cannot be resumed."""
         what = f"the {_kind_of(route.start)} that {route.replay_of} started from"
         if self._away:
             message = f"{what} cannot be read now: {self._detail}"
@@ -41,7 +41,7 @@ def _kind_of(start: Start) -> str:
 
 
 class DonorReader:
-    """Reads on the threads of `executor`."""
+    """Read donors on the threads of `executor`."""
 
     def __init__(self, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
         self._objects = objects
@@ -49,7 +49,7 @@ class DonorReader:
         self._timeout_s = timeout_s
 
     async def read(self, reference: ObjectReference) -> bytes:
-        """The object, its digest checked. UnusableDonor when it is gone, corrupt or late."""
+        """Return the object, its digest checked. Raises UnusableDonor if it is missing, corrupt or late."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -1,4 +1,4 @@
-"""Whether an attempt may store what it captures: only under a grant that the gateway signed for it."""
+"""Decide whether an attempt may store its captures: only under a grant that the gateway signed for it."""
 
 import logging
 from dataclasses import replace
@@ -19,7 +19,7 @@ _REASONS = {
 
 
 class GrantGuard:
-    """Without `keys` everybody is believed if `open_to_all`, as everybody may call then, and nobody otherwise."""
+    """Check grants. Without `keys`, believe every grant if `open_to_all`, as every client may call then, else none."""
 
     def __init__(self, keys: GrantKeys | None, clock: Clock, *, open_to_all: bool) -> None:
         self._keys = keys
@@ -29,7 +29,7 @@ class GrantGuard:
             logger.warning("no grant key file: nothing is stored in the cache")
 
     def admitted(self, order: ExecuteOrder) -> ExecuteOrder:
-        """The order, without a grant that does not hold, and with a note that says why."""
+        """Return the order; an invalid grant is removed, with a note that gives the reason."""
         if order.cache_grant is None or self._open:
             return order
         keys = self._keys.believed if self._keys is not None else ()

@@ -1,5 +1,5 @@
-"""What an attempt stores under its grant: latents while it still denoises, the image at the end. A failure costs the
-cache an entry and the provenance a note, never the picture."""
+"""Store an attempt's objects under its grant: latents while it denoises, the image at the end. A failure costs the
+cache an entry and adds a note to the provenance, but never costs the image."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Uploads:
-    """Of one attempt. `add_latent` is called on the engine's thread, the rest on the event loop. What is stored is made
-    on the executor's threads; where there is nothing to be made, nothing is stored."""
+    """Store the objects of one attempt. `add_latent` is called on the engine's thread, the rest on the event loop. The
+    objects are made on the executor's threads; a maker that returns None stores nothing."""
 
     def __init__(self, grant: CacheGrant, objects: ObjectStore, executor: Executor) -> None:
         self._grant = grant
@@ -24,15 +24,15 @@ class Uploads:
         self._keys = {slot.resume_step: slot.key for slot in grant.latents}
         self._latents: dict[tuple[int, float], Future[ObjectReference | None]] = {}
         self._image: Future[ObjectReference | None] | None = None
-        # By key: what is stored once its turn has come.
+        # By key: makers of the objects that are not stored yet.
         self._contents: dict[str, Callable[[], bytes | None]] = {}
         self._closed = False
-        # The first step taken with LoRAs: what was captured before it owes nothing to them. None without any.
+        # The first step run with LoRAs: latents captured before it do not depend on them. None without LoRAs.
         self.adapters_from_step: int | None = None
 
     @property
     def steps(self) -> frozenset[int]:
-        """Steps before which a latent is wanted."""
+        """Return the steps before which a latent is captured."""
         return frozenset(self._keys)
 
     def add_latent(self, step: int, sigma: float, make: Callable[[], bytes | None]) -> None:
@@ -44,7 +44,7 @@ class Uploads:
             self._image = self._submit(self._grant.image_key, lambda: png)
 
     async def collect(self, timeout_s: float) -> tuple[CapturedEntries, tuple[str, ...]]:
-        """What was stored when all is done or the time is up, and a note if something was not."""
+        """Return the stored objects when all are done or the time is up, and a note if some were not stored."""
         futures = [*self._latents.values(), *([self._image] if self._image else [])]
         waiting = [asyncio.wrap_future(future) for future in futures]
         if waiting:
@@ -60,8 +60,8 @@ class Uploads:
         return CapturedEntries(self._grant.grant_id, latents, image), notes
 
     def close(self) -> None:
-        """Begin no more, and keep nothing for it: what nobody hears of is an object without an entry, and a store that
-        does not answer would have all kept that waits for it. Harmless twice."""
+        """Begin no further uploads, and release the pending contents: an object without a caller would have no entry,
+        and an unresponsive store would keep every pending content in memory. Harmless twice."""
         self._closed = True
         self._contents.clear()
 

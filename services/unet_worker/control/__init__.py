@@ -1,1 +1,1 @@
-"""ControlNets that run elsewhere (Katz, section 5): streams to their replicas, and the engine's source of residuals."""
+"""Use remote ControlNets (Katz, section 5): streams to their replicas, and the engine's source of residuals."""

@@ -1,4 +1,4 @@
-"""What ControlNets answered at a step, as the engine takes it."""
+"""Convert the ControlNets' answers for a step into the engine's residuals."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from pentimento.tensors.receiving import ReceivedTensors
 
 
 def summed_answers(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
-    """Return the sum of a step's residuals, as far as all have come, in the order of its ControlNets; of one alone over
-    the very bytes that came. Values are not looked at, which takes as long as copying them: one that is not finite
-    shows in the engine's prediction, and ends the picture there."""
+    """Return the sum of a step's received residuals, in the order of its ControlNets; the residuals of only one share
+    the received bytes. Values are not checked, which takes as long as a copy: a value that is not finite shows in the
+    engine's prediction, and ends the request there."""
     return summed([_residuals_of(received) for received in answers])
 
 
 def _residuals_of(received: ReceivedTensors) -> ControlResiduals:
-    """By layer, over the very bytes that came."""
+    """Return the residuals by layer, over the received bytes."""
     tensors = {wire.binding.layer: tensor_over(wire, finite=False) for wire in received.tensors}
     return ControlResiduals(
         tuple(tensor for layer, tensor in tensors.items() if layer.startswith("down_block_")),

@@ -1,4 +1,4 @@
-"""Conditioning images as latents, for families whose ControlNets see those (SD3)."""
+"""Encode conditioning images as latents, for families with ControlNets that see latents (SD3)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ ASK_TIMEOUT_S = 5.0
 
 
 def controlnets_see_latents(family: str) -> bool:
-    """Return whether ControlNets of a family are told latents, not images."""
+    """Return whether ControlNets of a family receive latents, not images."""
     return family in _SEE_LATENTS
 
 
 class ConditionEncoder:
-    """Encodes by the base model's autoencoder, on the engine's thread between two steps. On the event loop only."""
+    """Encode with the base model's autoencoder, on the engine's thread between two steps. On the event loop only."""
 
     def __init__(self, model: DiffusionModel, engine: StepEngine, replicas: ControlNetReplicas) -> None:
         self._model = model
@@ -37,11 +37,11 @@ class ConditionEncoder:
     async def encoded(
         self, controlnets: Sequence[RemoteControlNet], spec: GenerationSpec
     ) -> tuple[RemoteControlNet, ...]:
-        """Return the ControlNets, those that see latents with theirs (rows, channels, height, width): a row for each
+        """Return the ControlNets; add latents (rows, channels, height, width) for those that see them, one row for each
         half of the guidance. Noise is drawn from the request's seed, for one ControlNet after the other.
 
-        Raises InvalidArgument for an image that is none or not of the picture's size, Unavailable (CONTROLNET_LOST)
-        where nobody says what a ControlNet sees.
+        Raises InvalidArgument for an invalid image or one of another size than the request's, Unavailable
+        (CONTROLNET_LOST) if no replica reports the input of a ControlNet.
         """
         if not controlnets_see_latents(self._model.info.family):
             return tuple(controlnets)
@@ -64,7 +64,7 @@ class ConditionEncoder:
             return self._model.condition(pixels, rows, generator, unshifted=unshifted)
 
         encoded = await asyncio.wrap_future(self._engine.call(encode))
-        # The service sees the latent alone.
+        # The service sees only the latent.
         return replace(controlnet, selection=replace(selection, conditioning_image=b""), encoded=encoded)
 
     async def _is_unshifted(self, controlnet: RemoteControlNet) -> bool:
@@ -80,7 +80,7 @@ class ConditionEncoder:
                 status = await self._replicas.watch(address).client.status(ASK_TIMEOUT_S)
             except PentimentoError:
                 continue  # the next one may know
-            # A replica that was started anew may have other weights under that name.
+            # A restarted replica may have other weights under that name.
             found = [info.unshifted for info in status.controlnets if info.name == name and digest in ("", info.digest)]
             if found:
                 return found[0]

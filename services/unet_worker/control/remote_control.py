@@ -1,4 +1,4 @@
-"""The engine's source of residuals for one picture: its ControlNets, on their replicas, all at once."""
+"""Supply the engine with residuals for one request: from its ControlNets, on their replicas, all in parallel."""
 
 import asyncio
 from collections import Counter
@@ -27,14 +27,14 @@ from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.control.replayed_stream import ReplayedStream
 from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace, addresses_of
 
-# Before the fields of a ControlNet where it is opened or encoded by itself.
+# Prefixes the fields of a ControlNet that is opened or encoded by itself.
 _OWN_FIELDS = "controlnet."
 
 
 @dataclass(frozen=True)
 class RemoteControlNet:
-    """One ControlNet of a picture: the request's selection, when it acts, where it is served, and its condition as a
-    latent where it sees such."""
+    """Describe one ControlNet of a request: its selection, its acting steps, its addresses, and its condition as a
+    latent if it sees latents."""
 
     selection: ControlNetSelection
     setting: ControlSetting
@@ -45,9 +45,9 @@ class RemoteControlNet:
 def remote_controlnets(
     spec: GenerationSpec, endpoints: Sequence[ControlNetEndpoint], first_step: int
 ) -> tuple[RemoteControlNet, ...]:
-    """Return a request's ControlNets in its order, with shares of the whole schedule; its own are those of the steps
-    from `first_step` on, where its own image lets it start. Raises Unavailable (CONTROLNET_LOST) for one that is served
-    nowhere, InvalidArgument for a scale or shares that are out of bounds."""
+    """Return a request's ControlNets in its order, with shares of the whole schedule; the request's own shares refer to
+    the steps from `first_step` on, which its own image sets. Raises Unavailable (CONTROLNET_LOST) for a ControlNet
+    without a replica, InvalidArgument for a scale or shares that are out of bounds."""
     found = []
     for index, selection in enumerate(spec.controlnets):
         asked = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
@@ -60,7 +60,7 @@ def remote_controlnets(
 
 @contextmanager
 def naming_controlnet(place: int) -> Iterator[None]:
-    """Have a refusal of the block name the request's ControlNet of that place:
+    """Name the request's ControlNet of that place in InvalidArgument errors of the block:
     `spec.controlnets[1].conditioning_image`."""
     try:
         yield
@@ -80,8 +80,8 @@ class _StepToAsk(NamedTuple):
 
 @dataclass(frozen=True)
 class _LinedStep:
-    """A step that this thread sent by lines, and on which stream by the ControlNet's place. What has come of it is in
-    `found`."""
+    """Hold a step that the engine's thread sent by lines, the stream of each ControlNet by place, and in `found` the
+    answers so far."""
 
     step: _StepToAsk
     inputs: DenoiserInput
@@ -90,15 +90,14 @@ class _LinedStep:
 
     @property
     def open_places(self) -> list[int]:
-        """Of which something is still to come."""
+        """Return the places with missing answers."""
         return [place for place in self.sent_on if place not in self.found or self.found[place].awaited_count]
 
 
 class RemoteControl:
-    """A `ControlSource`. The engine's thread asks and takes. What goes by lines does so on that thread, the event loop
-    sees to the rest: to streams that are to be opened, or were lost. `wake` is called from there when residuals have
-    come. A lone row of latents is the conditional one, unless `unconditional`. Make it, and close it, on the event
-    loop."""
+    """Supply residuals as a `ControlSource`. The engine's thread calls `ask` and `take`. That thread sends what goes by
+    lines; the event loop opens streams and replaces lost ones, and calls `wake` when residuals have arrived. A single
+    row of latents is the conditional one, unless `unconditional`. Create and close it on the event loop."""
 
     def __init__(
         self,
@@ -118,21 +117,21 @@ class RemoteControl:
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._streams: list[ReplayedStream] = []
-        # By ControlNet, once the first step that is painted is known.
+        # By ControlNet, once the first step is known.
         self._steps: tuple[ResidualSteps, ...] = ()
-        # By step: what comes of it, by the ControlNet's place.
+        # By step: its answers, by the ControlNet's place.
         self._asked: dict[int, Future[dict[int, ReceivedTensors]] | _LinedStep] = {}
-        # The last of those that the event loop may still have to send.
+        # The last step that the event loop may still have to send.
         self._unsent: Future[dict[int, ReceivedTensors]] | None = None
-        # What was summed last, and its sum.
+        # The last summed answers, and their sum.
         self._summed: tuple[list[ReceivedTensors], ControlResiduals] | None = None
         self._closed = False
         for controlnet in self._controlnets:
             replicas.mention(controlnet.addresses)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
-        """Ask those whose residuals of this step are used, in it or in the next one. The first step opens all
-        streams."""
+        """Request residuals of this step from the ControlNets that use them, in this step or the next. The first step
+        opens all streams."""
         opens = not self._steps
         self._steps = self._steps or self._steps_from(step_index)
         self._asked = {step: asked for step, asked in self._asked.items() if step >= step_index - 1}
@@ -141,7 +140,7 @@ class RemoteControl:
             self._ask_all(step_index, inputs, asked)
 
     def _ask_all(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> None:
-        """By lines from this thread, where they are open and nothing that was asked before waits to be sent."""
+        """Send by lines from this thread, if they are open and no earlier step waits to be sent."""
         step = _StepToAsk(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND))
         sent_on: dict[int, ResidualStream] = {}
         if self._streams and (self._unsent is None or self._unsent.done()):
@@ -163,8 +162,8 @@ class RemoteControl:
         return asking
 
     def _leave_to_loop(self) -> None:
-        """Have the event loop see to all steps that went by lines and are not answered, in their order: it asks them
-        again where their streams are lost."""
+        """Move all unanswered steps that went by lines to the event loop, in order: it requests them again where their
+        streams are lost."""
         for step_index, asked in self._asked.items():
             if isinstance(asked, _LinedStep) and asked.open_places:
                 self._unsent = self._ask_on_loop(asked.step, asked.inputs, list(asked.sent_on), asked.sent_on)
@@ -175,8 +174,8 @@ class RemoteControl:
         return step_index if used is None else used
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the sum of what is used in the step, as far as it has come, valid until the next step is asked for;
-        None while nothing has of some ControlNet. Raises what the picture cannot go on for."""
+        """Return the sum of the step's residuals received so far, valid until the next `ask`; None while a ControlNet
+        has sent nothing. Raises errors that end the request."""
         if not self._hear():
             self._leave_to_loop()
         used = [(place, steps.used_in(step_index)) for place, steps in enumerate(self._steps)]
@@ -184,19 +183,19 @@ class RemoteControl:
         there = [answer for answer in answers if answer is not None]
         if len(there) < len(answers):
             return None
-        # The same tuple of the very same parts: nothing came since.
+        # Identical parts: nothing has arrived since.
         if self._summed is None or len(self._summed[0]) != len(there) or any(map(is_not, self._summed[0], there)):
             self._summed = (there, self._replicas.summing(there))
         return self._summed[1]
 
     def _hear(self) -> bool:
-        """Take what has come of steps that went by lines; False where something of them will not come."""
+        """Collect the answers of steps that went by lines; return False if some of them will not arrive."""
         goes_on = True
         for step_index, asked in self._asked.items():
             if not isinstance(asked, _LinedStep):
                 continue
             for place in asked.open_places:
-                # Before it looks: what came before a stream was lost is as good as any.
+                # Checked first: an answer that arrived before its stream was lost still counts.
                 will_answer = self._streams[place].will_answer(asked.sent_on[place])
                 found = asked.sent_on[place].arrived(step_index)
                 if found is not None:
@@ -218,12 +217,12 @@ class RemoteControl:
         return tuple(ResidualSteps(steps, pipelined_from) for steps in acting)
 
     def synchronous_steps(self) -> set[int]:
-        """Return the steps that use residuals of their own, of those that are painted."""
+        """Return the steps of the request that use their own residuals."""
         acting = ((step, steps) for steps in self._steps for step in steps.acting)
         return {step for step, steps in acting if steps.used_in(step) == step}
 
     def close(self) -> None:
-        """End the streams. Harmless twice."""
+        """Close the streams. Harmless twice."""
         self._closed = True
         for stream in self._streams:
             stream.close()

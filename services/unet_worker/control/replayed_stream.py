@@ -1,4 +1,4 @@
-"""One ControlNet of one picture: a stream of residuals that outlives its replica."""
+"""Stream residuals of one ControlNet for one request, across failures of replicas."""
 
 import asyncio
 import logging
@@ -23,20 +23,20 @@ from services.unet_worker.control.replicas import StreamPlace, full, lost
 
 logger = logging.getLogger(__name__)
 
-# Of a step: on other replicas, or on the same where there is no other.
+# For each step: on other replicas, or on the same one if there is no other.
 MAX_REPLAYS = 2
 OPEN_TIMEOUT_S = 60.0
 STEP_TIMEOUT_S = 30.0
-# A replica that is full is asked again, and the others meanwhile; then the picture makes way for others for a while.
+# A full replica is asked again, and the others in between; then the request yields its batch slot for a while.
 FULL_WAIT_S = 0.1
 MAX_FULL_WAITS = 100
-# Answers after which another replica may do better.
+# Errors after which another replica may succeed.
 REPLICA_ERRORS = (Unavailable, Aborted, Internal, DeadlineExceeded, NotFound, FailedPrecondition)
 
 
 @dataclass(eq=False)
 class _Step:
-    """A step that is asked for, with all that asking again takes; `sent_on` is the stream that has it."""
+    """Hold a requested step with all data to request it again; `sent_on` is the stream that has it."""
 
     index: int
     timestep: float
@@ -46,11 +46,12 @@ class _Step:
 
 
 class ReplayedStream:
-    """Asks for steps in their order, on the event loop only but for what says otherwise; for one before the one before
-    it is there, if need be. `heard` is called when residuals have arrived by a line.
+    """Request steps in order, on the event loop unless a method states otherwise; a step may be requested before the
+    previous one is answered. `heard` is called when residuals have arrived by a line.
 
-    A replica that is lost or answers nonsense costs a replay of the steps that it left open, on another one, under
-    a new epoch: what the old one may still send is told from what the new one does."""
+    A replica that is lost or answers nonsense costs a replay of its open steps on another replica, under a new epoch,
+    which tells the answers of the two replicas apart.
+    """
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ReplayedStream:
         self._epoch = 0
         self._stream: ResidualStream | None = None
         self._open_steps: list[_Step] = []
-        # Fair: whoever asks first is first to take, and to send.
+        # Fair: the first caller takes, and sends, first.
         self._taking = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._closed = False
@@ -74,24 +75,24 @@ class ReplayedStream:
     def ask_now(
         self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int
     ) -> ResidualStream | None:
-        """Send a step on the calling thread where all steps before it have been sent and a line is open; return the
-        stream that has it. What it answers has `arrived`; where it will not, `residuals` is called for the step."""
+        """Send a step on the calling thread if all earlier steps are sent and a line is open; return the stream that
+        has it. Its answer is found by `arrived`; if none arrives, `residuals` is called for the step."""
         stream = self._stream
         if stream is None or not stream.lined:
             return None
         try:
             stream.ask_now(step_index, timestep, latents, keeps_from)
         except PentimentoError:
-            return None  # whoever asks for its residuals sends it again
+            return None  # `residuals` sends it again
         return stream
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's residuals, as far as they have come by a line; on any thread."""
+        """Return a step's residuals received by a line so far; on any thread."""
         stream = self._stream
         return None if stream is None else stream.arrived(step_index)
 
     def will_answer(self, sent_on: ResidualStream) -> bool:
-        """Return whether residuals of steps that went by that stream's line may still come by it; on any thread."""
+        """Return whether residuals of steps sent by that stream's line may still arrive; on any thread."""
         return self._stream is sent_on and not sent_on.failed
 
     async def residuals(
@@ -102,11 +103,11 @@ class ReplayedStream:
         keeps_from: int | None = None,
         sent_on: ResidualStream | None = None,
     ) -> ReceivedTensors:
-        """Return a step's residuals. Those of steps before `keeps_from`, by default of all before this one, are not
-        valid any longer. `sent_on` has the step already.
+        """Return a step's residuals. Those of steps before `keeps_from`, by default this step, become invalid.
+        `sent_on` has the step already.
 
-        Raises Unavailable (CONTROLNET_LOST) when replicas failed the step MAX_REPLAYS times more than once, and what a
-        replica refuses the request itself for; ResourceExhausted (CONTROLNET_FULL) while every replica is full.
+        Raises Unavailable (CONTROLNET_LOST) if replicas failed the step more than MAX_REPLAYS times, errors of the
+        request itself, and ResourceExhausted (CONTROLNET_FULL) while every replica is full.
         """
         step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from, sent_on)
         self._open_steps.append(step)
@@ -118,11 +119,11 @@ class ReplayedStream:
         finally:
             self._open_steps.remove(step)
             if self._closed:
-                # It was closed perhaps before it had taken a replica, which counts its streams.
+                # It may have been closed before it had taken a replica, which counts its streams.
                 self._place.leave()
 
     def close(self) -> None:
-        """End it. Harmless twice."""
+        """Close the stream. Harmless twice."""
         self._closed = True
         self._drop(in_order=not self._open_steps)
 
@@ -144,13 +145,13 @@ class ReplayedStream:
             metrics.CONTROL_REPLAYS.inc()
 
     async def _send_early(self, stream: ResidualStream) -> None:
-        """What goes wrong here is met by whoever takes the step before."""
+        """Send the open steps early. The task that takes the step before handles the errors."""
         try:
             await self._send_open_steps(stream)
         except PentimentoError as error:
             logger.debug("a step was not sent ahead: %s", error.reason)
         except asyncio.CancelledError:
-            # Given up meanwhile, a stream cancels what is still written to it.
+            # A stream that was dropped in between cancels its pending writes.
             if self._stream is stream or self._closed:
                 raise
 

@@ -1,4 +1,4 @@
-"""One replica of the ControlNet service as this worker hears of it: a stream of its credits."""
+"""Watch one replica of the ControlNet service: a stream of its credits."""
 
 import asyncio
 import logging
@@ -14,16 +14,16 @@ from pentimento.policies.replica_choice import Hearing, ReplicaLoad
 
 logger = logging.getLogger(__name__)
 
-# It speaks at least once a second.
+# A replica reports at least once a second.
 SILENCE_S = 3.0
-# A replica that no picture was sent to for so long is left; the next that is finds it anew.
+# A replica without a request for this long is no longer watched; the next request connects again.
 IDLE_S = 60.0
 _RECONNECTS = Backoff(first_s=0.05, max_s=1.0)
 
 
 class ReplicaWatch:
-    """On the event loop only. `opening_count` are the streams that are being opened there, `open_count` all of this
-    worker's."""
+    """Track one replica; on the event loop only. `opening_count` counts the streams that are being opened there,
+    `open_count` all of this worker's."""
 
     def __init__(self, channel: grpc.aio.Channel, client: ControlNetClient) -> None:
         self.client = client
@@ -31,22 +31,22 @@ class ReplicaWatch:
         self.load = ReplicaLoad(0, 0)
         self.opening_count = 0
         self.open_count = 0
-        # Set once it has told something, or could not be reached.
+        # Set once it has reported, or could not be reached.
         self.looked = asyncio.Event()
         self._channel = channel
         self._mentioned_s = 0.0
 
     def mention(self) -> None:
-        """Changes state: some picture may use it, so it is watched for a while longer."""
+        """Note that a request may use the replica, so that it is watched for longer."""
         self._mentioned_s = asyncio.get_running_loop().time()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no picture uses it, nor was told of it for a while."""
+        """Return whether no request uses the replica or has mentioned it for a while."""
         return not self.open_count and asyncio.get_running_loop().time() - self._mentioned_s > IDLE_S
 
     async def run(self) -> None:
-        """Follow its credits until it is idle, then close the channel."""
+        """Follow the replica's credits until it is idle, then close the channel."""
         delays_s = _RECONNECTS.delays_s()
         try:
             while not self.is_idle:
@@ -57,7 +57,7 @@ class ReplicaWatch:
             await self._channel.close()
 
     async def _listen(self) -> bool:
-        """Whether it answered before its stream ended, broke or fell silent."""
+        """Return whether it answered before its stream ended, broke or fell silent."""
         loop, answered = asyncio.get_running_loop(), False
         try:
             async with asyncio.timeout(SILENCE_S) as silence, aclosing(self.client.watch_credits()) as news:

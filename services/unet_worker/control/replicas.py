@@ -1,4 +1,4 @@
-"""Where ControlNets are served: the replicas that pictures were told of, how loaded each is, and who takes a stream."""
+"""Choose replicas for ControlNets: the addresses that requests bring, the load of each, and the place of a stream."""
 
 import asyncio
 from collections import Counter
@@ -20,14 +20,14 @@ from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker.control.answers import summed_answers
 from services.unet_worker.control.replica_watch import ReplicaWatch
 
-# A replica that nothing is known of yet is waited for so long, once: what it tells decides where streams go.
+# Wait once, for this long, for the first report of a replica: it decides where streams go.
 FIRST_WORD_S = 0.5
 Summing = Callable[[Sequence[ReceivedTensors]], ControlResiduals]
 
 
 class ControlNetReplicas:
-    """On the event loop only. A replica that no picture was sent to for a while is left, and its channel closed.
-    `summing` makes the residuals of a step of what its ControlNets answered; `lined` and `listener` as in
+    """Watch the replicas, on the event loop only. A replica without a request for a while is dropped, and its channel
+    closed. `summing` makes a step's residuals from its ControlNets' answers; `lined` and `listener` as in
     `ControlNetClient`."""
 
     def __init__(
@@ -47,18 +47,18 @@ class ControlNetReplicas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def mention(self, addresses: Sequence[str]) -> None:
-        """Changes state: a picture may be sent there, so each is heard from by the time its first stream is opened."""
+        """Watch these replicas: a request may use them, so each has reported by the time its first stream opens."""
         for address in addresses:
             self.watch(address).mention()
 
     def watch(self, address: str) -> ReplicaWatch:
-        """Return what is known of a replica, from now on or longer."""
+        """Return a replica's watch; start it if there is none."""
         if address not in self._watches:
             self._begin(address)
         return self._watches[address]
 
     async def look(self, addresses: Sequence[str]) -> None:
-        """Return once each has told something, could not be reached, or was waited for long enough."""
+        """Return once each replica has reported, was unreachable, or has used up its time."""
         unheard = [watch for address in addresses if not (watch := self.watch(address)).looked.is_set()]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_WORD_S):
@@ -84,8 +84,8 @@ class ControlNetReplicas:
 
 
 class StreamPlace:
-    """The replica of one ControlNet of one picture, chosen anew for every opening. `beside` counts the streams of the
-    picture by address; the places of one picture share it."""
+    """Choose the replica of one ControlNet of one request, again for every opening. `beside` counts the request's
+    streams by address; the places of one request share it."""
 
     def __init__(
         self, controlnet: str, addresses: Sequence[str], replicas: ControlNetReplicas, beside: Counter[str]
@@ -100,12 +100,12 @@ class StreamPlace:
         self._opening = False
 
     async def take(self) -> ControlNetClient:
-        """Choose a replica, which counts as one with a stream more from now on, and return its client."""
+        """Choose a replica, count one more stream on it, and return its client."""
         self.leave()
         await self._replicas.look(self._addresses)
         address = best_replica([self._candidate(address) for address in self._addresses], self._controlnet)
         if address in self._refused:
-            # Each has refused: whoever has room first takes it.
+            # All have refused: the first one with a free place takes it.
             self._refused.clear()
         watch = self._replicas.watch(address)
         self._taken, self._opening = (address, watch), True
@@ -115,25 +115,25 @@ class StreamPlace:
         return watch.client
 
     def opened(self) -> None:
-        """Changes state: from here on the replica itself tells of the stream."""
+        """Stop counting the stream as opening: from here on the replica itself reports it."""
         if self._taken is not None and self._opening:
             self._taken[1].opening_count -= 1
             self._opening = False
 
     def refused(self) -> None:
-        """Changes state: it had no credit."""
+        """Note that the replica had no credit, and leave it."""
         if self._taken is not None:
             self._refused.add(self._taken[0])
         self.leave()
 
     def failed(self) -> None:
-        """Changes state: it lost a step."""
+        """Note that the replica lost a step, and leave it."""
         if self._taken is not None:
             self._failed.add(self._taken[0])
         self.leave()
 
     def leave(self) -> None:
-        """Changes state: nothing of the picture's is there any more. Harmless twice."""
+        """Release the replica. Harmless twice."""
         if self._taken is None:
             return
         address, watch = self._taken
@@ -157,8 +157,8 @@ class StreamPlace:
 
 
 def addresses_of(selection: ControlNetSelection, endpoints: Sequence[ControlNetEndpoint]) -> tuple[str, ...]:
-    """Return where a ControlNet is served; of replicas that are equal otherwise the first is tried first. Raises
-    Unavailable (CONTROLNET_LOST) where it is served nowhere."""
+    """Return the addresses that serve a ControlNet; equally good replicas are tried in this order. Raises Unavailable
+    (CONTROLNET_LOST) if no replica serves it."""
     found = tuple(
         endpoint.address
         for endpoint in endpoints
@@ -170,13 +170,13 @@ def addresses_of(selection: ControlNetSelection, endpoints: Sequence[ControlNetE
 
 
 def lost(name: str) -> Unavailable:
-    """Return the error of a picture whose ControlNet nobody serves now: it is never painted without."""
+    """Return the error of a request with a ControlNet that no replica serves: it never runs without."""
     message = f"no replica serves the ControlNet {name[:100]!r} now"
     return Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=1000)
 
 
 def full(name: str, refusal: str) -> ResourceExhausted:
-    """Return the error of a picture whose ControlNet has no replica with room, which said so by `refusal`: it may be
-    painted later."""
+    """Return the error of a request with a ControlNet whose replicas are all full, as `refusal` reports: it may run
+    later."""
     message = f"every replica of the ControlNet {name[:100]!r} is full: {refusal[:100]}"
     return ResourceExhausted(Reason.CONTROLNET_FULL, message, retry_after_ms=1000)

@@ -1,1 +1,1 @@
-"""The device: which one, its precision, memory, energy and busy share."""
+"""Choose the device and its precision, and measure its memory, energy and busy share."""

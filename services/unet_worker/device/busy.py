@@ -1,10 +1,10 @@
-"""The share of time that the device was busy."""
+"""Measure the share of time that the device was busy."""
 
 from collections.abc import Callable
 
 
 class BusyMeter:
-    """`add` on the engine's thread, `share` on the event loop: a float is replaced whole, never half."""
+    """Add up busy seconds. `add` runs on the engine's thread, `share` on the event loop: a float is replaced whole."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -16,7 +16,7 @@ class BusyMeter:
         self._busy_s += seconds
 
     def share(self) -> float:
-        """0..1 since the last time it was asked."""
+        """Return the busy share since the last call, 0..1."""
         now, busy_s = self._monotonic(), self._busy_s
         elapsed, busy = now - self._asked_at, busy_s - self._asked_busy_s
         self._asked_at, self._asked_busy_s = now, busy_s

@@ -1,5 +1,5 @@
-"""What a worker runs attempts on: a model on its device, or an emulated one. Imports no torch, so that an emulated
-worker starts without it."""
+"""Define the backend of a worker's attempts: a model on its device, or an emulated one. Imports no torch, so that an
+emulated worker starts without it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class HeldAdapters:
-    """The LoRAs that a device can paint with, the names of those that need not be loaded first, and those that were
-    found and cannot be used."""
+    """Hold the LoRAs that a device can use, the names of those that need no load, and those that were found and cannot
+    be used."""
 
     known: tuple[Adapter, ...] = ()
     resident: tuple[str, ...] = ()
     rejected: tuple[RejectedAdapter, ...] = ()
 
     def has(self, name: str, digest: str) -> bool:
-        """Return whether one of that name and digest is known."""
+        """Return whether a LoRA with that name and digest is known."""
         return any(adapter.name == name and adapter.digest == digest for adapter in self.known)
 
     def first(self, count: int) -> "HeldAdapters":
-        """Return at most `count` of them, each name once: those that need not be loaded first before the others."""
+        """Return at most `count` LoRAs, each name once: those that need no load come first."""
         names: dict[str, Adapter] = {}
         for adapter in self.known:
             names.setdefault(adapter.name, adapter)
@@ -45,23 +45,23 @@ NO_ADAPTERS = HeldAdapters()
 
 
 class HalfStreams(Protocol):
-    """Halves of guidance that a device computes for other workers. On the event loop only."""
+    """Compute halves of guidance for other workers. On the event loop only."""
 
     @property
     def open_count(self) -> int: ...
 
     def answers(self, messages: AsyncIterator[Any], free_count: Callable[[], int]) -> AsyncGenerator[Any, None]:
-        """Yield the answers of one stream of PredictHalf, for which there is a place where `free_count`, asked when it
-        is known what the stream is for, is above 0."""
+        """Yield the answers of one stream of PredictHalf. The stream is accepted if `free_count`, called once the
+        stream's purpose is known, is above 0."""
         ...
 
     def stop(self) -> None:
-        """End all: their pictures are painted by their own workers alone."""
+        """End all streams: other workers continue their requests without a peer."""
         ...
 
 
 class DeviceBackend(Protocol):
-    """A device with the model that it holds. Used on the event loop only; `close` on any thread."""
+    """Describe a device with its model. Used on the event loop only; `close` on any thread."""
 
     @property
     def held(self) -> HeldModel: ...
@@ -74,65 +74,65 @@ class DeviceBackend(Protocol):
 
     @property
     def device(self) -> str:
-        """Its name, for people."""
+        """Return the device's name, for people."""
         ...
 
     @property
     def batch_limit(self) -> int:
-        """Requests of the model's own size that share a step, as things are now; 0 while it takes none."""
+        """Return the number of requests of the model's default size that share a step now; 0 while it takes none."""
         ...
 
     @property
     def running_count(self) -> int:
-        """Attempts that are being denoised."""
+        """Return the number of attempts that are being denoised."""
         ...
 
     @property
     def adapters(self) -> HeldAdapters:
-        """The LoRAs that attempts may ask for."""
+        """Return the LoRAs that attempts may request."""
         ...
 
     @property
     def halves(self) -> HalfStreams | None:
-        """The halves that it computes for other workers; None where it computes none."""
+        """Return the halves that it computes for other workers; None if it computes none."""
         ...
 
     def memory(self) -> DeviceMemory: ...
 
     def check(self, spec: GenerationSpec) -> None:
-        """Raises InvalidArgument for a picture that this device can never paint."""
+        """Check a request. Raises InvalidArgument for one that this device can never run."""
         ...
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Loads those of its LoRAs that have these names, and `uploaded` ones where it fetches such; returns when they
-        are here, or cannot be."""
+        """Load the LoRAs with these names, and `uploaded` ones if it fetches such; return when each is loaded or has
+        failed."""
         ...
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the work at the next
-        step."""
+        """Emit Started and StepProgress, and return the outcome. Raises domain errors; cancelling stops the work at the
+        next step."""
         ...
 
     def close(self) -> None:
-        """Stops what is left; takes at most a step."""
+        """Stop the remaining work; takes at most a step."""
         ...
 
 
 class PlannedBackend(DeviceBackend, Protocol):
-    """A device that can hold one model or another, as the plan says."""
+    """Describe a device that can hold one model or another, as the plan requires."""
 
     @property
     def target_model(self) -> str:
-        """The model that it holds, or is about to hold."""
+        """Return the model that it holds, or is about to hold."""
         ...
 
     @property
     def unloadable(self) -> frozenset[str]:
-        """The models that could not be loaded, which this start of the worker does not try again."""
+        """Return the models that failed to load; this start of the worker does not try them again."""
         ...
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first, and
-        until the other one is loaded nothing new is taken; a switch that has not got beyond that is called off by its
-        own model."""
+        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish
+        first, and none are admitted until the other model is loaded; assigning the current model again calls off a
+        switch that has not passed that point."""
         ...

@@ -1,5 +1,5 @@
-"""The device's energy, where it tells: NVML for a CUDA device, RAPL (powercap) for the packages of a CPU. Where nothing
-can be read there is no figure: none is ever estimated from a power rating."""
+"""Measure the device's energy, if it reports it: NVML for a CUDA device, RAPL (powercap) for CPU packages. Without a
+reading there is no figure: none is estimated from a power rating."""
 
 import importlib
 import logging
@@ -18,21 +18,21 @@ logger = logging.getLogger(__name__)
 
 POWERCAP = Path("/sys/class/powercap")
 SAMPLE_INTERVAL_S = 0.2
-# A picture that takes longer than this is charged the mean power of the time that is remembered.
+# A request that takes longer than this is charged the mean power of the remembered time.
 REMEMBERED_SAMPLES = 3000
-# A counter that does not answer, as while a driver is reset, is asked again.
+# A counter that does not answer, as during a driver's reset, is read again.
 RETRIES = Backoff(first_s=SAMPLE_INTERVAL_S, max_s=60.0)
 
 Counter = Callable[[], float]
 
 
 def open_counter(device: torch.device, powercap: Path = POWERCAP) -> Counter | None:
-    """A reading in joules that only grows, or None where the device does not tell."""
+    """Return a reading in joules that only grows, or None if the device reports none."""
     return _nvml_counter(device) if device.type == "cuda" else rapl_counter(powercap)
 
 
 def rapl_counter(powercap: Path) -> Counter | None:
-    """All CPU packages together: whatever else runs on them is in it."""
+    """Read all CPU packages together, which includes other processes on them."""
     zones = [_RaplZone(path) for path in sorted(powercap.glob("intel-rapl:*")) if path.name.count(":") == 1]
     try:
         for zone in zones:
@@ -43,7 +43,7 @@ def rapl_counter(powercap: Path) -> Counter | None:
 
 
 class _RaplZone:
-    """`energy_uj` wraps around at `max_energy_range_uj`; read it often enough, and the sum does not."""
+    """Sum up `energy_uj`, which wraps around at `max_energy_range_uj`: read it often enough, and the sum does not."""
 
     def __init__(self, directory: Path) -> None:
         self._energy = directory / "energy_uj"
@@ -61,21 +61,21 @@ class _RaplZone:
 
 
 def _nvml_counter(device: torch.device) -> Counter | None:
-    """NVML's energy since the driver was loaded, from Volta on; needs the package pynvml."""
+    """Read NVML's energy since the driver was loaded, from Volta on; needs the package pynvml."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception as error:  # whatever is missing there, the answer is the same
+    except Exception as error:  # any failure has the same answer
         logger.info("no energy figures: %s", type(error).__name__)
         return None
     return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
 
 class EnergyMeter:
-    """Reads a counter on a thread of its own; `watts` is asked on the event loop and reads nothing. `spend` hears of
-    the joules from one reading to the next, `fail` of each time that the counter did not answer."""
+    """Read a counter on a separate thread; `watts` is called on the event loop and reads nothing. `spend` receives
+    the joules from one reading to the next, `fail` is called each time that the counter did not answer."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class EnergyMeter:
         self._fail = fail
         self._monotonic = monotonic
         self._samples: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_SAMPLES)
-        # What the counter said last, whether samples are kept from then or not.
+        # The counter's last value, regardless of whether samples are kept from then.
         self._said: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
@@ -105,14 +105,14 @@ class EnergyMeter:
         if said is not None and joules >= said:
             self._spend(joules - said)
         else:
-            # It counts anew.
+            # The counter has restarted.
             self._samples.clear()
         self._said = joules
         self._samples.append((self._monotonic(), joules))
 
     def watts(self, since: float, until: float) -> float | None:
-        """Mean power between two times of the monotonic clock, from the samples around them; None before there are
-        two."""
+        """Return the mean power between two times of the monotonic clock, from the samples around them; None before two
+        samples exist."""
         samples = list(self._samples)
         inner = list(_around(samples, since, until))
         if len(inner) < 2 or inner[-1][0] <= inner[0][0]:
@@ -127,10 +127,10 @@ class EnergyMeter:
                 return
 
     def _try_sample(self, failures: int) -> bool:
-        """Whether the counter answered, after so many failures in a row. The time without a reading has no figure."""
+        """Return whether the counter answered, after `failures` in a row. The time without a reading has no figure."""
         try:
             self.sample()
-        except Exception as error:  # whatever it is, the counter may answer again
+        except Exception as error:  # after any error the counter may answer again
             self._samples.clear()
             self._fail()
             if not failures:
@@ -142,8 +142,8 @@ class EnergyMeter:
 
 
 def _around(samples: list[tuple[float, float]], since: float, until: float) -> Iterator[tuple[float, float]]:
-    """From the last sample before `since` to the first one after `until`, or to the newest; never fewer than the two
-    newest, since a picture may be shorter than the time between samples."""
+    """Yield the samples from the last before `since` to the first after `until`, or to the newest; at least the two
+    newest, since a request may be shorter than the time between samples."""
     begin = max((index for index, (at, _) in enumerate(samples) if at <= since), default=0)
     end = next((index for index, (at, _) in enumerate(samples) if at >= until), len(samples) - 1)
     yield from samples[max(min(begin, end - 1), 0) : end + 1]

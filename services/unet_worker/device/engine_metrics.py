@@ -1,4 +1,4 @@
-"""The engine's news as metrics. On the engine's thread; nothing here blocks."""
+"""Export the engine's events as metrics. On the engine's thread; nothing here blocks."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from services.unet_worker.device.busy import BusyMeter
 
 
 class EngineMetrics:
-    """`meters` add up the seconds that the device was busy: one for each who asks for a share."""
+    """Record engine metrics. `meters` add up the device's busy seconds: one for each reader of a share."""
 
     def __init__(self, meters: Sequence[BusyMeter]) -> None:
         self._meters = meters

@@ -1,4 +1,4 @@
-"""Which device and precision the model runs in, and how much memory is used and there, in bytes."""
+"""Choose the model's device and precision, and measure used and total memory, in bytes."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
-    """Raises FailedPrecondition when CUDA is asked for and not there."""
+    """Return the device. Raises FailedPrecondition if CUDA is requested and unavailable."""
     available = torch.cuda.is_available()
     if choice is DeviceChoice.CUDA and not available:
         raise FailedPrecondition("NO_DEVICE", "--device cuda: no CUDA device can be used")
@@ -36,8 +36,8 @@ def device_name(device: torch.device) -> str:
 
 
 def memory_budget_bytes(device: torch.device, budget_mib: int, sharer_count: int = 1) -> int:
-    """Return what weights and batches may take: as set, else a sharer's part of nine tenths of the device's memory, or
-    of what the control group grants a process on the CPU."""
+    """Return the memory for weights and batches: the setting, else a sharer's part of nine tenths of the device's
+    memory, or, on the CPU, of the control group's limit."""
     if budget_mib:
         return budget_mib * 2**20
     total = device_memory(device).total_bytes
@@ -53,7 +53,7 @@ def _group_limit_bytes(default: int) -> int:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Of a CPU: this process's resident memory, and the machine's."""
+    """Return used and total memory; of a CPU, this process's resident memory and the machine's."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total - free, total)

@@ -1,1 +1,1 @@
-"""Models: described, loaded, warmed up, measured, switched as the plan says."""
+"""Describe, load, warm up, measure and switch models as the plan requires."""

@@ -1,4 +1,4 @@
-"""A checkpoint as a worker runs it, and as it is profiled."""
+"""Load a checkpoint for a worker or for its profile."""
 
 import logging
 from pathlib import Path
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSettings(Protocol):
-    """The settings that decide how a checkpoint is loaded."""
+    """Describe the settings that decide how a checkpoint is loaded."""
 
     @property
     def model(self) -> Path: ...
@@ -53,22 +53,22 @@ def load_checkpoint(settings: CheckpointSettings) -> DiffusionModel:
 
 
 def kernel_mode(choice: KernelChoice, device: torch.device) -> KernelMode:
-    """Return which kernels run, where the choice is left to the device."""
+    """Return the kernel mode; the device decides for AUTO."""
     if choice is not KernelChoice.AUTO:
         return KernelMode(choice.value)
     return KernelMode.FUSED if runs_kernels(device) else KernelMode.OFF
 
 
 def compile_mode(choice: CompileChoice, device: torch.device) -> CompileMode:
-    """Return how the forward pass runs, where the choice is left to the device."""
+    """Return the compile mode of the forward pass; the device decides for AUTO."""
     if choice is not CompileChoice.AUTO:
         return CompileMode(choice.value)
     return CompileMode.CAPTURE if device.type == "cuda" else CompileMode.OFF
 
 
 def denoiser_for(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
-    """Return the forward pass as it is to run. Where CUDA graphs were asked for and the device has none, it runs
-    eagerly, and the log has the reason."""
+    """Return the configured forward pass. If CUDA graphs were requested and the device has none, it runs eagerly, and
+    the log has the reason."""
     mode = compile_mode(choice, model.device)
     if mode is CompileMode.OFF:
         return EagerDenoiser(model)

@@ -1,4 +1,4 @@
-"""What a worker needs of the libraries, told before they are imported. Free of torch."""
+"""Decide which libraries a worker needs, before they are imported. Free of torch."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 
 def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
     """Return whether every model is a directory of components that no compiler takes: a single file is read by
-    diffusers' pipelines, and torch.compile reads what diffusers marks for it."""
+    diffusers' pipelines, and torch.compile reads diffusers' marks."""
     directories = (settings.model, *(other.path for other in other_models(settings)))
     return settings.compile is not CompileChoice.COMPILE and all(map(_has_components, directories))
 
@@ -19,4 +19,4 @@ def _has_components(directory: Path) -> bool:
     try:
         return check_checkpoint(directory).single_file is None
     except BadCheckpoint:
-        return False  # told when it is its turn
+        return False  # reported when the checkpoint is checked

@@ -1,4 +1,4 @@
-"""A real model on a real device, as the worker's backend."""
+"""Run a real model on a real device, as the worker's backend."""
 
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor
@@ -36,7 +36,7 @@ CAPABILITIES = frozenset(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything there is once the model is loaded; see `device_backend.DeviceBackend`."""
+    """Hold all parts of a loaded model; see `device_backend.DeviceBackend`."""
 
     held: HeldModel
     info: LoadedModelInfo
@@ -49,7 +49,7 @@ class LoadedModel:
     loras: LoraShelf
     halves: HalfServicer
     energy: EnergyMeter | None = None
-    # Of its device, beside those of every model.
+    # Of its device, in addition to those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
 
     @property
@@ -59,8 +59,8 @@ class LoadedModel:
     @property
     def capabilities(self) -> frozenset[Capability]:
         own = CAPABILITIES | self.device_capabilities
-        # Not for good: pairs that were measured to be slower are tried again later.
-        # A peer is not told of masks.
+        # May change: pairs that were measured to be slower are tried again later.
+        # A peer does not receive masks.
         may_pair = not self.info.sees_mask and self.engine.pairing_pays(default_batch_key(self.held))
         pairs = {Capability.LATENT_PARALLEL} if may_pair else set()
         loras = {Capability.LORA} if self.loras.adapters else set()
@@ -83,8 +83,8 @@ class LoadedModel:
         return self.engine.running_count
 
     def limit_batches(self, most: int) -> None:
-        """At most so many requests share a step from now on, and never more than were settled at the start, which are
-        those of 0."""
+        """Let at most `most` requests share a step from now on, never more than the limit set at the start; 0 restores
+        that limit."""
         # A whole number that the engine reads before each step.
         self.engine.limits.max_batch = min(most or self.max_batch, self.max_batch)
 
@@ -95,7 +95,7 @@ class LoadedModel:
         self.engine.limits.check(batch_key(spec))
 
     def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> Coroutine[Any, Any, None]:
-        # No coroutine of its own: it would keep the model for as long as a file is read, whatever comes next.
+        # Not a coroutine itself: it would hold the model while a file is read.
         return self.loras.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:

@@ -1,4 +1,4 @@
-"""What the worker says of its model: read off the checkpoint, completed by settings and a registry.json beside it."""
+"""Describe the worker's model: read from the checkpoint, completed by settings and a registry.json next to it."""
 
 import logging
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ SIZE_HEADROOM = 2
 
 
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
-    """By name, each with the settings to load it with; the one held at first comes first. Raises InvalidArgument for
-    two of one name, and for one that is not there."""
+    """Return each checkpoint's settings by name; the first held model comes first. Raises InvalidArgument for two with
+    one name, and for a missing one."""
     named = {settings.model_name or derived_name(settings.model.resolve().name): settings}
     if missing := missing_models(settings):
         logger.warning("skipped, no such directory: %s", ", ".join(str(one.path) for one in missing))
@@ -43,7 +43,7 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
 
 
 def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
-    """Raises FailedPrecondition when the model is not the one that settings or the registry beside it expect."""
+    """Describe the held model. Raises FailedPrecondition if settings or registry expect another digest."""
     entry = registry_entry(settings.model)
     if not settings.accept_other_digest:
         check_digest(settings.model, info.model_digest, settings.expected_model_digest)
@@ -74,13 +74,13 @@ def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
 
 
 def default_batch_key(held: HeldModel) -> BatchKey:
-    """Of requests that name neither size nor guidance."""
+    """Return the batch key of requests without a size or guidance scale."""
     return BatchKey(held.default_width_px, held.default_height_px, held.default_guidance_scale > 1.0)
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
-    """Return the costs of these models by files, or directories of them, for images of the size that was profiled
-    first, with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
+    """Return the costs of these models from files, or directories of them, for images of the first profiled size, with
+    the usual steps and guidance. Raises InvalidArgument for a file that is not a profile."""
     paths = {path for settings in models.values() for path in settings.profiles}
     found = read_costs(sorted(paths))
     return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)
