@@ -1,4 +1,4 @@
-"""`python -m services.controlnet_svc --controlnets REGISTRY`"""
+"""Start a ControlNet service: `python -m services.controlnet_svc --controlnets REGISTRY`."""
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
@@ -16,7 +16,7 @@ async def main(argv: list[str]) -> None:
         return
     settings.claim_gpu()
     keep_freed_memory()
-    # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    # Imported after the settings are valid: a wrong flag is reported before torch is loaded.
     with importing_much():
         import_networks_alone()
         from services.controlnet_svc.wiring import wire

@@ -1,4 +1,4 @@
-"""Which ControlNets this replica can serve, from a registry of models on its disk."""
+"""List the ControlNets that this replica can serve, from a registry of models on its disk."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,8 +28,8 @@ def shelved_networks(
 
 
 def _condition_form(directory: Path) -> tuple[bool, bool]:
-    """Whether its condition is a latent, and an unshifted one. What is wrong with the directory is told when it is
-    loaded, to whoever wants it."""
+    """Return whether a ControlNet's condition is a latent, and whether that is unshifted. Errors of the directory are
+    reported when it is loaded, to the stream that needs it."""
     try:
         checkpoint = open_controlnet(directory)
     except BadCheckpoint:
@@ -38,6 +38,6 @@ def _condition_form(directory: Path) -> tuple[bool, bool]:
 
 
 def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
-    """Return what weights stored in single precision take in `dtype`; more than that for those stored in half."""
+    """Return the size in `dtype` of weights stored in single precision; an overestimate for those stored in half."""
     stored = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     return stored * dtype.itemsize // torch.float32.itemsize if dtype.itemsize < 4 else stored

@@ -1,4 +1,4 @@
-"""What this replica can take, told to whoever watches: on each change, and every second."""
+"""Report this replica's free capacity to its watchers: on each change, and every second."""
 
 import asyncio
 import contextlib
@@ -8,18 +8,18 @@ BEAT_S = 1.0
 
 
 class CreditNews:
-    """Wakes watchers. On the event loop only."""
+    """Wake watchers. On the event loop only."""
 
     def __init__(self) -> None:
         self._watchers: set[asyncio.Event] = set()
 
     def changed(self) -> None:
-        """Wake everybody who watches."""
+        """Wake every watcher."""
         for watcher in self._watchers:
             watcher.set()
 
     async def beats(self) -> AsyncGenerator[None, None]:
-        """Yield at once, then on every change and at least once a second."""
+        """Yield immediately, then on every change and at least once a second."""
         news = asyncio.Event()
         self._watchers.add(news)
         try:

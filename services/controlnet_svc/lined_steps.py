@@ -1,5 +1,5 @@
-"""Steps that come by a stream's line. They are judged as those of the stream are, computed by the same thread, and
-answered from there."""
+"""Answer steps that come by a stream's line: validated as those of the stream are, and computed and answered by the
+same thread."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +21,8 @@ ANSWER_LAYER = "residuals"
 
 
 class LinedResiduals:
-    """Of one stream, from now on: the compute thread takes each step, computes and answers it, `in_parts` as they are
-    there. `steps` says when something goes wrong."""
+    """Answer the steps of one stream: the compute thread takes, computes and answers each, `in_parts` as residuals
+    become ready. `steps` reports failures."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LinedResiduals:
         future.add_done_callback(self.steps.settled)
 
     def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
-        """On the compute thread."""
+        """Answer a step by the line, on the compute thread."""
         if not are_of(residuals, self._stream.layers):
             raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
         named = named_tensors(residuals)

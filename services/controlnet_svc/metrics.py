@@ -1,4 +1,4 @@
-"""What the ControlNet service counts, beside the RPC metrics that every process has."""
+"""Define the ControlNet service's metrics, in addition to the RPC metrics of every process."""
 
 from pentimento.telemetry import counter, gauge, histogram
 

@@ -1,4 +1,4 @@
-"""To go on with the next item while somebody is busy with this one."""
+"""Prepare the next item while the consumer handles the current one."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of `source`, which is asked for the next one before this one is done with, and closed in the end.
-    What it raises is raised after the items before."""
+    """Yield the items of `source`, which prepares each next item before the consumer is done with this one, and is
+    closed at the end. Its errors are raised after the items before."""
     upcoming = asyncio.create_task(anext(source, None))
     try:
         while (item := await upcoming) is not None:
@@ -18,7 +18,7 @@ async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
             yield item
     finally:
         upcoming.cancel()
-        # What the source raises when nobody waits for it any more is nobody's.
+        # Errors of the source after the consumer has left are dropped.
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await upcoming
         await source.aclose()

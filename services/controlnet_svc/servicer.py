@@ -1,5 +1,5 @@
-"""pentimento.api.controlnet.v1 over the ControlNets. What a message says is believed only where it is what its stream
-waits for."""
+"""Serve pentimento.api.controlnet.v1 with the ControlNets. A message's values are accepted only if its stream expects
+them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -35,10 +35,10 @@ from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrd
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.StreamResidualsRequest]
-# A residual, to be sent.
+# Converts a residual to its outgoing form.
 Outgoing = Callable[[Tensor, Binding], OutgoingTensor]
 FLOATS = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16)
-# Of an opening message's tensors together: SD3's text states and a condition's latents take a few MiB.
+# Limit for all tensors of an opening message: SD3's text states and a condition's latents take a few MiB.
 MAX_OPENING_BYTES = 64 << 20
 MAX_LATENT_BYTES = 64 << 20
 _ROWS = {
@@ -49,8 +49,8 @@ _ROWS = {
 
 
 class ControlNetServicer(ControlNetServiceServicer):
-    """`directory` is where it shares memory with its host's workers, None where it does not. `residual_parts`: those of
-    a transformer go by lines in parts."""
+    """Serve streams of residuals. `directory` holds the memory shared with workers of this host, None for no sharing.
+    `residual_parts`: send a transformer's residuals by lines in parts."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ControlNetServicer(ControlNetServiceServicer):
                 sender.close(self._kept_after(stream))
 
     def _kept_after(self, stream: OpenedStream) -> KeptRegions | None:
-        """Where the region of a stream goes that has ended; nowhere while a step may still be written to it."""
+        """Return the store for an ended stream's region; None while a step may still be written to it."""
         return None if self._directory is None or stream.under_way_count else self._directory.kept
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
@@ -144,14 +144,14 @@ def _info(shelved: ShelvedNetwork, resident: set[str]) -> pb.ControlNetInfo:
 
 
 class _Opening:
-    """The first message of a stream, with its tensors."""
+    """Hold the first message of a stream, with its tensors."""
 
     def __init__(self, message: pb.OpenStream, order: StreamOrder) -> None:
         self.message = message
         self.order = order
 
     def binding(self, step_index: int, layer: str, digest: str) -> Binding:
-        """Return what a tensor of this stream is bound to."""
+        """Return the binding of a tensor of this stream."""
         return _binding(self.message, step_index, layer, digest)
 
     @staticmethod
@@ -173,7 +173,7 @@ def _binding(message: pb.OpenStream, step_index: int, layer: str, digest: str) -
 
 
 async def _receive_opening(message: pb.OpenStream, messages: Requests) -> dict[str, Tensor]:
-    """The tensors that the message has, by field. Their dims are the caller's own: only their number is bounded."""
+    """Return the message's tensors, by field. The caller chooses their dims: only their total size is bounded."""
     names = ["text_states"]
     names += [name for name in ("pooled_states", "time_ids", "encoded_conditioning") if message.HasField(name)]
     parts = [getattr(message, name) for name in names]
@@ -217,7 +217,7 @@ def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> Str
 
 
 class _Conversation:
-    """What follows the opening: a step, its residuals, and so on."""
+    """Answer the messages after the opening: a step, its residuals, and so on."""
 
     def __init__(self, opening: _Opening, stream: OpenedStream, sender: TensorSender, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
@@ -228,11 +228,11 @@ class _Conversation:
         self._latent_dtype, _ = checked_description(opening.message.text_states, FLOATS, None, None)
 
     def answer(self, step_index: int) -> Binding:
-        """Return what an answer by the line is bound to."""
+        """Return the binding of an answer by the line."""
         return self._opening.binding(step_index, ANSWER_LAYER, self._stream.digest)
 
     def latent(self, step_index: int) -> ExpectedTensor:
-        """Return what a step's latents have to be."""
+        """Return the expected form of a step's latents."""
         order = self._stream.order
         binding = self._opening.binding(step_index, "latent", order.base_model_digest)
         return ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
@@ -253,13 +253,13 @@ class _Conversation:
         return pb.StreamResidualsResponse(opened=message)
 
     async def answers(self, messages: Requests) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
-        """Yield the residuals of each step, until the other end has no more. A step's are computed while those of the
-        step before it are on their way."""
+        """Yield the residuals of each step, until the caller sends no more. A step is computed while the previous one's
+        residuals are being sent."""
         async with aclosing(one_ahead(self._steps(messages))) as steps:
             async for step_index, packed in steps:
                 yield pb.StreamResidualsResponse(residuals=self._message(step_index, packed.tensors))
                 for chunk in packed.chunks:
-                    # As bytes, which the rpc kit sends as they are.
+                    # As bytes, which the rpc kit sends unchanged.
                     yield cast(pb.StreamResidualsResponse, chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER))
 
     async def _steps(self, messages: Requests) -> AsyncGenerator[tuple[int, PackedTensors], None]:

@@ -1,4 +1,4 @@
-"""Settings of the ControlNet service: flags, PENTIMENTO_CONTROLNET_SVC_… and the table [controlnet_svc]."""
+"""Define the settings of the ControlNet service: flags, PENTIMENTO_CONTROLNET_SVC_…, table [controlnet_svc]."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,15 +60,15 @@ class ControlNetSettings:
             raise ValueError(f"--dtype must be auto, float32, float16 or bfloat16, got {self.dtype!r}")
 
     def claim_gpu(self) -> DeviceClaim | None:
-        """Claim a GPU for this process, where it may run on one: the last, since workers begin with the first. Raises
-        FailedPrecondition NO_FREE_DEVICE."""
+        """Claim a GPU for this process, unless it must run on the CPU: the last one, since workers begin with the
+        first. Raises FailedPrecondition NO_FREE_DEVICE."""
         folder = self.device_claims_dir if self.device != "cpu" else None
         return claim_gpu(folder, "controlnet_svc", self.claims_per_device, from_last=True)
 
     @cached_property
     def registered(self) -> dict[str, RegisteredAdapter]:
-        """The registry's ControlNets by name; none without a registry where it may be missing. Raises what is wrong
-        with it."""
+        """Return the registry's ControlNets by name; none if the registry is missing and may be. Raises errors of the
+        registry."""
         if self.skip_missing and not self.controlnets.exists():
             return {}
         return read_adapters(self.controlnets, (AdapterKind.CONTROLNET,), skip_missing=self.skip_missing)

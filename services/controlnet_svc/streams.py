@@ -1,4 +1,4 @@
-"""Streams of residuals, transport-neutral: opened within the credits, then one step after the other."""
+"""Hold streams of residuals, transport-neutral: opened within the credits, then one step after the other."""
 
 import asyncio
 import math
@@ -26,14 +26,15 @@ from services.controlnet_svc.residency.shelf import NetworkShelf
 T = TypeVar("T")
 MAX_STEPS = 10_000
 MAX_SIDE_PX = 8192
-# Whose residuals' shapes are remembered: there are as many sizes as anybody asks for.
+# Limit of remembered residual shapes: callers choose the sizes.
 KEPT_SIZES = 1024
 
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """OpenStream in domain values. `latent_dims` are (channels, height, width); `encoded` is the conditioning image as
-    latents (1, channels, height, width) where the base model's VAE made them, None where the image itself is given."""
+    """Hold OpenStream in domain values. `latent_dims` are (channels, height, width); `encoded` is the conditioning
+    image as latents (1, channels, height, width) if the base model's VAE encoded it, None if the image itself is
+    given."""
 
     attempt: Attempt
     controlnet: ControlNetSelection
@@ -50,13 +51,13 @@ class StreamOrder:
 
     @property
     def row_count(self) -> int:
-        """Two with both halves of guidance, else one."""
+        """Return 2 with both halves of guidance, else 1."""
         return self.conditioning.states.shape[0]
 
 
 @dataclass
 class OpenedStream:
-    """A stream that holds its ControlNet and a credit. `layers` are every answer's tensors."""
+    """Hold a ControlNet and a credit for a stream. `layers` are every answer's tensors."""
 
     order: StreamOrder
     digest: str
@@ -71,17 +72,17 @@ class OpenedStream:
 
     @property
     def listener(self) -> LineListener:
-        """Who hears steps that come by a line: the thread that computes them."""
+        """Return the listener of steps that come by a line: the thread that computes them."""
         return self._compute.waiting
 
     @property
     def under_way_count(self) -> int:
-        """Steps that are being computed, or written, or wait for it; on any thread."""
+        """Return the number of steps that wait or are being computed or written; on any thread."""
         return sum(not future.done() for future in self._submitted)
 
     def begin(self, step_index: int, timestep: float) -> None:
-        """Judge a step before its latent is read. Raises Aborted (STALE_FRAME) for one that was there, InvalidArgument
-        for one beyond the last, and for a timestep that is no number."""
+        """Validate a step before its latent is read. Raises Aborted (STALE_FRAME) for a step that is not after the last
+        one, InvalidArgument for one beyond the schedule, and for a timestep that is not finite."""
         if step_index <= self._last_step:
             raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
         if step_index >= self.order.step_count:
@@ -92,15 +93,15 @@ class OpenedStream:
         self._last_step = step_index
 
     async def residuals(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], Any]) -> Any:
-        """Return what `deliver` makes of the step's residuals, as `submit` does. Raises what the step fails with."""
+        """Return `deliver`'s result for the step's residuals, as `submit` does. Raises the step's error."""
         return await asyncio.wrap_future(self.submit(timestep, latents, deliver))
 
     def submit(
         self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T], *, in_parts: bool = False
     ) -> "Future[T]":
-        """Have a step computed, on one thread at a time; `deliver` takes its residuals, scaled, on the compute thread,
-        and what it returns is the future's. With `in_parts` it is called before for what is there by then, if the
-        ControlNet has its residuals one after the other. Raises Unavailable once the service stops."""
+        """Queue a step, on one thread at a time; `deliver` takes its residuals, scaled, on the compute thread, and its
+        result settles the future. With `in_parts`, `deliver` is also called earlier with the residuals so far, if the
+        ControlNet computes them one after the other. Raises Unavailable once the service stops."""
         network = self._network
         inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
         setting = ControlSetting(self.order.controlnet.conditioning_scale)
@@ -113,7 +114,7 @@ class OpenedStream:
 
 
 class ControlNets:
-    """The service as one thing. On the event loop only."""
+    """Run the service. On the event loop only."""
 
     def __init__(
         self, shelf: NetworkShelf, compute: ComputeThread, max_streams: int, changed: Callable[[], None]
@@ -131,16 +132,16 @@ class ControlNets:
 
     @property
     def credit_count(self) -> int:
-        """Streams that it is ready to hold at once."""
+        """Return the number of streams that it can hold at the same time."""
         return 0 if self.draining else self.max_streams
 
     @asynccontextmanager
     async def opened(self, order: StreamOrder) -> AsyncIterator[OpenedStream]:
-        """Hold a stream open for as long as the block lasts: its ControlNet on the device, its image embedded.
+        """Hold a stream open during the block: its ControlNet on the device, its image embedded.
 
-        Raises what is wrong with the order, before anything is allocated for it: Unavailable while it drains,
-        ResourceExhausted beyond the credits, NotFound, FailedPrecondition for another base model or digest,
-        InvalidArgument for anything outside its limits.
+        Raises errors of the order before anything is allocated for it: Unavailable while it drains, ResourceExhausted
+        beyond the credits, NotFound, FailedPrecondition for another base model or digest, InvalidArgument for anything
+        outside its limits.
         """
         self._take_credit()
         try:
@@ -151,7 +152,7 @@ class ControlNets:
             self._give_credit_back()
 
     async def drain(self) -> None:
-        """Take no more streams, and wait until those that are open have ended."""
+        """Accept no further streams, and wait until the open ones have ended."""
         self.draining = True
         self._changed()
         await self._all_closed.wait()
@@ -202,7 +203,8 @@ class ControlNets:
         return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded)
 
     async def _embedded(self, order: StreamOrder, network: ControlNet) -> Tensor:
-        """Latents hold noise of their own request; images come again."""
+        """Return the embedded condition. Latents, with the noise of one request, are not cached; images are, since they
+        repeat."""
         rows = order.row_count
         if order.encoded is not None:
             return await self._conditions.of_pixels(network, order.encoded, rows)
@@ -212,7 +214,8 @@ class ControlNets:
     async def _layers_of(
         self, order: StreamOrder, network: ControlNet, conditioning: Conditioning, embedded: Tensor
     ) -> tuple[ResidualLayer, ...]:
-        """Of this ControlNet and size: known after the first stream, whose first forward pass it costs."""
+        """Return the layers of this ControlNet and size: known after the first stream, at the cost of a forward
+        pass."""
         key = (order.controlnet.name, order.row_count, order.latent_dims)
         found = self._layers.get(key)
         if found is None:

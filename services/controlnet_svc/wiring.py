@@ -1,4 +1,4 @@
-"""Puts a ControlNet process together."""
+"""Construct a ControlNet process."""
 
 import logging
 import os
@@ -36,18 +36,18 @@ from services.controlnet_svc.streams import ControlNets
 
 logger = logging.getLogger(__name__)
 
-# Of the device: the rest is for what the networks make of their inputs.
+# Share of the device's memory for weights: the rest is for intermediate results.
 BUDGET_SHARE = 0.5
-# Of a ControlNet: each keeps its residuals, 108 MB for a guided picture of SDXL.
+# Recordings of each ControlNet: each holds its residuals, 108 MB for a guided image of SDXL.
 KEPT_RECORDINGS = 8
-# Of a message of StreamResiduals: the contract's max_request_bytes.
+# For a message of StreamResiduals: the contract's max_request_bytes.
 _STREAM = pb.DESCRIPTOR.services_by_name["ControlNetService"].methods_by_name["StreamResiduals"]
 MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """Where the ControlNets come from, by name, and how their residuals are sent: off a device, or off a paced one."""
+    """Describe a source of ControlNets, by name, and of their outgoing residuals: a real device, or a paced one."""
 
     networks: Callable[[ControlNetSettings, torch.device, torch.dtype], Mapping[str, ShelvedNetwork]]
     outgoing: Outgoing
@@ -72,7 +72,7 @@ REGISTERED = NetworkSource(_registered, outgoing_tensor)
 
 
 class BusySeconds:
-    """Added up on the compute thread, asked on the event loop."""
+    """Add up busy seconds on the compute thread; report their share on the event loop."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -84,7 +84,7 @@ class BusySeconds:
         self.total_s += seconds
 
     def share(self) -> float:
-        """Return the busy share, 0..1, since it was asked last."""
+        """Return the busy share since the last call, 0..1."""
         now, total_s = time.monotonic(), self.total_s
         share = min((total_s - self._asked_s) / max(now - self._asked_at, 1e-9), 1.0)
         self._asked_s, self._asked_at = total_s, now
@@ -99,14 +99,15 @@ class ControlNetProcess(ServiceProcess):
     _placed: tuple[str, ...] = ()
 
     async def prepare(self) -> None:
-        """Load what is to be there before the first request; from then on, what plans place here."""
+        """Prefetch the configured ControlNets before the first request; from then on, load those that plans place
+        here."""
         logger.info("loading ControlNets", extra={"visible_gpus": visible_gpus()})
         await self.controlnets.shelf.prefetch(self.settings.prefetch)
         if self.controller is not None:
             self.run_beside(PlanFollower(self.controller, self.server.instance_id).run(self.follow), "plan")
 
     def follow(self, plan: Plan) -> None:
-        """Changes state: have what the plan places here, where that is news."""
+        """Load the ControlNets that the plan places here, if they changed."""
         placed = placed_on(plan.components, ReplicaKind.CONTROLNET, self.server.instance_id)
         if placed != self._placed:
             self._placed = placed
@@ -120,12 +121,12 @@ class ControlNetProcess(ServiceProcess):
 
 
 def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> ControlNetProcess:
-    """Call it inside the event loop that the process runs on. Raises what is wrong with the registry, and
-    FailedPrecondition when CUDA is asked for and not there."""
+    """Construct the process inside its event loop. Raises errors of the registry, and FailedPrecondition if CUDA is
+    requested and unavailable."""
     torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    # Every stream of the credits may be receiving the largest message at once.
+    # Every stream of the credits may be receiving the largest message at the same time.
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)

@@ -1,4 +1,4 @@
-"""A worker's process, whatever its device: it serves, joins the fleet, follows its plan, and drains."""
+"""Run a worker's process for any device: serve, join the fleet, follow its plan, and drain."""
 
 import time
 from collections.abc import Callable, Collection
@@ -35,8 +35,8 @@ from services.unet_worker.worker import UnetWorker
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Of one start of a worker. `busy` adds up the seconds of its device, `changed` is called when what it holds or
-    takes changes."""
+    """Identify one start of a worker. `busy` adds up its device's seconds; `changed` is called when its model or
+    credits change."""
 
     instance_id: str
     generation: int
@@ -45,13 +45,13 @@ class WorkerIdentity:
 
 
 class WorkerModels(Protocol):
-    """The models that a device can hold; the first is held at first."""
+    """Describe the models that a device can hold; the first is held at the start."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def costs(self) -> tuple[ModelCost, ...]:
-        """What is known of them; raises what is wrong with a file that says it."""
+        """Return the known costs; raises the errors of an invalid profile."""
         ...
 
     async def serve(self, identity: WorkerIdentity) -> PlannedBackend:
@@ -59,12 +59,12 @@ class WorkerModels(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop what runs beside the device. Harmless before `serve`."""
+        """Stop background work next to the device. Harmless before `serve`."""
         ...
 
 
 class WorkerSettings(FleetSettings, Protocol):
-    """The settings of a worker, of whatever device."""
+    """Describe the settings of a worker on any device."""
 
     @property
     def rpc(self) -> RpcServerSettings: ...
@@ -80,7 +80,7 @@ class WorkerSettings(FleetSettings, Protocol):
 
 
 class WorkerProcess(ServiceProcess):
-    """Construct it inside the event loop that it runs on. `credit_count` 0 is what the device can take."""
+    """Run a worker. Create it inside its event loop. `credit_count` 0 means the device's batch limit."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class WorkerProcess(ServiceProcess):
         self.worker = UnetWorker(self.server.instance_id, credit_count, settings.orphan_s, limits, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
         self._models = models
-        # Model and LoRA, of the newest plan; of an uploaded one its digest, too.
+        # Model and LoRA, of the newest plan; of an uploaded LoRA also its digest.
         self._prefetched = frozenset[tuple[str, str, str]]()
         self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
@@ -116,12 +116,12 @@ class WorkerProcess(ServiceProcess):
         await self.worker.drain()
 
     async def close(self) -> None:
-        """Stops what is left; takes at most a step."""
+        """Stop the remaining work; takes at most a step."""
         self._models.close()
         await self.worker.close()
 
     def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
-        """The fleet, and its plan."""
+        """Join the fleet, and follow its plan."""
         follower = PlanFollower(controller, self.server.instance_id)
         self.registration = self._member.registration(
             lambda replica: self._describe(replica, backend, costs),
@@ -130,14 +130,14 @@ class WorkerProcess(ServiceProcess):
         self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
 
     def follow(self, backend: PlannedBackend, plan: Plan) -> None:
-        """Change state: have the device hold the model that the plan assigns here, where the policy moves models, and
-        load ahead of need the LoRAs that the plan names."""
+        """Hold the model that the plan assigns to this worker, if the policy moves models, and prefetch the LoRAs that
+        the plan names."""
         wanted = plan.assignment_of(self.server.instance_id)
         if wanted is None:
             return
         if plan.moves_models:
             self.assign(backend, wanted)
-        # Only what is new in the plan: what gave way to others since then did so for those that were asked for.
+        # Only new entries of the plan: LoRAs evicted since then made way for requested ones.
         named = {one.adapter.name: one.adapter for one in plan.placements if one.adapter.object is not None}
         ahead = frozenset((wanted.model, name, named[name].digest if name in named else "") for name in wanted.prefetch)
         new, self._prefetched = sorted(name for _, name, _ in ahead - self._prefetched), ahead
@@ -148,7 +148,8 @@ class WorkerProcess(ServiceProcess):
     async def _prefetch(
         self, backend: PlannedBackend, model: str, names: Collection[str], uploaded: Collection[Adapter]
     ) -> None:
-        """Once the device holds the model that they change; not at all where it is to hold another one by now."""
+        """Prefetch once the device holds the model that the LoRAs change; skip it if it is to hold another one by
+        now."""
         await self.worker.capacity.until(lambda: backend.held.model == model or backend.target_model != model)
         held = backend.held
         if held.model == model:
@@ -156,12 +157,12 @@ class WorkerProcess(ServiceProcess):
             await backend.prefetch(names, fitting)
 
     def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
-        """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""
+        """Hold the model that the plan assigns. An unknown model is ignored: plans are intent."""
         before = backend.target_model
         if wanted.model in self._models.names:
             backend.assign(wanted.model, wanted.max_batch_size)
         if backend.target_model != before and self.registration is not None:
-            # The next plan is to know who is changing already.
+            # The next plan must know that this worker is already changing.
             self.registration.report_soon()
 
     def _describe(self, replica: Replica, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> Replica:
@@ -169,7 +170,7 @@ class WorkerProcess(ServiceProcess):
             replica,
             device=backend.device,
             device_memory_bytes=backend.memory().total_bytes,
-            # One that cannot be loaded here would be planned for ever, and waited for.
+            # A model that cannot be loaded here would be planned, and waited for, forever.
             available_models=tuple(name for name in self._models.names if name not in backend.unloadable),
             resident_models=self._resident(backend),
             held_model_digest=_held_digest(backend),
@@ -179,8 +180,8 @@ class WorkerProcess(ServiceProcess):
         )
 
     def _with_measured(self, costs: tuple[ModelCost, ...], held: HeldModel) -> tuple[ModelCost, ...]:
-        """Return the costs, with those of models without a profile that were held here: a policy can plan by a step of
-        one image until there is a profile."""
+        """Return the costs, with those of held models without a profile: a policy can plan by a step of one image until
+        a profile exists."""
         if held.step_s:
             run_s = ((1, held.step_s * held.default_steps),)
             self._measured[held.model] = ModelCost(held.model, run_s, step_count=held.default_steps, estimated=True)
@@ -203,12 +204,12 @@ class WorkerProcess(ServiceProcess):
         )
 
     def _resident(self, backend: PlannedBackend) -> tuple[str, ...]:
-        """The model, then the LoRAs that need not be loaded first, as far as the controller takes names. One with a
-        model's name is left out: it would be taken for that model."""
+        """Return the model, then the LoRAs that need no load, up to the controller's limit. A LoRA with a model's name
+        is skipped: it would be taken for that model."""
         loras = backend.adapters.first(MAX_TOLD_COUNT - 1).resident
         return (backend.target_model, *(name for name in loras if name not in self._models.names))
 
 
 def _held_digest(backend: PlannedBackend) -> str:
-    """Of the model that it says it holds; empty while that one is being loaded."""
+    """Return the digest of the reported model; empty while that one is being loaded."""
     return backend.held.model_digest if backend.held.model == backend.target_model else ""

@@ -1,4 +1,4 @@
-"""pentimento.api.worker.v1 over the worker."""
+"""Serve pentimento.api.worker.v1 with the worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Settings of the UNet worker: flags, PENTIMENTO_UNET_WORKER_… and the table [unet_worker]."""
+"""Define the settings of the UNet worker: flags, PENTIMENTO_UNET_WORKER_… and the table [unet_worker]."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +17,7 @@ class DeviceChoice(Enum):
 
 
 class DtypeChoice(Enum):
-    """`auto`: float32 on a CPU, float16 on a GPU."""
+    """Choose the precision. `auto`: float32 on a CPU, float16 on a GPU."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -26,8 +26,8 @@ class DtypeChoice(Enum):
 
 
 class CompileChoice(Enum):
-    """`auto`: `capture` on a GPU, else off. `compile`: torch.compile, which takes a while before the worker serves.
-    `capture`: CUDA graphs of the pass as it is, those of its two halves too."""
+    """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
+    serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""
 
     AUTO = "auto"
     OFF = "off"
@@ -36,8 +36,8 @@ class CompileChoice(Enum):
 
 
 class KernelChoice(Enum):
-    """`fused`: normalisations with what stands before and behind them, GEGLU and sums, by kernels in Triton. A GPU
-    alone. `auto`: there, where one could be compiled and run."""
+    """Choose the kernels. `fused`: Triton kernels for normalisations with their neighbours, GEGLU and sums; only on a
+    GPU. `auto`: `fused` on a GPU where a kernel compiles and runs."""
 
     AUTO = "auto"
     OFF = "off"
@@ -45,14 +45,14 @@ class KernelChoice(Enum):
 
 
 class LatentFormatChoice(Enum):
-    """`exact`: in the precision that the model runs in; `float16`: float32 in half precision."""
+    """Choose the precision of stored latents. `exact`: the model's; `float16`: float32 in half precision."""
 
     EXACT = "exact"
     FLOAT16 = "float16"
 
 
 class SkipMissing(Enum):
-    """Which of a worker's models may be missing. `all`: without its own it serves nothing."""
+    """Choose which of a worker's models may be missing. `all`: without its own it serves nothing."""
 
     OFF = "off"
     OTHERS = "others"
@@ -172,18 +172,18 @@ class UnetWorkerSettings:
 
     @property
     def missing(self) -> str:
-        """Return what the process cannot serve without, "" where it is there."""
+        """Return the error of a missing model, without which the process cannot serve; "" if it exists."""
         return "" if self.model.exists() else f"no such file or directory: {self.model}"
 
     def claim_gpu(self) -> DeviceClaim | None:
-        """Claim a GPU for this process, where it may run on one. Raises FailedPrecondition NO_FREE_DEVICE."""
+        """Claim a GPU for this process, unless it must run on the CPU. Raises FailedPrecondition NO_FREE_DEVICE."""
         folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "unet_worker", self.claims_per_device)
 
 
 @dataclass(frozen=True)
 class DescribeAdapterSettings:
-    """Of `python -m services.unet_worker.describe_adapter`: flags, PENTIMENTO_DESCRIBE_ADAPTER_… and the table
+    """Configure `python -m services.unet_worker.describe_adapter`: flags, PENTIMENTO_DESCRIBE_ADAPTER_… and the table
     [describe_adapter]."""
 
     adapter: Path = setting(help="directory of a LoRA or a ControlNet (safetensors only)", must_exist=True)
@@ -191,7 +191,7 @@ class DescribeAdapterSettings:
 
 @dataclass(frozen=True)
 class DescribeSettings:
-    """Of `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
+    """Configure `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
 
     model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
     name: str = setting("", help="registry name; empty: the directory's")

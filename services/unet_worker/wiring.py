@@ -1,4 +1,4 @@
-"""Puts a worker process together."""
+"""Construct a worker process."""
 
 import asyncio
 import logging
@@ -53,12 +53,12 @@ from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Object store traffic waits for others, not for this process; the threads only bound how much of it is under way.
+# Object store calls wait for the network, not for this process; the threads only bound their number.
 STORE_THREADS = 4
 
 
 def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> KnownLoras | None:
-    """Return the LoRAs that change this model, each judged; None without a directory of them."""
+    """Return the validated LoRAs that change this model; None without a directory of LoRAs."""
     if settings.adapters_dir is None:
         return None
     base = layers_of(model.info.family, model.adaptable)
@@ -70,8 +70,8 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from, what its device makes of a step's answers of ControlNets, what else it can, and which
-    LoRAs change the model: a real device, or a paced one."""
+    """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
+    capabilities, and the LoRAs that change the model. The device is real or paced."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
@@ -83,8 +83,7 @@ CHECKPOINTS = ModelSource(load_checkpoint, summed_answers)
 
 
 class TorchModels:
-    """Models that a device can hold, by their names, with the settings to load each with. See
-    `process.WorkerModels`."""
+    """Hold a device's models by name, with the settings to load each. See `process.WorkerModels`."""
 
     def __init__(self, models: Mapping[str, UnetWorkerSettings], source: ModelSource = CHECKPOINTS) -> None:
         self._models = models
@@ -110,14 +109,14 @@ class TorchModels:
 
 
 class CheckpointLoader:
-    """Loads models for one start of a worker."""
+    """Load models for one start of a worker."""
 
     def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity, source: ModelSource) -> None:
         self._models = models
         self._source = source
         self._identity = identity
         self._loop = asyncio.get_running_loop()
-        # Of one process: all have the same.
+        # One per process: all models have the same channel settings.
         self._open_channel = channel_opener(next(iter(models.values())).channels)
 
     def _changed_on_loop(self) -> None:
@@ -125,7 +124,7 @@ class CheckpointLoader:
             self._loop.call_soon_threadsafe(self._identity.changed)
 
     async def load(self, name: str) -> LoadedModel:
-        """Return the model, ready to serve. Of one that does not get so far nothing goes on running."""
+        """Return the model, ready to serve. A model that fails to get there leaves nothing running."""
         loaded = await asyncio.to_thread(self._load, self._models[name])
         try:
             await warm_up(loaded.runner, loaded.held)
@@ -146,7 +145,7 @@ class CheckpointLoader:
     def _assemble(
         self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings, begun: ExitStack
     ) -> LoadedModel:
-        """What runs once this has begun is ended by `begun`."""
+        """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
         held = held_model(model.info, settings, self._identity.generation)
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
@@ -180,7 +179,7 @@ class CheckpointLoader:
             ConditionEncoder(model, engine, replicas),
             PeerWorkers(self._open_channel, directory, *lines),
         )
-        # What the engine does while nobody is here may go on.
+        # The engine may resume its idle work once no attempt is running.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
@@ -193,7 +192,7 @@ class CheckpointLoader:
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
 
     def _news_of_loras(self, engine: StepEngine) -> None:
-        """On the loader's threads: the engine may go on, and frontdoors are told what is resident."""
+        """Wake the engine and report the resident LoRAs to frontdoors; on the loader's threads."""
         engine.wake()
         self._changed_on_loop()
 
@@ -219,14 +218,14 @@ class CheckpointLoader:
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:
-    """Call it inside the event loop that the process runs on. Raises InvalidArgument for two models of one name."""
+    """Construct the process inside its event loop. Raises InvalidArgument for two models with one name."""
     return WorkerProcess(with_room_for_halves(settings), TorchModels(checkpoints(settings)), settings.credits)
 
 
 def _measure(
     engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey, settings: UnetWorkerSettings
 ) -> BatchMeasurement:
-    """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
+    """Prepare the engine for its first request: measure memory, compile graphs, on the engine's thread."""
     sharers = settings.claims_per_device if model.device.type == "cuda" else 1
     budget = memory_budget_bytes(model.device, settings.memory_budget_mib, sharers)
     measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
@@ -242,7 +241,7 @@ def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetW
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:
-    """Started; None where the device does not tell."""
+    """Start the energy meter; None if the device reports no energy."""
     counter = open_counter(device)
     if counter is None:
         return None

@@ -1,4 +1,4 @@
-"""The worker as one thing, transport-neutral: nothing until its model is loaded and warm, then attempts."""
+"""Run the worker, transport-neutral: nothing until its model is loaded and warm, then attempts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
@@ -26,7 +26,7 @@ class WorkerStatus:
 
 
 class UnetWorker:
-    """On the event loop only. `credit_count` 0 is what the backend can take."""
+    """Admit and run attempts, on the event loop only. `credit_count` 0 means the backend's batch limit."""
 
     def __init__(
         self, worker_id: str, credit_count: int, orphan_s: float, limits: AttemptLimits, grants: GrantGuard
@@ -45,13 +45,13 @@ class UnetWorker:
         )
 
     def serve(self, loaded: DeviceBackend) -> None:
-        """From now on attempts are taken."""
+        """Admit attempts from now on."""
         self._loaded = loaded
         self.capacity.changed()
 
     @property
     def loaded(self) -> DeviceBackend:
-        """Raises Unavailable while the model is still being loaded."""
+        """Return the backend. Raises Unavailable while the model is still being loaded."""
         if self._loaded is None:
             raise Unavailable("WARMING_UP", "the model is still being loaded", retry_after_ms=500)
         return self._loaded
@@ -61,12 +61,13 @@ class UnetWorker:
         return (self._fixed_credits or limit) if limit else 0
 
     def _reserve_count(self) -> int:
-        """None where whole requests are batched: nobody there steps back."""
+        """Return the reserve places; 0 if whole requests are batched, where none is preempted."""
         steps_back = Capability.STEP_BATCHING in self.loaded.capabilities
         return reserve_count(self.loaded.batch_limit) if steps_back and not self._fixed_credits else 0
 
     def _preparing_count(self) -> int:
-        """None where whole requests are batched, as for reserves: a batch is made up at once there."""
+        """Return the places for requests in preparation; 0 if whole requests are batched, where a batch forms at one
+        time."""
         steps = Capability.STEP_BATCHING in self.loaded.capabilities
         return preparing_count(self.loaded.batch_limit) if steps else 0
 
@@ -92,7 +93,7 @@ class UnetWorker:
     def watch_credits(
         self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str
     ) -> AsyncGenerator[WorkerCredits, None]:
-        """Raises Unavailable until warm, and Aborted from the moment that a newer epoch of the frontdoor is seen."""
+        """Yield credits. Raises Unavailable until warm, and Aborted once a newer epoch of the frontdoor is seen."""
         _ = self.loaded
         return self.capacity.watch(lambda: self.attempts.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id))
 
@@ -103,12 +104,12 @@ class UnetWorker:
         return self.attempts.execute(self._grants.admitted(order))
 
     async def prefetch(self, names: Collection[str]) -> tuple[str, ...]:
-        """Load LoRAs ahead of need, and return what is resident then; other names are passed over."""
+        """Prefetch LoRAs, and return the resident components; other names are ignored."""
         await self.loaded.prefetch(names)
         return self.credits().resident_components
 
     def halves(self) -> HalfStreams:
-        """Return the halves that the device computes for other workers. Raises FailedPrecondition where it computes
+        """Return the halves that the device computes for other workers. Raises FailedPrecondition if it computes
         none."""
         halves = self.loaded.halves
         if halves is None:
@@ -116,7 +117,7 @@ class UnetWorker:
         return halves
 
     def free_half_count(self) -> int:
-        """Return how many more halves may be opened now: what is painted here comes first."""
+        """Return the number of halves that may still be opened: the worker's own requests come first."""
         halves = self.loaded.halves
         if halves is None or self.attempts.draining:
             return 0
@@ -134,13 +135,13 @@ class UnetWorker:
         )
 
     async def drain(self) -> None:
-        """Finishes what runs, takes nothing more. Halves are ended at once: their pictures need them not."""
+        """Finish running attempts and admit no others. Halves end immediately: their requests continue without them."""
         if self._loaded is not None and self._loaded.halves is not None:
             self._loaded.halves.stop()
         await self.attempts.drain()
 
     async def close(self) -> None:
-        """Stops what is left; takes at most a step."""
+        """Stop the remaining work; takes at most a step."""
         self.attempts.close()
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)

@@ -1,1 +1,1 @@
-"""The one thread that computes, and what it computes with."""
+"""Compute residuals on one thread, and hold the inputs of the computation."""

@@ -1,5 +1,4 @@
-"""Conditioning images, embedded once: pictures of one call, and those that are painted again, tell a ControlNet the
-same."""
+"""Embed conditioning images once: images of one call, and repeated requests, have the same condition."""
 
 import asyncio
 import hashlib
@@ -13,15 +12,15 @@ from pentimento.diffusion.images import condition_of_size
 from services.controlnet_svc import metrics
 from services.controlnet_svc.compute.thread import ComputeThread
 
-# What is kept of one ControlNet: an image of 1024 pixels takes 21 MB of an SDXL ControlNet in half precision.
+# Cache limits of one ControlNet: an image of 1024 pixels takes 21 MB of an SDXL ControlNet in half precision.
 KEPT_EACH_COUNT = 8
 KEPT_EACH_BYTES = 64 << 20
-# Of an image: its digest, its width and height, and the rows that it was embedded for.
+# Key of an image: its digest, its width and height, and its number of rows.
 ConditionKey = tuple[bytes, int, int, int]
 
 
 class EmbeddedConditions:
-    """What ControlNets made of the images that they were told lately, on their devices, and gone with them. On the
+    """Cache the embeddings of recent images, on their ControlNets' devices, for the life of each ControlNet. On the
     event loop only."""
 
     def __init__(self, compute: ComputeThread) -> None:
@@ -31,8 +30,8 @@ class EmbeddedConditions:
     async def of_image(
         self, network: ControlNet, image: bytes, width_px: int, height_px: int, row_count: int
     ) -> Tensor:
-        """Return what the network makes of an encoded image for so many rows. Raises InvalidArgument for an image that
-        is none, or not of that size."""
+        """Return the network's embedding of an encoded image for `row_count` rows. Raises InvalidArgument for an
+        invalid image, or one of another size."""
         key = (hashlib.sha256(image).digest(), width_px, height_px, row_count)
         kept = self._kept.setdefault(network, OrderedDict())
         if (found := kept.get(key)) is not None:
@@ -49,7 +48,7 @@ class EmbeddedConditions:
         return embedded
 
     async def of_pixels(self, network: ControlNet, condition: Tensor, row_count: int) -> Tensor:
-        """Return what the network makes of a condition (1 or rows, channels, height, width), which is not kept."""
+        """Return the network's embedding of a condition (1 or rows, channels, height, width), which is not cached."""
 
         def embed() -> Tensor:
             return network.embed(condition.to(network.device, network.dtype), row_count)
@@ -58,5 +57,5 @@ class EmbeddedConditions:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Of its memory, of which an expanded tensor shows the same part several times."""
+    """Return the size of a tensor's memory; an expanded tensor shows the same part several times."""
     return tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""Residuals in the order in which they travel."""
+"""Order residuals as they are sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from pentimento.diffusion.families.model import ControlResiduals
 
 @dataclass(frozen=True)
 class ResidualLayer:
-    """One tensor of every answer: its name in bindings, and its dims."""
+    """Describe one tensor of every answer: its name in bindings, and its dims."""
 
     layer: str
     dims: tuple[int, ...]
 
 
 def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
-    """Return residuals by name: of the down blocks, shallow to deep, of the mid block, of a transformer's blocks."""
+    """Return residuals by name: the down blocks, shallow to deep, the mid block, a transformer's blocks."""
     mid = residuals.mid_block_residual
     return (
         *((f"down_block_{index}", tensor) for index, tensor in enumerate(residuals.down_block_residuals)),
@@ -27,7 +27,7 @@ def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
 
 
 def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool:
-    """Return whether residuals have exactly these layers, or the first of them while others are under way."""
+    """Return whether residuals have exactly these layers, or the first of them while others are in flight."""
     named = named_tensors(residuals)
     return len(named) + residuals.awaited_count == len(layers) and all(
         name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=False)

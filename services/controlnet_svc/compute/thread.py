@@ -1,4 +1,4 @@
-"""Steps of many streams on the one thread that computes: those of one ControlNet and size share a forward pass."""
+"""Compute steps of many streams on one thread: those of one ControlNet and size share a forward pass."""
 
 import threading
 import time
@@ -19,16 +19,16 @@ from pentimento.domain.reasons import Reason
 from services.controlnet_svc import metrics
 
 T = TypeVar("T")
-# What must be equal in one forward pass.
+# Values that must be equal in one forward pass.
 BatchOf = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class StreamStep:
-    """One step of one stream. `deliver` takes its residuals, scaled, on the compute thread; what it returns is the
-    future's. A step with `alone` shares its forward pass with no other, and none does with another step of its stream:
-    how soon one follows the other would change what they round to. `in_parts`: what is there of them is delivered
-    before, too, each time all of it."""
+    """Describe one step of one stream. `deliver` takes its residuals, scaled, on the compute thread, and its result
+    settles the future. A step with `alone` shares its forward pass with no other step; steps of the same stream never
+    share one, since the delay between them would change the rounding. `in_parts`: `deliver` is also called before the
+    end, each time with all residuals so far."""
 
     stream: object
     network: ControlNet
@@ -39,12 +39,12 @@ class StreamStep:
 
     @property
     def row_count(self) -> int:
-        """Its rows in a forward pass."""
+        """Return the step's rows in a forward pass."""
         return self.step.inputs.latents.shape[0]
 
     @property
     def batch_of(self) -> BatchOf:
-        """Steps with equal values may share a forward pass."""
+        """Return the batch key; steps with equal keys may share a forward pass."""
         parts = (self.step.inputs.latents, self.step.embedded, *self.step.inputs.conditioning.parts)
         shapes = tuple(None if part is None else tuple(part.shape[1:]) for part in parts)
         return (id(self), shapes) if self.alone else (id(self.network), shapes)
@@ -58,14 +58,14 @@ class _Waiting:
 
 
 class ComputeThread:
-    """Computes steps in the order of their arrival, with as many as may share the forward pass, up to `max_batch`."""
+    """Compute steps in arrival order, each with other steps of its batch key, up to `max_batch`."""
 
     def __init__(self, max_batch: int, busy: Callable[[float], None] = lambda seconds: None) -> None:
         self._max_batch = max_batch
         self._busy = busy
         self._waiting: deque[_Waiting] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        # Also of the lines by which steps come.
+        # Also waits for the lines by which steps come.
         self.waiting = ThreadWait()
         self._held = threading.Lock()
         self._closed = False
@@ -74,8 +74,8 @@ class ComputeThread:
         self._thread.start()
 
     def submit(self, step: StreamStep) -> "Future[Any]":
-        """Return what the step's `deliver` will; a future cancelled in time costs nothing. Raises Unavailable once
-        it is closed."""
+        """Queue a step, and return the future of `deliver`'s result; a future cancelled in time costs nothing. Raises
+        Unavailable once it is closed."""
         waiting = _Waiting(step, time.monotonic())
         with self._held:
             self._check_open()
@@ -84,7 +84,7 @@ class ComputeThread:
         return waiting.future
 
     def call(self, act: Callable[[], T]) -> "Future[T]":
-        """Run `act` on the thread, before what waits. Raises Unavailable once it is closed."""
+        """Run `act` on the thread, before waiting steps. Raises Unavailable once it is closed."""
         future: Future[T] = Future()
         with self._held:
             self._check_open()
@@ -93,7 +93,7 @@ class ComputeThread:
         return future
 
     def close(self) -> None:
-        """Take nothing more, finish what waits, end the thread."""
+        """Accept no further work, finish the waiting steps, end the thread."""
         with self._held:
             self._closed = True
         self._wake()
@@ -115,11 +115,11 @@ class ComputeThread:
                     self._compute([item for item in work if item.future.set_running_or_notify_cancel()])
                 elif work[1].set_running_or_notify_cancel():
                     _settle(work[1], work[0])
-                # What a step holds is not to wait for the next one to come.
+                # Release the step's memory before waiting for the next one.
                 del work
 
     def _next(self) -> "list[_Waiting] | tuple[Callable[[], Any], Future[Any]] | None":
-        """Blocks for work; None when closed and all is done."""
+        """Block for work; return None when closed and all is done."""
         # Steps that came by lines while it computed may share the next pass.
         self.waiting.hear_now()
         while (work := self._taken()) is None:
@@ -152,7 +152,7 @@ class ComputeThread:
             metrics.QUEUE_SECONDS.observe(began_s - item.arrived_s)
         try:
             parts = _forward([item.step for item in batch], partial(self._deliver_parts, batch))
-        except Exception as error:  # the thread outlives whatever a step does
+        except Exception as error:  # the thread survives any error of a step
             self._compute_apart(batch, error)
             return
         for item, residuals in zip(batch, parts, strict=True):
@@ -165,11 +165,11 @@ class ComputeThread:
             if item.step.in_parts and not item.future.done():
                 try:
                     item.step.deliver(residuals)
-                except Exception as error:  # its own alone
+                except Exception as error:  # fails only this step
                     item.future.set_exception(_typed(error))
 
     def _compute_apart(self, batch: list[_Waiting], error: Exception) -> None:
-        """One bad step must not fail the others: each gets a forward pass of its own."""
+        """Compute each step in a separate forward pass, so that one bad step does not fail the others."""
         batch = [item for item in batch if not item.future.done()]
         if len(batch) == 1:
             batch[0].future.set_exception(_typed(error))

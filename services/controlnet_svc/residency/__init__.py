@@ -1,1 +1,1 @@
-"""Which ControlNets there are, and which of them are on the device."""
+"""Hold the replica's ControlNets, and decide which are on the device."""

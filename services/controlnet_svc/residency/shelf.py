@@ -1,4 +1,4 @@
-"""The ControlNets of this replica: the popular ones stay on the device, the others are loaded on demand."""
+"""Hold the ControlNets of this replica: the popular ones stay on the device, the others are loaded on demand."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShelvedNetwork:
-    """A ControlNet that can be served: what it takes on the device, how it is loaded (blocking; any thread), and
-    whether its condition is a latent, with or without the autoencoder's shift."""
+    """Describe a servable ControlNet: its memory on the device, its loader (blocking; any thread), and whether its
+    condition is a latent, with or without the autoencoder's shift."""
 
     adapter: Adapter
     memory_bytes: int
@@ -31,7 +31,7 @@ class ShelvedNetwork:
 
 
 class NetworkShelf:
-    """On the event loop only. Loads one at a time."""
+    """Load and evict ControlNets, on the event loop only, one load at a time."""
 
     def __init__(self, networks: Mapping[str, ShelvedNetwork], budget_bytes: int, changed: Callable[[], None]) -> None:
         self._networks = dict(networks)
@@ -44,24 +44,24 @@ class NetworkShelf:
         self._load_s: dict[str, float] = {}
         self._changed = changed
         self._loading = asyncio.Lock()
-        # What the plan places here: it gives way last.
+        # ControlNets that the plan places here: they are evicted last.
         self._placed = frozenset[str]()
         self.load_count = 0
         self.eviction_count = 0
 
     @property
     def networks(self) -> tuple[ShelvedNetwork, ...]:
-        """Return what can be served, by name."""
+        """Return the servable ControlNets, by name."""
         return tuple(self._networks[name] for name in sorted(self._networks.keys() - self._too_large))
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters of all that can be served, by name."""
+        """Return the adapters of all servable ControlNets, by name."""
         return tuple(shelved.adapter for shelved in self.networks)
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """What is on the device, the worthiest first."""
+        """Return the ControlNets on the device, the most valuable first."""
         return self._resident.names
 
     def find(self, name: str) -> ShelvedNetwork:
@@ -72,10 +72,10 @@ class NetworkShelf:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[ControlNet]:
-        """Have it on the device for as long as the block lasts, and count a use. Raises NotFound; ResourceExhausted
-        (NO_DEVICE_MEMORY) while those in use leave no room; what is wrong with its files."""
+        """Hold a ControlNet on the device during the block, and count a use. Raises NotFound; ResourceExhausted
+        (NO_DEVICE_MEMORY) while those in use leave no room; errors of its files."""
         shelved = self.find(name)
-        # From here on it is in use: what is loaded meanwhile does not push it out.
+        # From here on it is in use: loads that run in between do not evict it.
         self._in_use[name] += 1
         try:
             self._resident.use(self._loadable(shelved))
@@ -85,8 +85,8 @@ class NetworkShelf:
             self._changed()
 
     async def place(self, names: Sequence[str]) -> None:
-        """Load what a plan places here, and let it give way after all others. Strangers are passed over, and so is what
-        does not load: whoever wants it is told why."""
+        """Load the ControlNets that a plan places here, and evict them after all others. Unknown ones are skipped, and
+        so are failed loads: a stream that needs one receives the error."""
         here = [name for name in names if name in self._networks]
         self._placed = frozenset(here)
         for name in here:
@@ -94,7 +94,7 @@ class NetworkShelf:
                 await self.prefetch([name])
 
     async def prefetch(self, names: Sequence[str]) -> None:
-        """Load ahead of need what fits without pushing out anything that is in use. Raises NotFound."""
+        """Prefetch ControlNets that fit without evicting any in use. Raises NotFound."""
         for shelved in [self.find(name) for name in names]:
             try:
                 await self._have(shelved)
@@ -109,8 +109,8 @@ class NetworkShelf:
         if name in self._loaded:
             self._loading.release()
             return self._loaded[name]
-        # A task of its own: the stream that wanted it may be cancelled, while the thread reads on. Until that has ended
-        # it keeps the turn and its room, and what it read is there for the next stream.
+        # A separate task: the requesting stream may be cancelled while the thread reads on. Until the task has ended
+        # it holds the lock and its room, and the loaded ControlNet is ready for the next stream.
         load = asyncio.create_task(self._load(shelved), name="controlnet-load")
         load.add_done_callback(self._ended)
         return await asyncio.shield(load)
@@ -118,7 +118,7 @@ class NetworkShelf:
     def _ended(self, load: "asyncio.Task[ControlNet]") -> None:
         self._loading.release()
         if not load.cancelled():
-            load.exception()  # whoever waits for it is told; there may be nobody
+            load.exception()  # waiting streams receive it; there may be none
 
     async def _load(self, shelved: ShelvedNetwork) -> ControlNet:
         name = shelved.adapter.name
@@ -156,7 +156,7 @@ class NetworkShelf:
         self._tell()
 
     def _loadable(self, shelved: ShelvedNetwork) -> Loadable:
-        """Its cost to load as it was last, by its size before it was."""
+        """Return a ControlNet with its last load time, or an estimate from its size before the first load."""
         guess_s = shelved.memory_bytes / 1e9
         return Loadable(shelved.adapter.name, shelved.memory_bytes, self._load_s.get(shelved.adapter.name, guess_s))
 
@@ -166,7 +166,7 @@ class NetworkShelf:
 
 
 def _typed(name: str, error: Exception) -> PentimentoError:
-    """The error as one that whoever wants the ControlNet can act on: another replica may have it, or room for it."""
+    """Convert an error for the requesting stream: another replica may have the ControlNet, or room for it."""
     if isinstance(error, PentimentoError):
         return error
     if is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""One model of several at a time on a real device, as the plan says: drains, lets go of what is here, loads, serves."""
+"""Hold one of several models on a real device, as the plan requires: drain, release the old one, load, serve."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SwitchingBackend:
-    """The backend while no model is there: it goes on saying what it held, and takes nothing."""
+    """Serve as the backend between two models: report the previous model, and admit nothing."""
 
     held: HeldModel
     noise_form: NoiseForm
@@ -52,10 +52,10 @@ class SwitchingBackend:
         return device_memory(self.torch_device)
 
     def check(self, spec: GenerationSpec) -> None:
-        """It is for want of credits that nothing is taken."""
+        """Accept any request: none is admitted, since there are no credits."""
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """The model that comes has other LoRAs."""
+        """Load nothing: the next model has other LoRAs."""
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
@@ -65,8 +65,8 @@ class SwitchingBackend:
 
 
 class ModelSwitch:
-    """See `device_backend.DeviceBackend`. `load` gives a model by its name, ready to serve; `changed` is called when
-    what is held or taken changes."""
+    """Switch between models; see `device_backend.DeviceBackend`. `load` returns a model by its name, ready to serve;
+    `changed` is called when the held model or the credits change."""
 
     def __init__(
         self, first: LoadedModel, load: Callable[[str], Awaitable[LoadedModel]], changed: Callable[[], None]
@@ -83,14 +83,14 @@ class ModelSwitch:
 
     @property
     def loaded(self) -> LoadedModel:
-        """What is here. Raises Unavailable between two models."""
+        """Return the loaded model. Raises Unavailable between two models."""
         if not isinstance(self._backend, LoadedModel):
             raise Unavailable("LOADING", "another model is being loaded", retry_after_ms=500)
         return self._backend
 
     @property
     def target_model(self) -> str:
-        """The model that it holds, or is about to hold."""
+        """Return the model that it holds, or is about to hold."""
         return self._target
 
     @property
@@ -144,9 +144,9 @@ class ModelSwitch:
                 self._idle.set()
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first; a
-        switch that has not got beyond that is called off by its own model. One that could not be loaded is not tried
-        again."""
+        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish
+        first; assigning the current model again calls off a switch that has not passed that point. A model that failed
+        to load is not tried again."""
         if name in self.unloadable:
             return
         self._target, self._max_batch = name, max_batch
@@ -157,7 +157,7 @@ class ModelSwitch:
             self._changed()
 
     def close(self) -> None:
-        """From any thread."""
+        """Stop the switch and the backend, from any thread."""
         if self._switch is not None:
             self._switch.get_loop().call_soon_threadsafe(self._switch.cancel)
         self._backend.close()
@@ -190,12 +190,12 @@ class ModelSwitch:
             await self._idle.wait()
 
     async def _let_go(self) -> SwitchingBackend:
-        """Nothing may refer to the model any more: the next one needs its memory."""
+        """Release every reference to the model: the next one needs its memory."""
         backend = self.loaded
         self._backend = between = SwitchingBackend(
             backend.held, backend.noise_form, backend.capabilities, backend.torch_device
         )
-        # They are streams of others, which may wait for their next step for as long as they like.
+        # Streams of other workers, which may wait for their next step without a limit.
         try:
             await backend.halves.let_go()
         finally:
@@ -207,7 +207,7 @@ class ModelSwitch:
         return between
 
     async def _next(self, between: SwitchingBackend) -> LoadedModel:
-        """The model that is wanted, or the one before where that cannot be loaded."""
+        """Return the target model, or the previous one if that cannot be loaded."""
         wanted, before = self._target, between.held.model
         try:
             return await self._load(wanted)
@@ -221,8 +221,8 @@ class ModelSwitch:
 
 
 async def _give_memory_back(device: torch.device) -> None:
-    """What a model took, once nothing else refers to it: its device's memory and this process's."""
-    for gauge in (metrics.QUEUE, metrics.RUNNING):  # they ask its engine
+    """Free a model's memory, on its device and in this process, once nothing else refers to it."""
+    for gauge in (metrics.QUEUE, metrics.RUNNING):  # they refer to its engine
         gauge.set_function(lambda: 0.0)
     gc.collect()
     await asyncio.to_thread(trim_heap)

@@ -1,4 +1,4 @@
-"""The models that a plan may have a worker hold instead of its first. Free of torch."""
+"""List the models that a plan may have a worker hold instead of its first. Free of torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +10,20 @@ from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A checkpoint's directory; where `digest` is not empty, no other weights are held in its place."""
+    """Describe a checkpoint's directory; if `digest` is not empty, only weights with that digest are held."""
 
     path: Path
     digest: str = ""
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """Return the name that requests use."""
         return derived_name(self.path.resolve().name)
 
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return the models that the settings name besides the first. Where models may be missing, those that are, and
-    every model's second mention, are left out. Raises InvalidArgument for a digest that is none."""
+    """Return the models that the settings name besides the first. If models may be missing, skip the missing ones and
+    every repeated one. Raises InvalidArgument for an invalid digest."""
     named = _named(settings)
     if settings.skip_missing is SkipMissing.OFF:
         return named
@@ -33,7 +33,7 @@ def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 
 def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return those that may be missing and are."""
+    """Return the missing models that the settings tolerate."""
     return tuple(one for one in _named(settings) if not one.path.is_dir() and one not in other_models(settings))
 
 
@@ -43,5 +43,5 @@ def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 
 def _directory(first: Path, given: Path) -> Path:
-    """Return the directory of a path; a bare name may stand for one next to the first model."""
+    """Return the directory of a path; a bare name may mean one next to the first model."""
     return given if given.is_dir() or given.name != str(given) else first.parent / given

@@ -1,4 +1,4 @@
-"""What requests that name neither steps nor guidance get of a model, and what that costs; told without torch."""
+"""Compute the usual steps, guidance scale and costs of a model's requests; free of torch."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pentimento.profiles.costs import ModelProfile, run_seconds
 
 
 def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
-    """Return what a profile says of pictures of the size that was profiled first, with those steps and guidance."""
+    """Return a profile's costs for images of the first profiled size, with those steps and guidance."""
     first = profile.batches[0]
     run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
     size = profile.size(first.width_px, first.height_px)
@@ -24,8 +24,8 @@ def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
 
 
 def usual_of(model: Path, steps: int, guidance: float) -> tuple[int, float]:
-    """Return steps and guidance of requests that name none: those given, else (0 steps, negative guidance) those of the
-    registry beside the model, else those of its kind."""
+    """Return steps and guidance of requests that name none: the given ones, else (0 steps, negative guidance) those of
+    the registry next to the model, else those of its kind."""
     entry, kind = registry_entry(model), usual_settings(model)
     usual = float(entry.get("default_guidance_scale", kind.guidance_scale))
     return steps or int(entry.get("default_steps", kind.steps)), usual if guidance < 0 else guidance

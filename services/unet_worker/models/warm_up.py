@@ -1,6 +1,7 @@
-"""Before anybody asks: a batch of one is measured, what is to be compiled is compiled, and a first picture is painted.
-Health says SERVING only when the whole path has run once. Larger batches are measured before that as far as the time
-goes, and otherwise while nobody paints."""
+"""Prepare a worker before its first request: measure a batch of one, compile if configured, generate a first image.
+
+Health reports SERVING only when the whole path has run once. Larger batches are measured before that as time permits,
+and otherwise while the worker is idle."""
 
 import logging
 import math
@@ -24,13 +25,13 @@ from services.unet_worker.attempts.runner import AttemptRunner
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20
-# What follows the first forward pass until a worker serves, in passes: another one and two steps. An image is decoded
+# Passes from the end of the first forward pass until a worker serves: another one and two steps. An image is decoded
 # besides.
 PASSES_TO_COME = 3
 
 
 class BatchMeasurement:
-    """Finds how many requests of `key` fit the budget, and tells `limits`. On the engine's thread.
+    """Find the number of requests of `key` that fit the budget, and set it in `limits`. On the engine's thread.
 
     Until a second batch size was measured the limit is a bound from the first: it may be too low, never too high.
     """
@@ -54,12 +55,12 @@ class BatchMeasurement:
         self._monotonic = monotonic
         self._probe = self._new_probe()
         self._seconds_each = 0.0
-        # Of a step of one image, once it was measured.
+        # Seconds of a step of one image, once measured.
         self.step_s = 0.0
 
     def before_serving(self) -> None:
-        """Raises InvalidArgument, naming the budget, when not even one of the model's own size fits. What is compiled
-        is compiled for every batch that fits, however long that takes."""
+        """Measure, and compile for every batch that fits, regardless of the time. Raises InvalidArgument, naming the
+        budget, if not even one image of the model's default size fits."""
         if not isinstance(self._denoiser, CompiledDenoiser):
             return self._measure_within(self._limit_s)
         self._measure_within(math.inf)
@@ -70,7 +71,7 @@ class BatchMeasurement:
         self._measure_within(math.inf)
 
     def when_idle(self, wanted: Callable[[], bool]) -> bool:
-        """Measures what is left until `wanted`; whether anything is left."""
+        """Measure the remaining batches until `wanted`; return whether any remain."""
         while self._probe.pending:
             try:
                 if wanted():
@@ -100,7 +101,7 @@ class BatchMeasurement:
             logger.info("batches of %s are measured while idle, in about %.0f s", sizes, left)
 
     def _tell_first(self, seconds: float, decoder_s: float) -> None:
-        """With an estimate, because people wait."""
+        """Log the estimated time until the worker serves, because people wait."""
         left_s = PASSES_TO_COME * seconds + decoder_s
         logger.info("a step of one image takes %.1f s; serving in about %.0f s", seconds, left_s)
 
@@ -122,7 +123,7 @@ class BatchMeasurement:
         ended_at = self._monotonic()
         seconds = ended_at - began_at
         self._seconds_each = seconds / size
-        # By the second pass: the first one makes what is made only once.
+        # Of the second pass: the first one includes one-time work.
         self.step_s = ended_at - half_at if size == 1 else self.step_s
         self._settle(size, seconds)
 
@@ -149,7 +150,7 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 
 async def warm_up(runner: AttemptRunner, held: HeldModel) -> None:
-    """Two guided steps at the model's own size, decoded and encoded. Raises what a request would get."""
+    """Run two guided steps at the model's default size, decode and encode. Raises the errors of a request."""
     spec = GenerationSpec(
         prompt="",
         negative_prompt="",

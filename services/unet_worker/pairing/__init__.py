@@ -1,2 +1,2 @@
-"""Pictures that two workers paint (Katz, section 7: latent parallelism): halves computed for others, and asked of
-them."""
+"""Share requests between two workers (Katz, section 7: latent parallelism): compute halves for other workers, and
+request halves from them."""

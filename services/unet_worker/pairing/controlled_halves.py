@@ -1,4 +1,4 @@
-"""ControlNets of a half that is computed for another worker: judged before anything is opened for them."""
+"""Validate the ControlNets of another worker's half before anything is opened for them."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _SHOWN_LENGTH = 80
 
 
 def controlnet_field(place: int) -> str:
-    """Return where an opening has the ControlNet of that place."""
+    """Return the field of the ControlNet at that place in an opening."""
     return f"open.controlnets[{place}]"
 
 
@@ -25,8 +25,8 @@ def check_controlnet_count(count: int) -> None:
 
 
 def check_controlnets(controlnets: Sequence[RemoteControlNet], size_px: tuple[int, int]) -> None:
-    """Raise InvalidArgument, by the contract's field, for a ControlNet that no half of a picture of (width, height) can
-    be computed with."""
+    """Raise InvalidArgument, by the contract's field, for a ControlNet that is invalid for a half of an image of
+    (width, height)."""
     for place, controlnet in enumerate(controlnets):
         _check_controlnet(controlnet, controlnet_field(place), size_px)
 

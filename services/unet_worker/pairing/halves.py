@@ -1,4 +1,4 @@
-"""Halves of other workers' pictures, transport-neutral: opened where they fit, then one step after the other."""
+"""Compute halves of other workers' requests, transport-neutral: opened if they fit, then one step after the other."""
 
 import asyncio
 import math
@@ -37,13 +37,13 @@ from services.unet_worker.control.remote_control import RemoteControl, RemoteCon
 from services.unet_worker.control.replicas import ControlNetReplicas
 from services.unet_worker.pairing.controlled_halves import check_controlnets
 
-# By the contract's field: what a family conditions on, as (element type, dims) of one row.
+# Inputs of a family by the contract's field, as (element type, dims) of one row.
 OpeningShapes = Mapping[str, tuple[Dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class HalfOrder:
-    """OpenHalf in domain values; `conditioning` has one row, of the unconditional half where `unconditional`."""
+    """Hold OpenHalf in domain values; `conditioning` has one row, of the unconditional half if `unconditional`."""
 
     attempt: Attempt
     model_digest: str
@@ -57,9 +57,9 @@ class HalfOrder:
 
 
 class GuidanceHalves:
-    """The halves that a loaded model computes for other workers; `directory` is where memory is shared with those of
-    this host, `replicas` are where ControlNets are served. On the event loop only, but for its construction, which
-    waits for the engine."""
+    """Compute halves for other workers with a loaded model; `directory` holds the memory shared with workers of this
+    host, `replicas` serve the ControlNets. On the event loop only, except for the construction, which waits for the
+    engine."""
 
     def __init__(
         self,
@@ -81,22 +81,22 @@ class GuidanceHalves:
 
     @property
     def listener(self) -> LineListener:
-        """Who hears steps that come by a line: the thread that computes them."""
+        """Return the listener of steps that come by a line: the thread that computes them."""
         return self._engine.waiting
 
     @property
     def open_count(self) -> int:
-        """Those that are open."""
+        """Return the number of open halves."""
         return len(self._open)
 
     @property
     def controlnets_see_latents(self) -> bool:
-        """Whether ControlNets of this model are told latents, not images."""
+        """Return whether ControlNets of this model receive latents, not images."""
         return controlnets_see_latents(self._held.family)
 
     def condition_shape(self, width_px: int, height_px: int, step_count: int) -> tuple[Dtype, tuple[int, ...]]:
-        """Return element type and dims of a condition that is a latent. Raises InvalidArgument for a picture of another
-        size, or of more steps, than the model paints."""
+        """Return element type and dims of a condition that is a latent. Raises InvalidArgument for a size or step count
+        that the model does not support."""
         held = self._held
         check_size_and_steps(_spec_of(held, width_px, height_px, step_count), held)
         return self.latent_shape(width_px, height_px)
@@ -108,8 +108,8 @@ class GuidanceHalves:
     @contextmanager
     def opened(self, order: HalfOrder, free_count: int) -> Iterator["OpenHalf"]:
         """Hold a half open, one of at most `free_count` more. Raises FailedPrecondition for another model, NotFound for
-        a LoRA that is not here and cannot be fetched, InvalidArgument for a picture that this worker never paints and
-        for what is wrong with a LoRA or ControlNet, ResourceExhausted when it is full."""
+        a LoRA that this worker does not have and cannot fetch, InvalidArgument for an unsupported image and for an
+        invalid LoRA or ControlNet, ResourceExhausted if the worker is full."""
         spec = replace(_spec_of(self._held, order.width_px, order.height_px, order.step_count), loras=order.loras)
         self._check(order, spec)
         if free_count <= 0:
@@ -125,7 +125,7 @@ class GuidanceHalves:
             half.close()
 
     def stop(self) -> None:
-        """End all: their pictures are painted by their own workers alone."""
+        """End all halves: other workers continue their requests without a peer."""
         for half in self._open:
             half.end(stopping())
 
@@ -147,7 +147,7 @@ class GuidanceHalves:
         check_controlnets(order.controlnets, (order.width_px, order.height_px))
 
     def _control(self, order: HalfOrder, spec: GenerationSpec, route: Route) -> RemoteControl | None:
-        """Its streams are opened with the first step, for the one row that there is."""
+        """Return the half's residual source; its streams open with the first step, for its one row."""
         if not order.controlnets:
             return None
         attempted = ExecuteOrder(order.attempt, spec, route, self._held.worker_generation)
@@ -171,12 +171,12 @@ class GuidanceHalves:
 
 
 def stopping() -> Unavailable:
-    """Return what halves end with that their worker computes no longer."""
+    """Return the error that ends halves which their worker no longer computes."""
     return Unavailable(Reason.DRAINING, "this worker stops, or takes another model")
 
 
 def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) -> GenerationSpec:
-    """Of a picture of one row: without guidance, and of no prompt, which is there as text states."""
+    """Return a request of one row: without guidance, and without a prompt, which arrives as text states."""
     return GenerationSpec(
         prompt="",
         negative_prompt="",
@@ -191,7 +191,7 @@ def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) ->
 
 
 class OpenHalf:
-    """One half of one picture, and the listener of its painting. On the event loop only, but for what the engine tells;
+    """Hold one half of one request, and listen to the engine's events. On the event loop only, except for those events;
     one step at a time."""
 
     def __init__(
@@ -211,18 +211,18 @@ class OpenHalf:
         self._last_step = -1
         self._failure: PentimentoError | None = None
         self._answered: asyncio.Future[Tensor] = self._loop.create_future()
-        # Where answers go by a line, and what it is told that it failed.
+        # Callbacks for answers by a line, and for its failure.
         self._answer_now: Callable[[Tensor], None] | None = None
         self._tell_failure: Callable[[PentimentoError], None] = lambda error: None
 
     @property
     def computes(self) -> bool:
-        """Whether a step is under way."""
+        """Return whether a step is running."""
         return self._steps.asked is not None
 
     def begin(self, step_index: int, timestep: float) -> None:
-        """Check what is asked next. Raises Aborted (STALE_FRAME) for a step that is not after the last one,
-        InvalidArgument for one that no schedule has."""
+        """Check the next step. Raises Aborted (STALE_FRAME) for a step that is not after the last one, InvalidArgument
+        for one outside the schedule."""
         if step_index <= self._last_step:
             raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
         if step_index >= self.order.step_count:
@@ -232,8 +232,8 @@ class OpenHalf:
         self._last_step = step_index
 
     async def predict(self, timestep: float, latent: Tensor) -> Tensor:
-        """Return the network's prediction for the step that was begun, shaped as `latent`. Raises what the engine ends
-        the half with."""
+        """Return the network's prediction for the step that was begun, shaped as `latent`. Raises the error with which
+        the engine ends the half."""
         self._answered = self._loop.create_future()
         self._compute(timestep, latent)
         self._engine.wake()
@@ -246,9 +246,9 @@ class OpenHalf:
         answer: Callable[[Tensor], None],
         failed: Callable[[PentimentoError], None],
     ) -> None:
-        """On the engine's thread: have the network's prediction for the step that was begun given to `answer`, on that
-        thread; what that raises, and what the engine ends the half with, goes to `failed` on the event loop. Raises
-        what ended the half before."""
+        """Request the prediction of the step that was begun, on the engine's thread, and pass it to `answer` there.
+        Errors of `answer`, and the error with which the engine ends the half, go to `failed` on the event loop. Raises
+        the error that ended the half before."""
         self._answer_now, self._tell_failure = answer, failed
         self._compute(timestep, latent)
 
@@ -260,7 +260,7 @@ class OpenHalf:
             self._ticket = self._engine.submit(self._request, self)
 
     def end(self, error: PentimentoError) -> None:
-        """Fail what is asked now or later with `error`."""
+        """Fail the current and every later request with `error`."""
         self._failure = self._failure or error
         self._tell_failure(error)
         if not self._answered.done():
@@ -269,7 +269,7 @@ class OpenHalf:
             self._ticket.stop(error)
 
     def close(self) -> None:
-        """Stop it. Harmless twice."""
+        """Stop the half. Harmless twice."""
         if self._control is not None:
             self._control.close()
         self._answered.cancel()
@@ -277,19 +277,19 @@ class OpenHalf:
             self._ticket.stop(Cancelled("CANCELLED", "the half was closed"))
 
     def started(self, first_step: int, step_count: int) -> None:
-        """See `PaintingListener`. Nobody follows a half."""
+        """Ignore the event; a half reports no progress. See `PaintingListener`."""
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        """Nobody follows a half."""
+        """Ignore the event; a half reports no progress."""
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        """Nothing is captured."""
+        """Ignore the event; a half captures nothing."""
 
     def finished(self, painting: FinishedPainting) -> None:
-        """The last step was answered like the others."""
+        """Ignore the event; the last step was answered like the others."""
 
     def failed(self, error: PentimentoError) -> None:
-        """Fail what is asked with it."""
+        """Fail the requested step with `error`."""
         self._tell(lambda: self.end(error))
 
     def _answer(self, step_index: int, prediction: Tensor) -> None:
@@ -303,6 +303,6 @@ class OpenHalf:
             self._tell(lambda: None if self._answered.done() else self._answered.set_result(prediction))
 
     def _tell(self, act: Callable[[], None]) -> None:
-        """On the event loop, where there is still one."""
+        """Call `act` on the event loop, unless that is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(act)

@@ -1,4 +1,4 @@
-"""The engine's source of the other half of one picture's guidance: a peer, over a stream."""
+"""Supply the engine with the other half of one request's guidance: from a peer, over a stream."""
 
 import asyncio
 import logging
@@ -27,18 +27,18 @@ from services.unet_worker.control.remote_control import RemoteControlNet
 logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 10.0
-# After it the peer is lost for the rest of the picture. The engine has gone on without it long before.
+# After it the peer is lost for the rest of the request. The engine has continued without it long before.
 STEP_TIMEOUT_S = 60.0
-# The engine lets a step's latents leave before it computes: where both share a core, the half that is computed
-# elsewhere would else begin only when the own one leaves the core for a moment.
+# The engine lets a step's latents leave before it computes: if both share a core, the peer's half would otherwise
+# begin only when the worker's own half leaves the core for a moment.
 SENDING_S = 0.003
-# A peer that no picture was painted with for so long is left when the next one is; whoever needs it finds it anew.
+# A peer without a request for this long is dropped when the next one is taken; a later request connects again.
 IDLE_S = 60.0
 
 
 @dataclass
 class _KnownPeer:
-    """A peer, how many pictures are painted with it, and since when none is (seconds of the event loop)."""
+    """Hold a peer, its number of requests, and the time since when it has none (seconds of the event loop)."""
 
     channel: grpc.aio.Channel
     client: GuidanceHalfClient
@@ -47,8 +47,8 @@ class _KnownPeer:
 
 
 class PeerWorkers:
-    """Channels to peers, closed once no picture was painted with one for a while; `directory` is where memory is shared
-    with those of this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
+    """Hold channels to peers, closed after a while without a request; `directory` holds the memory shared with peers of
+    this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class PeerWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, address: str) -> GuidanceHalfClient:
-        """Changes state: return the client of a peer that a picture is painted with until `leave`."""
+        """Return the client of a peer, and count one more request on it until `leave`."""
         self._forget_idle()
         if address not in self._known:
             channel = self._open_channel(address)
@@ -75,13 +75,13 @@ class PeerWorkers:
         return self._known[address].client
 
     def leave(self, address: str) -> None:
-        """Changes state: a picture that took the peer is painted with it no more."""
+        """Count one request less on the peer."""
         known = self._known[address]
         known.picture_count -= 1
         known.idle_since_s = asyncio.get_running_loop().time()
 
     def _forget_idle(self) -> None:
-        """Workers come and go, each at an address of its own."""
+        """Close channels of idle peers: workers come and go, with different addresses."""
         now_s = asyncio.get_running_loop().time()
         for address, known in tuple(self._known.items()):
             if not known.picture_count and now_s - known.idle_since_s > IDLE_S:
@@ -93,16 +93,16 @@ class PeerWorkers:
 
 @dataclass(frozen=True)
 class _AskedStep:
-    """What comes of a step by the event loop; None where this thread sent it by a line."""
+    """Hold a requested step: its answer by the event loop; None if the engine's thread sent it by a line."""
 
     step_index: int
     answer: "Future[Tensor] | None"
 
 
 class RemotePeer:
-    """A `GuidancePeer`. The engine's thread asks and takes; what goes by a line does so on that thread, what goes over
-    the wire on the event loop. `wake` is called from there when a half has come. `controlnets` are those of the
-    unconditional row. Make it, and close it, on the event loop."""
+    """Supply halves as a `GuidancePeer`. The engine's thread calls `ask` and `take`; that thread sends what goes by a
+    line, the event loop what goes over the wire, and the loop calls `wake` when a half has arrived. `controlnets` are
+    those of the unconditional row. Create and close it on the event loop."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class RemotePeer:
         self._over = False
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
-        """Ask for a step's half, unless the peer is lost or still at an earlier one. Returns once it is on its way, or
-        after SENDING_S."""
+        """Request a step's half, unless the peer is lost or still at an earlier step; return whether it was requested.
+        Returns once the request is sent, or after SENDING_S."""
         if self._over or (self._asked is not None and not self._is_answered(self._asked)):
             return False
         if self._sent_now(step_index, inputs):
@@ -143,8 +143,8 @@ class RemotePeer:
         return True
 
     def take(self, step_index: int) -> Tensor | None:
-        """Return the half, valid until the next one is asked for; None while it is under way. Raises Unavailable where
-        it will not come."""
+        """Return the half, valid until the next `ask`; None while it is in flight. Raises Unavailable if it will not
+        arrive."""
         asked = self._asked
         if asked is None or asked.step_index != step_index:
             raise Unavailable("PEER_LOST", "this step was not requested")
@@ -157,7 +157,7 @@ class RemotePeer:
 
     def _arrived(self, asked: _AskedStep) -> Tensor | None:
         stream = self._stream
-        # Before it looks: what came before the stream was lost is as good as any.
+        # Checked first: an answer that arrived before the stream was lost still counts.
         will_answer = stream is not None and not stream.failed
         found = None if stream is None else stream.arrived(asked.step_index)
         if found is not None:
@@ -189,14 +189,14 @@ class RemotePeer:
         return stream is not None and stream.arrived(asked.step_index) is not None
 
     def _sent_now(self, step_index: int, inputs: DenoiserInput) -> bool:
-        """From this thread, where the stream has a line."""
+        """Send a step on this thread, if the stream has a line; return whether it was sent."""
         stream = self._stream
         if stream is None or not stream.lined:
             return False
         try:
             stream.send_now(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND))
         except PentimentoError:
-            return False  # the event loop meets the same
+            return False  # the event loop meets the same error
         return True
 
     async def _ask(self, step_index: int, inputs: DenoiserInput, sent: threading.Event) -> Tensor:
@@ -207,7 +207,7 @@ class RemotePeer:
                 await stream.send(step_index, float(inputs.timesteps[0]), latent)
                 sent.set()
                 found = await stream.receive(step_index, latent)
-            # Nothing where the step is over by now: it was taken as it arrived.
+            # Empty if the step is over by now: it was taken as it arrived.
             return tensor_over(found.tensors[0]) if found.tensors else torch.empty(0)
         except TimeoutError:
             raise self._lose(Unavailable("PEER_SILENT", "the peer did not answer in time")) from None
@@ -245,8 +245,8 @@ class RemotePeer:
 
 
 def half_controlnet(controlnet: RemoteControlNet) -> HalfControlNet:
-    """Its replicas, the first one last: of replicas that have equally much to do the peer takes another than this
-    worker, and both halves of the residuals are computed at once."""
+    """Return a peer's ControlNet with its replicas, the first one last: of equally loaded replicas the peer takes
+    another than this worker, and both halves of the residuals are computed in parallel."""
     first, *others = controlnet.addresses
     return HalfControlNet(controlnet.selection, [*others, first], _optional(controlnet.encoded))
 

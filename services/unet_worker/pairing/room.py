@@ -1,4 +1,4 @@
-"""Room to receive what the streams of halves bring."""
+"""Reserve room to receive the messages of halves' streams."""
 
 from dataclasses import replace
 
@@ -7,14 +7,14 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.rpc.settings import with_receiving_room
 from services.unet_worker.settings import UnetWorkerSettings
 
-# Of a message of PredictHalf: the contract's max_request_bytes.
+# For a message of PredictHalf: the contract's max_request_bytes.
 _STREAM = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].methods_by_name["PredictHalf"]
 MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 
 def with_room_for_halves(settings: UnetWorkerSettings) -> UnetWorkerSettings:
-    """Return the settings with room for as many halves as there may be credits, each of which may be receiving a
-    message of the largest size. Where callers are told apart, a worker's streams are not counted."""
+    """Return the settings with room for one half per credit, each of which may be receiving a message of the largest
+    size. If callers are authenticated, a worker's streams are not counted."""
     if settings.rpc.token_file is not None:
         return settings
     count = settings.credits or settings.max_batch

@@ -1,5 +1,4 @@
-"""PredictHalf of pentimento.api.worker.v1. What a message says is believed only where it is what its stream waits
-for."""
+"""Serve PredictHalf of pentimento.api.worker.v1. A message's values are accepted only if its stream expects them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -29,16 +28,16 @@ from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenH
 
 Requests = AsyncIterator[pb.PredictHalfRequest]
 Responses = AsyncGenerator[pb.PredictHalfResponse, None]
-# What a stream may take to end: a peer that reads nothing holds up no other model.
+# Time for a stream to end: a peer that reads nothing does not delay another model.
 LET_GO_S = 1.0
 
 
 class HalfServicer:
-    """See `device_backend.HalfStreams`."""
+    """Serve halves over gRPC; see `device_backend.HalfStreams`."""
 
     def __init__(self, halves: GuidanceHalves) -> None:
         self._halves = halves
-        # By stream: what ends it, whatever it waits for.
+        # By stream: a future that ends it, in any state.
         self._ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
 
     @property
@@ -46,20 +45,20 @@ class HalfServicer:
         return self._halves.open_count
 
     def stop(self) -> None:
-        """End all: their pictures are painted by their own workers alone."""
+        """End all streams: other workers continue their requests without a peer."""
         self._halves.stop()
         for end in self._ends.values():
             if not end.done():
                 end.set_exception(stopping())
 
     async def let_go(self) -> None:
-        """Stop, and return once no stream refers to the model; a peer that does not read its end is not waited for."""
+        """Stop, and return once no stream refers to the model, or after LET_GO_S if a peer does not read."""
         self.stop()
         if self._ends:
             await asyncio.wait(tuple(self._ends), timeout=LET_GO_S)
 
     async def answers(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
-        """Yield what was agreed, then a prediction a step."""
+        """Yield the agreed opening, then one prediction per step."""
         stream, end = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop().create_future()
         self._ends[stream] = end
         try:
@@ -69,7 +68,7 @@ class HalfServicer:
         finally:
             del self._ends[stream]
             if not end.cancel():
-                end.exception()  # else it is logged, where the stream ended otherwise
+                end.exception()  # else it is logged, if the stream ended otherwise
 
     async def _followed(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
         message = await _opening(messages)
@@ -111,7 +110,7 @@ async def _opening(messages: Requests) -> pb.OpenHalf:
 
 
 async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests) -> HalfOrder:
-    """Exactly the tensors that the model and its ControlNets condition on, of one row."""
+    """Receive exactly the tensors that the model and its ControlNets condition on, of one row."""
     parts = [opening_tensor(message, name) for name in shapes]
     expected = [ExpectedTensor(*shape, _binding(message, 0, name)) for name, shape in shapes.items()]
     found = await receive_all(TensorReceiver(), parts, expected, messages)
@@ -132,7 +131,7 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
 
 
 def _opening_shapes(message: pb.OpenHalf, halves: GuidanceHalves) -> OpeningShapes:
-    """Of the tensors that have to be there."""
+    """Return the shapes of the required tensors."""
     shapes = halves.opening_shapes
     for name in ("pooled_states", "time_ids"):
         _check_presence(message.HasField(name), name in shapes, f"open.{name}")
@@ -164,7 +163,7 @@ def _binding(message: pb.OpenHalf, step_index: int, layer: str) -> Binding:
 
 
 class _HalfConversation:
-    """What follows the opening: a step, its prediction, and so on."""
+    """Answer the messages after the opening: a step, its prediction, and so on."""
 
     def __init__(self, opening: pb.OpenHalf, half: OpenHalf, latent: ExpectedTensor, sender: TensorSender) -> None:
         self._opening = opening
@@ -175,22 +174,22 @@ class _HalfConversation:
         self.steps: LinedSteps | None = None
 
     def wanted(self, step_index: int) -> ExpectedTensor:
-        """What a step's latents have to be."""
+        """Return the expected form of a step's latents."""
         return ExpectedTensor(self._latent.dtype, self._latent.dims, _binding(self._opening, step_index, "latent"))
 
     def answered(self, step_index: int) -> Binding:
-        """What a step's prediction is bound to."""
+        """Return the binding of a step's prediction."""
         return _binding(self._opening, step_index, "prediction")
 
     def begin(self, step_index: int, timestep: float) -> None:
-        """Judge a step that comes by a line. Raises ResourceExhausted while another is under way, and what the half
-        does."""
+        """Validate a step that comes by a line. Raises ResourceExhausted while another is running, and the errors of
+        `OpenHalf.begin`."""
         if self._half.computes:
             raise ResourceExhausted("NO_CREDIT", "one step may be under way")
         self._half.begin(step_index, timestep)
 
     def lined(self, line: AnsweringLine) -> Callable[[LinedLatents], None]:
-        """What takes the steps that come by a line."""
+        """Return the function that takes the steps of a line."""
 
         def take(step: LinedLatents) -> None:
             def answer(prediction: Tensor) -> None:
@@ -204,7 +203,7 @@ class _HalfConversation:
     def opened(
         self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
     ) -> pb.PredictHalfResponse:
-        """The answer to the opening."""
+        """Return the answer to the opening."""
         return pb.PredictHalfResponse(
             opened=pb.HalfOpened(
                 transport=transport_of(region),
@@ -215,7 +214,7 @@ class _HalfConversation:
         )
 
     async def answers(self, messages: Requests) -> Responses:
-        """The prediction of each step, until the other end has no more."""
+        """Yield the prediction of each step, until the caller sends no more."""
         async for message in messages:
             match message.WhichOneof("message"):
                 case "step":

@@ -1,1 +1,1 @@
-"""Measurements of models: costs, and how much reuse, skipped steps, hand-overs and late LoRAs they bear."""
+"""Measure models: costs, and the effect of reuse, skipped steps, hand-overs and late LoRAs."""

@@ -1,4 +1,4 @@
-"""`python -m services.unet_worker.profiling KIND --model DIR`: measure a model and write its profile."""
+"""Measure a model and write its profile: `python -m services.unet_worker.profiling KIND --model DIR`."""
 
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings

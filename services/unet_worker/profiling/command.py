@@ -1,4 +1,4 @@
-"""One measurement from flags to file: checks, the running embedder, the file after each row, a table as text."""
+"""Run one measurement from flags to file: checks, the running embedder, the file after each row, a table as text."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ NEEDS: dict[ProfileKind, tuple[str, ...]] = {
 
 
 class RemoteEncoder:
-    """The running embedder, called from a thread next to the event loop."""
+    """Call the running embedder from a thread next to the event loop."""
 
     def __init__(self, client: EmbedderClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -66,7 +66,7 @@ def _stacked(embeddings: Sequence[Embedding]) -> NDArray[np.float32]:
 
 
 def kind_of(argv: Sequence[str]) -> tuple[ProfileKind | None, list[str]]:
-    """Return the kind that the first argument names, and the flags after it; no kind with `--help` alone.
+    """Return the kind that the first argument names, and the flags after it; no kind with only `--help`.
 
     Raises InvalidArgument for another word.
     """
@@ -131,7 +131,7 @@ def file_of(kind: ProfileKind, settings: ProfileSettings) -> Path:
 def measure_and_write(kind: ProfileKind, settings: ProfileSettings, inputs: StudyInputs) -> None:
     """Measure, write the file after each row, and print its tables.
 
-    Raises InvalidArgument for a run to resume without its file, or with a file that was measured otherwise.
+    Raises InvalidArgument for a run to resume without its file, or with a file of another measurement.
     """
     # Imported here: a wrong flag or a bad checkpoint is reported before torch is loaded.
     measure = import_module(f"services.unet_worker.profiling.{kind.value}").measure

@@ -1,4 +1,4 @@
-"""A model's profile: loads it as the worker would, and measures every batch that the settings name."""
+"""Profile a model's costs: load it as the worker does, and measure every batch that the settings name."""
 
 import importlib.metadata
 import itertools
@@ -29,7 +29,8 @@ SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
 def measure(settings: ProfileSettings) -> ModelProfile:
-    """Takes from seconds to minutes; a line to the log for each batch. InvalidArgument for a bad size, or for none."""
+    """Measure the costs, in seconds to minutes, with a log line per batch. Raises InvalidArgument for a bad or no
+    size."""
     if not settings.batch_sizes:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     study = settings.study
@@ -97,7 +98,7 @@ def _sizes(model: DiffusionModel, settings: ProfileSettings) -> list[tuple[int, 
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Raises InvalidArgument for anything but WIDTHxHEIGHT."""
+    """Return width and height. Raises InvalidArgument for anything but WIDTHxHEIGHT."""
     found = SIZE.fullmatch(text)
     if found is None:
         raise InvalidArgument.of("sizes", f"must be WIDTHxHEIGHT in pixels, got {text[:50]!r}")

@@ -30,7 +30,7 @@ ALPHA = 0.95
 
 @dataclass(frozen=True)
 class _ScoredImages:
-    """The encoded images of all prompts by one way to generate them, and their scores by each scorer."""
+    """Hold the encoded images of all prompts by one way to generate them, and their scores by each scorer."""
 
     files: Sequence[bytes]
     scores: Sequence[Sequence[float]]
@@ -43,7 +43,7 @@ class _ScoredImages:
 
 @dataclass(frozen=True)
 class HandoverStudy:
-    """Prompts that both models generate, with one seed for the images that are compared."""
+    """Hold prompts that both models generate, with one seed for the compared images."""
 
     light: StudyModel
     heavy: StudyModel
@@ -76,8 +76,8 @@ class HandoverStudy:
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
     """Yield the pair's profile after each share of skipped steps.
 
-    Takes minutes; the log has a line now and then. Larger shares are left out once no rule allows the one at hand. Rows
-    of an earlier profile are kept. Raises InvalidArgument for one that was measured otherwise.
+    Takes minutes, with occasional log lines. Larger shares are skipped once no rule allows the current one. Rows of an
+    earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
     torch.set_num_threads(settings.study.threads)
     quiet_loaders()

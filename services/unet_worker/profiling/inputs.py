@@ -1,4 +1,4 @@
-"""Inputs of measurements, and the protocols of encoders and scorers."""
+"""Define the inputs of measurements, and the protocols of encoders and scorers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Vectors = NDArray[np.float32]
 
 
 class ImageEncoder(Protocol):
-    """The dual encoder that the cache searches by."""
+    """Embed texts and images with the cache's dual encoder."""
 
     def embed_texts(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors (texts, dimensions)."""
@@ -25,7 +25,7 @@ class ImageEncoder(Protocol):
 
 
 class QualityScorer(Protocol):
-    """Scores images; higher is better."""
+    """Score images; higher is better."""
 
     @property
     def name(self) -> str:
@@ -39,9 +39,9 @@ class QualityScorer(Protocol):
 
 @dataclass(frozen=True)
 class StudyInputs:
-    """Inputs of a measurement: prompts, the encoder with its name and digest, and the file's earlier profiles.
+    """Hold a measurement's inputs: prompts, the encoder with its name and digest, and the file's earlier profiles.
 
-    `scorers_of` returns scorers in addition to CLIPScore for the prompts at hand. `note` takes the sample of an image.
+    `scorers_of` returns scorers in addition to CLIPScore for the given prompts. `note` takes the sample of an image.
     """
 
     prompts: Sequence[str] = ()

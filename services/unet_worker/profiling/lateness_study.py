@@ -1,7 +1,7 @@
 """Measure how late a LoRA may come: every prompt is generated with it from the start, without it, and with it from
 step K on, with the same seed (Katz, section 6).
 
-The strength of a late LoRA is the share of its own change of the final latent that remains, projected on that change.
+The strength of a late LoRA is the remaining share of its change of the final latent, projected on that change.
 It needs no scorer of styles and is stricter than one: a classifier may be sure of a style that is half gone.
 """
 
@@ -23,7 +23,7 @@ from services.unet_worker.profiling.reuse_study import StudyModel, told
 
 @dataclass(frozen=True)
 class LatenessStudy:
-    """Images of one model without a LoRA, for comparison; `steps` are the K to try."""
+    """Hold images of one model without a LoRA, for comparison; `steps` are the K to try."""
 
     model: StudyModel
     prompts: Sequence[str]
@@ -66,7 +66,7 @@ def _from_step(lora: Lora, step: int) -> LoadingLoras:
 
 
 def _stacked(pictures: Sequence[StudiedPicture], step: int | None = None) -> Tensor:
-    """Rows of numbers: the latents before a step, or the final ones."""
+    """Return rows of numbers: the latents before a step, or the final ones."""
     found = [picture.final if step is None else picture.latents[step] for picture in pictures]
     return torch.cat(found).flatten(1).double().cpu()
 
@@ -79,10 +79,8 @@ def _cosines(one: Sequence[StudiedPicture], other: Sequence[StudiedPicture], ste
 def strengths(
     without: Sequence[StudiedPicture], on_time: Sequence[StudiedPicture], late: Sequence[StudiedPicture]
 ) -> list[float]:
-    """Return for each image the share of the LoRA's own change of the final latent that remains.
-
-    1 where the LoRA changes nothing.
-    """
+    """Return for each image the remaining share of the LoRA's change of the final latent; 1 if the LoRA changes
+    nothing."""
     base = _stacked(without)
     change, there = _stacked(on_time) - base, _stacked(late) - base
     wanted = (change * change).sum(dim=1)

@@ -31,8 +31,8 @@ BySteps = Mapping[int, Sequence[LateSample]]
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
     """Yield the profile of each LoRA of the directory that changes the model and has none yet.
 
-    Takes minutes for a LoRA; the log has a line now and then. A K past one that no rule allows is left out. Raises
-    NotFound where no LoRA fits.
+    Takes minutes for a LoRA, with occasional log lines. A K past one that no rule allows is skipped. Raises NotFound if
+    no LoRA fits.
     """
     torch.set_num_threads(settings.study.threads)
     quiet_loaders()

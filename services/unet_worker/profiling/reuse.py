@@ -35,7 +35,7 @@ from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy,
 from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings
 from services.unet_worker.profiling.steps_study import CLIP_SCORE
 
-# N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
+# N of the tables, and K: NIRVANA's for latents (section 5.3), MoDM's for images (section 5.2).
 TABLE_STEPS = 50
 LATENT_STEPS = (5, 10, 15, 20, 25)
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
@@ -45,7 +45,7 @@ LATENT_ALPHA = 0.9
 def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     """Load a model with its usual steps, guidance, size and first scheduler.
 
-    Raises BadCheckpoint, and FailedPrecondition when the registry next to it expects other weights.
+    Raises BadCheckpoint, and FailedPrecondition if the registry next to it expects other weights.
     """
     chosen = choose_device(study.device)
     model = load_model(directory, chosen, choose_dtype(study.dtype, chosen))
@@ -74,7 +74,7 @@ def captured_steps(step_count: int) -> dict[int, int]:
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
     """Yield the profile of the model's latents and, with a light model, of the images that it refines, after each K.
 
-    Takes minutes; the log has a line now and then. Raises InvalidArgument where no two prompts are similar enough.
+    Takes minutes, with occasional log lines. Raises InvalidArgument if no two prompts are similar enough.
     """
     torch.set_num_threads(settings.study.threads)
     quiet_loaders()
@@ -109,7 +109,7 @@ def _check_pairs(what: str, count: int, settings: ProfileSettings) -> None:
 
 @dataclass(frozen=True)
 class _Table:
-    """Makes profiles of the samples against one large model."""
+    """Make profiles of the samples against one large model."""
 
     settings: ProfileSettings
     inputs: StudyInputs

@@ -1,10 +1,10 @@
 """Measure the quality of reuse: every prompt of a log is generated from scratch and from the nearest one before.
 
-The log is played against a cache that forgets nothing and holds the images from scratch. A prompt's donor of latents is
-the nearest prompt before it, text to text (NIRVANA, section 5.1); its donor of an image is the image before it that is
+The log is replayed against a cache without eviction, filled with the images from scratch. A prompt's donor of latents
+is the nearest prompt before it, text to text (NIRVANA, section 5.1); its donor of an image is the earlier image that is
 nearest to its text (MoDM, section 3.2). Quality is CLIPScore, the cosine of image and prompt (both papers). Repeats of
-a prompt, word for word, are left out: reuse gives the same image there, and no threshold is needed to find that. An
-image and the one from scratch that it is compared with have the same seed.
+a prompt, word for word, are skipped: reuse gives the same image there, and needs no threshold. An image and the
+compared one from scratch have the same seed.
 """
 
 import logging
@@ -28,14 +28,14 @@ REPORT_EVERY = 50
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model and the request that all its images share, apart from prompt and seed."""
+    """Hold a model and the request that all its images share, apart from prompt and seed."""
 
     painter: ReusePainter
     spec: GenerationSpec
 
     @property
     def step_count(self) -> int:
-        """Steps of an image from scratch."""
+        """Return the steps of an image from scratch."""
         return self.spec.num_inference_steps
 
     def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
@@ -45,7 +45,7 @@ class StudyModel:
 
 @dataclass(frozen=True)
 class ReusePair:
-    """A prompt and its donor, by their places in the log, with their similarity (cosine)."""
+    """Hold a prompt and its donor, by their places in the log, with their similarity (cosine)."""
 
     receiver: int
     donor: int
@@ -54,7 +54,7 @@ class ReusePair:
 
 @dataclass(frozen=True)
 class ReuseOutcome:
-    """A pair's image with K of N steps skipped: its quality and that of the one from scratch."""
+    """Hold the quality of a pair's image with K of N steps skipped, and of the one from scratch."""
 
     pair: ReusePair
     skipped_steps: int
@@ -62,7 +62,7 @@ class ReuseOutcome:
     scratch_quality: float
 
     def sample(self) -> ImageSample:
-        """Return it as the rules take it."""
+        """Return the outcome as a sample for the rules."""
         return ImageSample(self.quality, self.scratch_quality, self.pair.similarity)
 
 
@@ -87,7 +87,7 @@ def nearest_before(
 
 @dataclass
 class ReuseStudy:
-    """A log that one model generated from scratch, which takes as long as serving it without a cache."""
+    """Hold a log that one model generated from scratch, which takes as long as serving it without a cache."""
 
     large: StudyModel
     encoder: ImageEncoder
@@ -129,7 +129,7 @@ class ReuseStudy:
     ) -> Iterator[ReuseOutcome]:
         """Yield every pair's donor image refined by the small model, with each K of `step_count` steps skipped.
 
-        The small model skips the same share of its steps, rounded down; a K that gives it none to skip is left out.
+        The small model skips the same share of its steps, rounded down; a K that rounds to none is skipped.
         """
         for step in skipped:
             first = step * small.step_count // step_count
@@ -168,7 +168,7 @@ class ReuseStudy:
 
 
 def told(what: str, pictures: Iterable[StudiedPicture], count: int) -> Iterator[StudiedPicture]:
-    """Yield the images, with a line to the log now and then."""
+    """Yield the images, with occasional log lines."""
     for number, picture in enumerate(pictures, start=1):
         if number % REPORT_EVERY == 0 or number == count:
             logger.info("%s: %d of %d", what, number, count)

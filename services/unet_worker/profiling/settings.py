@@ -1,4 +1,4 @@
-"""Settings of `python -m services.unet_worker.profiling`: flags, PENTIMENTO_PROFILE_… and the table [profile]."""
+"""Define the settings of `python -m services.unet_worker.profiling`: flags, PENTIMENTO_PROFILE_…, table [profile]."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ MANY = 200  # prompts of the other kinds
 
 @dataclass(frozen=True)
 class StudyRunSettings:
-    """How images are generated that are compared with each other."""
+    """Configure the generation of compared images."""
 
     seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
@@ -26,7 +26,7 @@ class StudyRunSettings:
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """One class for all kinds; the help names the kind where a setting serves only some."""
+    """Configure all kinds of profiles; the help names the kind if a setting serves only some."""
 
     channels: RpcChannelSettings
     study: StudyRunSettings
@@ -132,6 +132,6 @@ class ProfileSettings:
         return self.first or FIRST.get(kind, MANY)
 
     def rule_of(self, kind: ProfileKind) -> ThresholdRule:
-        """Return the rule that the profile is to be read by."""
+        """Return the rule that the profile is read by."""
         usual = ThresholdRule.MEAN if kind is ProfileKind.LORA else ThresholdRule.LOWER_BOUND
         return self.rule.rule or usual

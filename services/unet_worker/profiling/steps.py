@@ -36,10 +36,10 @@ ALPHA = 0.95
 
 
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
-    """Yield the model's profile after each row, and once where there is nothing to measure.
+    """Yield the model's profile after each row, and once if there is nothing to measure.
 
-    Takes minutes; the log has a line now and then. From each first step on the number of steps falls until no rule
-    allows it. Rows of an earlier profile are kept. Raises InvalidArgument for one that was measured otherwise.
+    Takes minutes, with occasional log lines. From each first step on the number of steps falls until no rule allows it.
+    Rows of an earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
     torch.set_num_threads(settings.study.threads)
     quiet_loaders()
@@ -68,7 +68,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row and its samples."""
+    """Hold a row and its samples."""
 
     row: ProfileRow
     samples: Sequence[ImageSample]
@@ -130,8 +130,8 @@ def _place(first: int, taken: int, spacing: float, resume_step: int, least_simil
 
 
 def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:
-    """Return the steps of a schedule at which a profile of reused latents lets hits resume, each with the least
-    similarity that it asks for."""
+    """Return the steps of a schedule at which a profile of reused latents lets hits resume, each with its least
+    similarity."""
     found: dict[int, float] = {}
     for row in sorted(thresholds(profile), key=lambda row: row.min_similarity):
         step = skipped_steps(row, step_count)

@@ -1,8 +1,8 @@
 """Measure the quality of skipped steps: every prompt is generated with all steps, and again with fewer.
 
-An image and the full run that it is compared with have the same seed, so that only the skipped steps differ; hits also
-differ by their start, images with LoRAs also by how late these come. Quality is the score of each scorer: CLIPScore,
-the cosine of image and prompt, and others. The scorer that finds the least of the full run's quality decides.
+An image and the compared full run have the same seed, so that only the skipped steps differ; hits also differ by their
+start, images with LoRAs also by the step from which these apply. Quality is the score of each scorer: CLIPScore, the
+cosine of image and prompt, and others. The scorer that finds the least of the full run's quality decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ CLIP_SCORE = "clip_score"
 
 
 class ClipScore:
-    """The cosine of an image and its prompt by a dual encoder."""
+    """Score images by their cosine with the prompt in a dual encoder."""
 
     name = CLIP_SCORE
 
@@ -35,7 +35,7 @@ class ClipScore:
 
 @dataclass(frozen=True)
 class ThinnedBatch:
-    """Requests to be thinned with the rows of their prompts, and their name in the log."""
+    """Hold requests to be thinned with the rows of their prompts, and their name in the log."""
 
     what: str
     rows: Sequence[int]
@@ -44,7 +44,7 @@ class ThinnedBatch:
 
 def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
     """Yield each first step with the numbers of steps to try from there on, descending: shares of the schedule, and of
-    what remains of it there. No number is tried twice, and none that leaves nothing out."""
+    its remaining steps. No number repeats, and each skips at least one step."""
     for first in dict.fromkeys(int(begin * step_count) for begin in begins):
         rest = step_count - first
         counts = {max(round(keep * rest), 1) for keep in keeps}
@@ -53,7 +53,7 @@ def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> It
 
 @dataclass
 class ThinningStudy:
-    """Prompts that one model generated in full, row by row; `late` changes a request for its thinned run."""
+    """Hold prompts that one model generated in full, row by row; `late` changes a request for its thinned run."""
 
     model: StudyModel
     scorers: Sequence[QualityScorer]
@@ -68,7 +68,7 @@ class ThinningStudy:
 
     @property
     def batch(self) -> ThinnedBatch:
-        """The full requests themselves, to be thinned."""
+        """Return the full requests themselves, to be thinned."""
         return ThinnedBatch("", range(len(self.full)), self.full)
 
     def hits(self, pairs: Sequence[ReusePair], step: int) -> ThinnedBatch:
@@ -110,6 +110,6 @@ class ThinningStudy:
 def full_requests(
     model: StudyModel, prompts: Sequence[str], first_seed: int = 0, capture_steps: Sequence[int] = ()
 ) -> list[PaintingRequest]:
-    """Return the prompts from noise with all steps, each with another seed."""
+    """Return the prompts from noise with all steps, each with its own seed."""
     requests = (model.request(prompt, first_seed + row, NoiseStart()) for row, prompt in enumerate(prompts))
     return [replace(request, capture_steps=frozenset(capture_steps)) for request in requests]

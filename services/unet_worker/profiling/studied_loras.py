@@ -1,4 +1,4 @@
-"""LoRAs of measured images: from the start in full runs, as late as their bounds allow in thinned ones."""
+"""Apply LoRAs to measured images: from the start in full runs, as late as their bounds allow in thinned ones."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class StudiedLoras:
-    """LoRAs at a scale of 1; all are in force from `patch_step` on."""
+    """Hold LoRAs at a scale of 1; all apply from `patch_step` on."""
 
     adapters: tuple[MeasuredAdapter, ...] = ()
     loras: tuple[Lora, ...] = ()
@@ -42,7 +42,7 @@ class StudiedLoras:
 def open_studied_loras(directory: Path | None, names: Sequence[str], model: StudyModel) -> StudiedLoras:
     """Return the named LoRAs with their bounds; none for no names.
 
-    Raises NotFound for one that the directory lacks or that does not change the model, and InvalidArgument without a
+    Raises NotFound for a LoRA that the directory lacks or that does not change the model, and InvalidArgument without a
     directory.
     """
     if not names:

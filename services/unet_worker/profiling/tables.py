@@ -1,4 +1,4 @@
-"""Profiles as text: a line for each row, and what each rule allows in all."""
+"""Format profiles as text: a line for each row, and the total that each rule allows."""
 
 from collections.abc import Callable, Iterator
 
