@@ -80,7 +80,7 @@ class BusySeconds:
         self._asked_at = time.monotonic()
 
     def add(self, seconds: float) -> None:
-        """Count seconds in which the device computed."""
+        """Count seconds of the device's computation."""
         self.total_s += seconds
 
     def share(self) -> float:
@@ -99,7 +99,7 @@ class ControlNetProcess(ServiceProcess):
     _placed: tuple[str, ...] = ()
 
     async def prepare(self) -> None:
-        """Prefetch the configured ControlNets before the first request; from then on, load those that plans place
+        """Prefetch the configured ControlNets before the first request; from then on, load ControlNets that plans place
         here."""
         logger.info("loading ControlNets", extra={"visible_gpus": visible_gpus()})
         await self.controlnets.shelf.prefetch(self.settings.prefetch)

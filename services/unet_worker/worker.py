@@ -61,7 +61,7 @@ class UnetWorker:
         return (self._fixed_credits or limit) if limit else 0
 
     def _reserve_count(self) -> int:
-        """Return the reserve places; 0 if whole requests are batched, where none is preempted."""
+        """Return the reserve places; 0 if whole requests are batched, which cannot be preempted."""
         steps_back = Capability.STEP_BATCHING in self.loaded.capabilities
         return reserve_count(self.loaded.batch_limit) if steps_back and not self._fixed_credits else 0
 

@@ -1,4 +1,4 @@
-"""Order residuals as they are sent."""
+"""List residuals in the order of sending."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
 
 
 def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool:
-    """Return whether residuals have exactly these layers, or the first of them while others are in flight."""
+    """Return whether residuals have exactly these layers, or the first ones while others are in flight."""
     named = named_tensors(residuals)
     return len(named) + residuals.awaited_count == len(layers) and all(
         name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=False)

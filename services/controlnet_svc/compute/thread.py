@@ -65,7 +65,7 @@ class ComputeThread:
         self._busy = busy
         self._waiting: deque[_Waiting] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        # Also waits for the lines by which steps come.
+        # Also waits for the steps of lines.
         self.waiting = ThreadWait()
         self._held = threading.Lock()
         self._closed = False

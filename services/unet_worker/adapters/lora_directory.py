@@ -77,7 +77,7 @@ class LoraDirectory:
         self._dtype = dtype
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
-        """Return the names of the LoRAs with one of these digests."""
+        """Return the names of the LoRAs with these digests."""
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:

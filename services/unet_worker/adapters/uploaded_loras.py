@@ -35,7 +35,7 @@ class UploadedLoras:
         self._base = base
         self._dtype = dtype
         self._lock = threading.Lock()
-        # By digest: name and reference, the last requested ones at the end.
+        # Name and reference by digest, the last requested ones at the end.
         self._asked: OrderedDict[str, tuple[str, ObjectReference]] = OrderedDict()
 
     def ask(self, lora: LoraSelection) -> None:

@@ -52,7 +52,7 @@ class ExecuteOrder:
     # Where the spec's ControlNets are served; several of one name are replicas, to be tried in this order.
     controlnet_endpoints: tuple[ControlNetEndpoint, ...] = ()
     notes: tuple[str, ...] = ()
-    # The journal in which the attempt's epoch was claimed.
+    # The journal of the attempt's epoch.
     journal_id: str = ""
     cache_thinned_picture: bool = False
     # No client waits for progress: messages without a preview come at most once in `SELDOM_S`.

@@ -1,7 +1,7 @@
 """Resolve the start of a request: the seed's noise, an image of the request, or a donor from the object store.
 
 An unusable donor costs the saving, never the image: the attempt falls back to noise and gives the reason in a note
-`cache skipped: REASON: …`. A missing, corrupt or foreign object is reported, and its entry healed.
+`cache skipped: REASON: …`. A missing, corrupt or mismatched object is reported, and its entry healed.
 A replay uses the start of the first attempt, or fails.
 """
 
@@ -90,7 +90,7 @@ class StartResolver:
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         first_step = self.own_first_step(spec)
         pixels, mask = await asyncio.to_thread(lambda: _pixels_and_mask(init_image, spec))
-        # As in diffusers, whose rule applies to inpainting pipelines only.
+        # The rule of diffusers' inpainting pipelines, and of no others there.
         from_noise = mask is not None and init_image.strength == 1.0
         return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=from_noise))
 
@@ -103,7 +103,7 @@ class StartResolver:
         data = await self._donors.read(start.latent)
         shape = self._model.latent_shape(spec.width_px, spec.height_px)
         latent = await self._judge(lambda: latent_from_bytes(data, shape))
-        # If this schedule has the level elsewhere, the latent is re-noised only as far as possible.
+        # If this schedule has the level elsewhere, the latent is re-noised up to the highest level it allows.
         bridge = replace(start, resume_step=step, renoised_steps=min(start.renoised_steps, step)).bridge
         first_step = step - max(len(bridge) - 1, 0)
         return ResolvedStart(LatentStart(latent, first_step, bridge), first_step)

@@ -24,7 +24,7 @@ class Uploads:
         self._keys = {slot.resume_step: slot.key for slot in grant.latents}
         self._latents: dict[tuple[int, float], Future[ObjectReference | None]] = {}
         self._image: Future[ObjectReference | None] | None = None
-        # By key: makers of the objects that are not stored yet.
+        # Makers of the objects that are not stored yet, by key.
         self._contents: dict[str, Callable[[], bytes | None]] = {}
         self._closed = False
         # The first step run with LoRAs: latents captured before it do not depend on them. None without LoRAs.

@@ -9,9 +9,9 @@ from pentimento.tensors.receiving import ReceivedTensors
 
 
 def summed_answers(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
-    """Return the sum of a step's received residuals, in the order of its ControlNets; the residuals of only one share
-    the received bytes. Values are not checked, which takes as long as a copy: a value that is not finite shows in the
-    engine's prediction, and ends the request there."""
+    """Return the sum of the residuals that all ControlNets of a step have sent so far, in their order; a single
+    ControlNet's residuals share the received bytes. Values are not checked, which takes as long as a copy: a value that
+    is not finite shows in the engine's prediction, and ends the request there."""
     return summed([_residuals_of(received) for received in answers])
 
 

@@ -95,7 +95,7 @@ class _LinedStep:
 
 
 class RemoteControl:
-    """Supply residuals as a `ControlSource`. The engine's thread calls `ask` and `take`. That thread sends what goes by
+    """Supply residuals as a `ControlSource`. The engine's thread calls `ask` and `take`, and sends steps by
     lines; the event loop opens streams and replaces lost ones, and calls `wake` when residuals have arrived. A single
     row of latents is the conditional one, unless `unconditional`. Create and close it on the event loop."""
 
@@ -117,9 +117,9 @@ class RemoteControl:
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._streams: list[ReplayedStream] = []
-        # By ControlNet, once the first step is known.
+        # One for each ControlNet, once the first step is known.
         self._steps: tuple[ResidualSteps, ...] = ()
-        # By step: its answers, by the ControlNet's place.
+        # Answers by step, and by the ControlNet's place.
         self._asked: dict[int, Future[dict[int, ReceivedTensors]] | _LinedStep] = {}
         # The last step that the event loop may still have to send.
         self._unsent: Future[dict[int, ReceivedTensors]] | None = None
@@ -189,7 +189,7 @@ class RemoteControl:
         return self._summed[1]
 
     def _hear(self) -> bool:
-        """Collect the answers of steps that went by lines; return False if some of them will not arrive."""
+        """Collect the answers of steps that went by lines; return False if an answer will not arrive."""
         goes_on = True
         for step_index, asked in self._asked.items():
             if not isinstance(asked, _LinedStep):

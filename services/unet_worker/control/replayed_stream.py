@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_REPLAYS = 2
 OPEN_TIMEOUT_S = 60.0
 STEP_TIMEOUT_S = 30.0
-# A full replica is asked again, and the others in between; then the request yields its batch slot for a while.
+# Full replicas are tried again at this interval; after the last try the request fails with a retryable error.
 FULL_WAIT_S = 0.1
 MAX_FULL_WAITS = 100
 # Errors after which another replica may succeed.

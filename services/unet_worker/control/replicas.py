@@ -176,7 +176,7 @@ def lost(name: str) -> Unavailable:
 
 
 def full(name: str, refusal: str) -> ResourceExhausted:
-    """Return the error of a request with a ControlNet whose replicas are all full, as `refusal` reports: it may run
+    """Return the error of a request if all replicas of its ControlNet are full, as `refusal` reports. It may run
     later."""
     message = f"every replica of the ControlNet {name[:100]!r} is full: {refusal[:100]}"
     return ResourceExhausted(Reason.CONTROLNET_FULL, message, retry_after_ms=1000)

@@ -20,8 +20,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class HeldAdapters:
-    """Hold the LoRAs that a device can use, the names of those that need no load, and those that were found and cannot
-    be used."""
+    """Hold the LoRAs that a device can use, the names of the loaded ones, and the rejected ones."""
 
     known: tuple[Adapter, ...] = ()
     resident: tuple[str, ...] = ()
@@ -32,7 +31,7 @@ class HeldAdapters:
         return any(adapter.name == name and adapter.digest == digest for adapter in self.known)
 
     def first(self, count: int) -> "HeldAdapters":
-        """Return at most `count` LoRAs, each name once: those that need no load come first."""
+        """Return at most `count` LoRAs, each name once: loaded ones come first."""
         names: dict[str, Adapter] = {}
         for adapter in self.known:
             names.setdefault(adapter.name, adapter)

@@ -49,7 +49,7 @@ class LoadedModel:
     loras: LoraShelf
     halves: HalfServicer
     energy: EnergyMeter | None = None
-    # Of its device, in addition to those of every model.
+    # Capabilities of its device, in addition to those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
 
     @property

@@ -79,8 +79,8 @@ def default_batch_key(held: HeldModel) -> BatchKey:
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
-    """Return the costs of these models from files, or directories of them, for images of the first profiled size, with
-    the usual steps and guidance. Raises InvalidArgument for a file that is not a profile."""
+    """Return the models' costs from files, or directories of files, for images of the first profiled size, with the
+    usual steps and guidance. Raises InvalidArgument for a file that is not a profile."""
     paths = {path for settings in models.values() for path in settings.profiles}
     found = read_costs(sorted(paths))
     return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)

@@ -23,7 +23,7 @@ class OtherModel:
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     """Return the models that the settings name besides the first. If models may be missing, skip the missing ones and
-    every repeated one. Raises InvalidArgument for an invalid digest."""
+    all repeats. Raises InvalidArgument for an invalid digest."""
     named = _named(settings)
     if settings.skip_missing is SkipMissing.OFF:
         return named

@@ -25,8 +25,8 @@ from services.unet_worker.attempts.runner import AttemptRunner
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20
-# Passes from the end of the first forward pass until a worker serves: another one and two steps. An image is decoded
-# besides.
+# Passes from the end of the first forward pass until a worker serves: another one and two steps. One image is also
+# decoded.
 PASSES_TO_COME = 3
 
 
@@ -123,7 +123,7 @@ class BatchMeasurement:
         ended_at = self._monotonic()
         seconds = ended_at - began_at
         self._seconds_each = seconds / size
-        # Of the second pass: the first one includes one-time work.
+        # Only the second pass counts: the first one includes one-time work.
         self.step_s = ended_at - half_at if size == 1 else self.step_s
         self._settle(size, seconds)
 

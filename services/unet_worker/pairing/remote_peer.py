@@ -100,9 +100,9 @@ class _AskedStep:
 
 
 class RemotePeer:
-    """Supply halves as a `GuidancePeer`. The engine's thread calls `ask` and `take`; that thread sends what goes by a
-    line, the event loop what goes over the wire, and the loop calls `wake` when a half has arrived. `controlnets` are
-    those of the unconditional row. Create and close it on the event loop."""
+    """Supply halves as a `GuidancePeer`. The engine's thread calls `ask` and `take`, and sends steps by a line; the
+    event loop sends steps over gRPC, and calls `wake` when a half has arrived. `controlnets` are those of the
+    unconditional row. Create and close it on the event loop."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 
 def with_room_for_halves(settings: UnetWorkerSettings) -> UnetWorkerSettings:
-    """Return the settings with room for one half per credit, each of which may be receiving a message of the largest
-    size. If callers are authenticated, a worker's streams are not counted."""
+    """Return the settings with room for one half per credit: each may be receiving a message of the largest size at the
+    same time. If callers are authenticated, a worker's streams are not counted."""
     if settings.rpc.token_file is not None:
         return settings
     count = settings.credits or settings.max_batch

@@ -37,7 +37,7 @@ class HalfServicer:
 
     def __init__(self, halves: GuidanceHalves) -> None:
         self._halves = halves
-        # By stream: a future that ends it, in any state.
+        # The future that ends each stream, in any state.
         self._ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
 
     @property

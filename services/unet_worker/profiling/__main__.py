@@ -15,5 +15,5 @@ async def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     configure_logging("profile", "")
-    # The file is a result that its user asked for.
+    # The file is the requested result.
     run_service(main, private=False)

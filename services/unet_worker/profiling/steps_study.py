@@ -1,7 +1,7 @@
 """Measure the quality of skipped steps: every prompt is generated with all steps, and again with fewer.
 
 An image and the compared full run have the same seed, so that only the skipped steps differ; hits also differ by their
-start, images with LoRAs also by the step from which these apply. Quality is the score of each scorer: CLIPScore, the
+start, images with LoRAs also by the LoRAs' first step. Quality is the score of each scorer: CLIPScore, the
 cosine of image and prompt, and others. The scorer that finds the least of the full run's quality decides.
 """
 
