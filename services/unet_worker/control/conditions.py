@@ -37,7 +37,7 @@ class ConditionEncoder:
     async def encoded(
         self, controlnets: Sequence[RemoteControlNet], spec: GenerationSpec
     ) -> tuple[RemoteControlNet, ...]:
-        """Return the ControlNets, with latents (rows, channels, height, width) for those which see them: one row for each
+        """Return the ControlNets; those for latents receive theirs (rows, channels, height, width), with a row for each
         half of the guidance. Noise is drawn from the request's seed, for one ControlNet after the other.
 
         Raises InvalidArgument for an invalid image or one of another size than the request's, Unavailable
