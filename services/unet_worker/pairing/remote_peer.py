@@ -32,7 +32,7 @@ STEP_TIMEOUT_S = 60.0
 # The engine lets a step's latents leave before it computes: if both share a core, the peer's half would otherwise
 # begin only when the worker's own half leaves the core for a moment.
 SENDING_S = 0.003
-# A peer without a request for this long is dropped when the next one is taken; a later request connects again.
+# A peer without a request for this long is dropped at the next `take`; a later request connects again.
 IDLE_S = 60.0
 
 
