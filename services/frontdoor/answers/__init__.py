@@ -1,1 +1,1 @@
-"""What clients are told: progress, pictures, errors."""
+"""Send clients their progress, images and errors."""

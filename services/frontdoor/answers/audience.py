@@ -1,4 +1,4 @@
-"""Those who listen to a request, each with a bounded buffer: a slow reader misses progress, never the result."""
+"""Buffer events for each listener of a request: a slow reader misses progress, never the result."""
 
 import asyncio
 from collections import deque
@@ -10,15 +10,16 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
 
-# Progress messages that wait for a reader; the oldest make room.
+# Progress messages that wait for a reader; a new one replaces the oldest.
 MAX_PENDING_PROGRESS = 16
-# Between two of those without a preview, of all images of a call together: each costs this process 0.2 ms.
+# Seconds between progress messages without a preview, for all images of a call together: a message costs this process
+# 0.2 ms.
 PROGRESS_INTERVAL_S = 0.1
 
 
 class Listener:
-    """One client's stream. Iterate over it until it ends, then `leave`. `hears_progress`: whether it waits for routed
-    and for progress without a preview, too: one in `progress_interval_s`, and the last one."""
+    """Buffer the stream of one client. Iterate over `events` until they end, then call `leave`. `hears_progress`: also
+    deliver routed and progress without a preview, at most one in `progress_interval_s` and the last one."""
 
     def __init__(self, audience: "Audience", hears_progress: bool = True) -> None:
         self.audience = audience
@@ -27,12 +28,12 @@ class Listener:
         self._progress_count = 0
         self.progress_interval_s = PROGRESS_INTERVAL_S
         self._next_progress_at = 0.0
-        # The newest progress that came within the interval.
+        # The newest progress within the interval.
         self._held_back: Progress | None = None
         self.ended = False
-        # What it ended with, raised once everything before it was heard.
+        # The stream's final error, raised after all earlier events.
         self.error: PentimentoError | None = None
-        # Set whenever there is something to hear; several listeners of one stream may share it.
+        # Set when an event waits; several listeners of one stream may share it.
         self.news = asyncio.Event()
 
     def tell(self, event: GenerateEvent) -> None:
@@ -47,7 +48,7 @@ class Listener:
             self._held_back = event
             return
         self._next_progress_at = now + self.progress_interval_s
-        # A preview takes time to make: the progress held back may be of a later step.
+        # Previews arrive late: the progress held back may belong to a later step.
         if self._held_back is not None and _place(self._held_back) <= _place(event):
             self._held_back = None
         self._add(event)
@@ -68,7 +69,7 @@ class Listener:
         self.news.set()
 
     def end(self, error: PentimentoError | None) -> None:
-        """Nothing follows; `error` is raised once everything before it was heard."""
+        """End the stream. The reader gets all earlier events, then `error`."""
         self._tell_held_back()
         self.ended, self.error = True, error
         self.news.set()
@@ -77,7 +78,7 @@ class Listener:
         self.audience.listeners.discard(self)
 
     def take(self) -> Iterator[GenerateEvent]:
-        """Yield what waits, and take it away; what comes meanwhile too."""
+        """Yield and remove the waiting events, also those that arrive during the iteration."""
         while self._pending:
             event = self._pending.popleft()
             self._progress_count -= isinstance(event, Progress)
@@ -105,7 +106,7 @@ def _place(progress: Progress) -> tuple[int, int]:
 
 
 class Audience:
-    """The listeners of one request, and what a late one has to be told first."""
+    """Hold the listeners of one request, and the events that a late listener receives first."""
 
     def __init__(self, request_id: str, route: Route | None = None, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -116,7 +117,7 @@ class Audience:
 
     @property
     def progress(self) -> Progress | None:
-        """How far the request is, without a preview; None before its first step."""
+        """Return the newest progress, without a preview; None before the first step."""
         return None if self._newest is None else replace(self._newest, preview=b"")
 
     def join(self, *, hears_progress: bool = True) -> Listener:
@@ -125,13 +126,13 @@ class Audience:
         return listener
 
     def join_late(self, *, hears_progress: bool = True) -> Listener:
-        """One whose idempotency key belongs to this request, which is in the journal."""
+        """Add a listener with an idempotency key that belongs to this request, which is in the journal."""
         listener = Listener(self, hears_progress)
         self.move_here(listener)
         return listener
 
     def move_here(self, listener: Listener) -> None:
-        """A listener whose idempotency key belongs to this request."""
+        """Move a listener here: its idempotency key belongs to this request."""
         listener.leave()
         listener.audience = self
         self.listeners.add(listener)
@@ -143,12 +144,12 @@ class Audience:
         self.tell(Accepted(self.request_id))
 
     def routed(self, route: Route) -> None:
-        """Known from here on to late listeners too."""
+        """Send the route to present and late listeners."""
         self._route = route
         self.tell(Routed(route))
 
     def hears_progress(self) -> bool:
-        """Return whether anybody waits for progress without a preview."""
+        """Return whether a listener waits for progress without a preview."""
         return any(listener.hears_progress for listener in self.listeners)
 
     def tell(self, event: GenerateEvent) -> None:

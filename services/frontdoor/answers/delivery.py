@@ -1,4 +1,4 @@
-"""The effects that tell clients: accepted, the picture, or why there is none."""
+"""Perform the effects that clients see: accepted, the image, or the error."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from services.frontdoor.requests.jobs import Job
 
 logger = logging.getLogger(__name__)
 
-# When a request is under way in another frontdoor: it takes over or ends within about this time.
+# Another frontdoor that runs the request hands it over or ends it within about this time.
 ELSEWHERE_RETRY_MS = 1000
 
 
@@ -76,8 +76,8 @@ def drop_job(parts: FrontdoorParts, job: Job, error: PentimentoError | None) -> 
 
 
 def hand_over(parts: FrontdoorParts, job: Job, request_id: str) -> None:
-    """Let the clients of `job` hear what becomes of the earlier request with their idempotency key: its stream while
-    it runs, its answer once it has ended."""
+    """Serve the clients of `job` from the earlier request with their idempotency key: its stream while it runs, its
+    answer once it has ended."""
     earlier = parts.jobs.find(request_id)
     if earlier is None:
         job.audience.tell(Accepted(request_id, replayed=True))
@@ -108,14 +108,14 @@ def _count(parts: FrontdoorParts, job: Job, state: RequestState) -> None:
 
 
 def elsewhere() -> Unavailable:
-    """Return what the client of a request hears that is not under way here and has not ended."""
+    """Return the error of a request that neither runs here nor has ended."""
     message = "the request is under way in another frontdoor"
     return Unavailable(Reason.REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
 
 
 async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -> list[GenerateEvent]:
-    """What the journal says of a request that is not under way here. Raises the error that it ended with, or
-    Unavailable while it is under way elsewhere."""
+    """Return the journalled events of a request that does not run here. Raises the error that it ended with, or
+    Unavailable while another frontdoor runs it."""
     record = await asyncio.wrap_future(parts.journal.get(request_id, tenant))
     if record is None:
         raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")

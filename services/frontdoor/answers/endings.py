@@ -1,4 +1,4 @@
-"""The journal's words for how a request ended, as the error that its client gets."""
+"""Convert the end of a request in the journal to the error that its client receives."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,12 +43,12 @@ def key_reused() -> PentimentoError:
     return FailedPrecondition(KEY_REUSED, message)
 
 
-# Of an attempt, by which a worker names what it judges; whoever asked for a picture knows the fields behind it.
+# The prefix of an attempt's fields in a worker's errors; clients know the fields without it.
 ATTEMPTS_OWN = "spec."
 
 
 def as_asked(error: PentimentoError) -> PentimentoError:
-    """Return a worker's error by the fields of the request that the picture was asked for with."""
+    """Return a worker's error with the field names of the client's request."""
     if not any(violation.field.startswith(ATTEMPTS_OWN) for violation in error.violations):
         return error
     violations = [replace(one, field=one.field.removeprefix(ATTEMPTS_OWN)) for one in error.violations]
@@ -61,22 +61,24 @@ def as_asked(error: PentimentoError) -> PentimentoError:
     )
 
 
-# The image was generated and could be kept nowhere.
+# The image was generated and could not be stored.
 NOT_KEPT: Mapping[str, type[PentimentoError]] = {
     "STORE_FULL": ResourceExhausted,
     "SPOOL_FULL": ResourceExhausted,
     "STORE_UNAVAILABLE": Unavailable,
 }
-# Ends that ask for a retry: their keys are free, so that the retry begins again and is not told the same for ever.
+# Ends that ask for a retry: their idempotency keys are freed, so that a retry runs again instead of getting the same
+# error.
 FREES_KEY = frozenset({*NOT_KEPT, Reason.PREDICTED_LATE})
-# For those who ask later, when nobody knows any more how long the queue was.
+# For later callers, when the length of the queue is no longer known.
 DROPPED_RETRY_MS = 1000
 
 
 def end_error(
     state: RequestState, reason: str, message: str, failure: PentimentoError | None, retry_after_ms: int = 0
 ) -> PentimentoError:
-    """`failure` is what the attempt raised, where this process saw it; the journal keeps reason and message alone."""
+    """Return the error of an ended request. `failure` is the attempt's error if this process received it; the journal
+    stores only reason and message."""
     if reason == Reason.PREDICTED_LATE:
         return ResourceExhausted(reason, message, retry_after_ms=retry_after_ms or DROPPED_RETRY_MS)
     if state is RequestState.CANCELLED:

@@ -1,4 +1,4 @@
-"""Images above the message limit of a client: sent in parts, or refused with the reason."""
+"""Send images above a client's message limit in parts, or reject them with the reason."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ Response = TypeVar("Response", pb.GenerateResponse, pb.ReplayResponse, pb.Attach
 
 
 class ImageSplitter(Generic[Response]):
-    """Converts the events of one stream to messages within the limit of its client."""
+    """Convert the events of one stream to messages within the limit of its client."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class ImageSplitter(Generic[Response]):
         max_message_bytes: int,
         own_limit_bytes: int,
     ) -> None:
-        """`max_message_bytes`: as the client states it, 0 for nothing; `own_limit_bytes`: what this process sends at
-        most. InvalidArgument for less than an answer needs."""
+        """`max_message_bytes`: the client's limit, 0 for none; `own_limit_bytes`: the most that this process sends.
+        Raises InvalidArgument for a limit below the size of an answer."""
         if 0 < max_message_bytes < LEAST_MESSAGE_BYTES:
             limit = f"must be 0 or at least {LEAST_MESSAGE_BYTES}, got {max_message_bytes}"
             raise InvalidArgument.of("max_message_bytes", limit)

@@ -1,7 +1,7 @@
-"""Several pictures of one call: the ids and keys by which they belong together, and the one stream their client hears.
+"""Serve several images of one call: their ids and keys, and the single stream of their client.
 
-Each picture is a request of its own to dataplane, journal and workers. That they belong together stands in their ids:
-`p3-<hex>` names a call for three pictures, `p3-<hex>-0` to `p3-<hex>-2` are these.
+Each image is a separate request for dataplane, journal and workers. Their ids show that they belong together:
+`p3-<hex>` names a call for three images, `p3-<hex>-0` to `p3-<hex>-2` name the images.
 """
 
 import asyncio
@@ -17,54 +17,54 @@ from pentimento.domain.requests import RequestState
 from services.frontdoor.answers.audience import Listener
 
 _GROUP_ID = re.compile(r"p([1-9][0-9]{0,2})-[0-9a-f]{32}")
-# No key of a client has it: those are printable.
+# No client's key contains it: keys are printable.
 _SEPARATOR = "\x1f"
 _SEED_COUNT = 2**64
-# They say that this frontdoor is not the one to listen to, and nothing of the picture.
+# Reasons that this frontdoor is the wrong one to listen to; they do not concern the image.
 _OF_THE_STREAM = (Reason.SUPERSEDED, Reason.REQUEST_ELSEWHERE)
 
 
 def new_group_id(count: int) -> str:
-    """Return an id that no call for so many pictures had before."""
+    """Return a new id for a call of `count` images."""
     return f"p{count}-{secrets.token_hex(16)}"
 
 
 def picture_ids(group_id: str) -> tuple[str, ...]:
-    """Return the ids of a call's pictures by their index; none for what is no id of such a call."""
+    """Return the ids of a call's images by their index; empty if the id names no such call."""
     found = _GROUP_ID.fullmatch(group_id)
     return tuple(f"{group_id}-{index}" for index in range(int(found[1]))) if found else ()
 
 
 def group_of(request_id: str) -> str:
-    """Return the id of the call that the picture belongs to; "" for what is none of several."""
+    """Return the id of the call of an image; "" if it is not one of several."""
     group = request_id.rpartition("-")[0]
     return group if request_id in picture_ids(group) else ""
 
 
 def images_of_call(request_id: str) -> int:
-    """Return how many images the call has that the request is of."""
+    """Return how many images the request's call has."""
     return max(len(picture_ids(group_of(request_id))), 1)
 
 
 def picture_key(idempotency_key: str, index: int) -> str:
-    """Return the idempotency key of one of several pictures. The first has the call's own: whoever uses it for
-    another call finds it taken."""
+    """Return the idempotency key of one of several images. The first image has the call's own key, so another call
+    finds it in use."""
     return f"{idempotency_key}{_SEPARATOR}{index}" if idempotency_key and index else idempotency_key
 
 
 def client_key(picture_key: str) -> str:
-    """Return the idempotency key that the client of one of several pictures gave."""
+    """Return the client's idempotency key from the key of one of several images."""
     return picture_key.partition(_SEPARATOR)[0]
 
 
 def picture_seed(first_seed: int, index: int) -> int:
-    """Return the seed of one of several pictures whose client named the first one's."""
+    """Return the seed of one of several images if the client named the first one's."""
     return (first_seed + index) % _SEED_COUNT
 
 
 def status_of(group_id: str, pictures: Sequence[RequestStatus]) -> RequestStatus:
-    """Return what became of a call: the state of the picture that has come least far; COMPLETED once all have ended
-    and one is there, else that of the first."""
+    """Return the status of a call: the state of the image that has progressed least; once all have ended, COMPLETED if
+    any image completed, else the state of the first."""
     states = [picture.state for picture in pictures]
     order = list(RequestState)
     open_states = sorted((state for state in states if not state.terminal), key=order.index)
@@ -73,7 +73,7 @@ def status_of(group_id: str, pictures: Sequence[RequestStatus]) -> RequestStatus
 
 
 class SeveralPictures:
-    """The stream of one client that listens to several pictures. First `accepted`, then `events`."""
+    """Merge the streams of several images for one client. Call `accepted` first, then iterate over `events`."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = tuple(listeners)
@@ -84,15 +84,15 @@ class SeveralPictures:
         self._ids: list[str] = []
 
     async def accepted(self) -> Accepted:
-        """Return once all of them are accepted. Raises what one of them was refused with."""
+        """Return once all images are accepted. Raises the rejection of the first rejected image."""
         firsts = [await self._first(listener) for listener in self._listeners]
         self._ids = [first.request_id for first in firsts]
         self._news.set()
         return Accepted(group_of(self._ids[0]), all(first.replayed for first in firsts), tuple(self._ids))
 
     async def events(self) -> AsyncIterator[GenerateEvent]:
-        """Yield what happens, with the index of the picture that it happens to. One that fails does not end the stream,
-        unless none is completed: then the first one's error is raised at its end."""
+        """Yield the events of all images, each with its image's index. A failed image does not end the stream, unless
+        none completes: then the first one's error is raised at the end."""
         waiting = dict(enumerate(self._listeners))
         failures: dict[int, PentimentoError] = {}
         while waiting:
@@ -122,7 +122,7 @@ class SeveralPictures:
 
 
 def _of_picture(error: PentimentoError) -> PentimentoError:
-    """Return it; raise one that is of the stream."""
+    """Return the error of an image; raise an error of the stream."""
     if error.reason in _OF_THE_STREAM:
         raise error
     return error

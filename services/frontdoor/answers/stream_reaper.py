@@ -1,4 +1,4 @@
-"""Ends streams that nobody reads: flow control holds a message up for as long as its client takes nothing."""
+"""End streams without a reader: flow control blocks a message until its client takes it."""
 
 import asyncio
 from types import TracebackType
@@ -6,8 +6,8 @@ from typing import Self
 
 
 class StreamReaper:
-    """Cancels the task that it was entered in when a message has been handed over for so long. One timer for all
-    messages of a stream, each of which is mostly taken at once."""
+    """Cancel the task that entered it if a message waits for `idle_s` seconds. A stream has one timer for all messages,
+    since most are taken immediately."""
 
     __slots__ = ("_idle_s", "_loop", "_since", "_task", "_timer")
 
@@ -29,13 +29,13 @@ class StreamReaper:
             self._timer.cancel()
 
     def begin(self) -> None:
-        """A message is handed over from now on."""
+        """Note that a message waits for the client from now on."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._since + self._idle_s, self._look)
 
     def end(self) -> None:
-        """It was taken."""
+        """Note that the client took the message."""
         self._since = None
 
     def _look(self) -> None:

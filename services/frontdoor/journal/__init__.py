@@ -1,1 +1,1 @@
-"""The journal: what is written to it, read back after a start, kept, and whose it is."""
+"""Write requests to the journal, recover them after a start, delete them, and identify their frontdoor."""

@@ -1,5 +1,5 @@
-"""Bodies of requests in the journal. A request that is not understood whole is refused, since it would lack something
-that its caller asked for."""
+"""Encode requests for the journal. A body that this version understands only in part is rejected, since the request
+would lack something that its caller set."""
 
 from google.protobuf.message import DecodeError
 
@@ -9,7 +9,7 @@ from pentimento.domain.image_request import ResolvedRequest, StartImage
 from pentimento.domain.reasons import Reason
 from pentimento.wire.codec import decode, encode, from_bytes, to_bytes
 
-# The format of a body. Format 0, a public request, is not read any more.
+# The format of a body. Format 0, a public request, is no longer read.
 JOURNALLED_REQUEST = 1
 
 
@@ -27,7 +27,7 @@ def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
         resolved = decode(message, ResolvedRequest)
     except (DecodeError, InvalidArgument) as error:
         raise unreadable() from error
-    # A field that this version does not know is missing from the message that it writes itself.
+    # A field unknown to this version is missing from the message that it encodes.
     if encode(resolved, pb.JournalledRequest) != message:
         raise unreadable()
     return resolved
@@ -39,7 +39,7 @@ def start_image_to_bytes(handed: StartImage) -> bytes:
 
 
 def start_image_from_bytes(data: bytes) -> StartImage:
-    """Return what `start_image_to_bytes` was given. Raises Internal UNREADABLE_REQUEST for other bytes."""
+    """Return the image that `start_image_to_bytes` encoded. Raises Internal UNREADABLE_REQUEST for other bytes."""
     try:
         return from_bytes(data, StartImage, pb.StartImage)
     except InvalidArgument as error:

@@ -1,6 +1,6 @@
-"""The effects that must be durable before what follows them: accepted, attempt, result, end.
+"""Perform the effects that must be durable before the next step: accepted, attempt, result, end.
 
-Each is answered with its event. Once a request is accepted the journal is asked until it answers.
+Each effect is answered with its event. Writes for an accepted request are repeated until the journal answers.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def persist_attempt(parts: FrontdoorParts, effect: PersistAttempt) -> None:
     routed = job.routed[effect.cascade_stage]
     execution = job.execution(attempt, effect.worker_id, effect.cascade_stage, effect.option, parts.catalogue.known)
     if effect.option and routed.journalled is None:
-        # A pool with nothing of its own took it; from here on its route is that pool's.
+        # A pool without its own work took the request; its route is that pool's from here on.
         job.audience.routed(execution.route)
     now = execution.bound_at = parts.clock.monotonic()
     job.time_stage("queue", routed.queued_at, now)
@@ -93,7 +93,7 @@ def drop(parts: FrontdoorParts, effect: Drop) -> None:
 
 
 async def _accept(parts: FrontdoorParts, job: Job) -> None:
-    """Until this has succeeded nothing is promised, so an error goes straight to the client."""
+    """Journal a new request. Before that succeeds nothing is promised, so an error goes straight to the client."""
     request = job.request
     try:
         await parts.inputs.store(job)
@@ -114,7 +114,8 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
 
 
 async def _outcome_of_accepting(parts: FrontdoorParts, request: ClientRequest) -> AcceptOutcome:
-    """The journal's answer; it is asked again where the row may be in already: nobody would ever run that."""
+    """Return the journal's answer. Ask again if the row may already be written: otherwise the request would never
+    run."""
     may_be_in, delays_s = False, _RETRIES.delays_s()
     while True:
         try:
@@ -146,7 +147,7 @@ def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
 
 
 def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
-    """Return whom to tell of its end. Of several pictures the first one has it, for all of them."""
+    """Return the webhook of the request's end. Of several images only the first has it, for all of them together."""
     url = request.terms.webhook_url if request.terms is not None else ""
     group = group_of(request.request_id)
     if not url or not group:
@@ -161,7 +162,7 @@ def _refuse(parts: FrontdoorParts, job: Job, error: PentimentoError) -> None:
 
 
 async def _start_attempt(parts: FrontdoorParts, job: Job, execution: Execution) -> None:
-    """The cache's grant is asked for meanwhile."""
+    """Journal the attempt while the cache's grant is requested."""
     attempt = execution.attempt
     reserving = asyncio.ensure_future(reserve_entries(parts, job, execution)) if parts.gateway is not None else None
     won = await _journal_attempt(parts.journal, job, execution)
@@ -171,8 +172,8 @@ async def _start_attempt(parts: FrontdoorParts, job: Job, execution: Execution) 
 
 
 async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> bool:
-    """Whether it may run. A stage's first attempt is journalled together with the route, which is the one in force from
-    then on."""
+    """Return whether the attempt may run. A stage's first attempt is journalled together with the route, which is final
+    from then on."""
     attempt, worker_id, stage = execution.attempt, execution.worker_id, execution.stage
     routed, handed = job.routed[stage], start_image_of(execution.resolved)
     picture = start_image_to_bytes(handed) if handed is not None else b""
@@ -187,7 +188,7 @@ async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> 
 
 
 async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: Execution) -> None:
-    """`attempt` holds the newest token, `execution` the picture."""
+    """Store the image of `execution` and journal it under the newest fencing token, which `attempt` holds."""
     await parts.pins.keep(job, execution)
     try:
         record, completed = await _until_stored(parts, job, execution)
@@ -206,8 +207,8 @@ async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: 
 
 
 async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-    """A journal that is away may come back before the deadline, and a full disk have room: the image is too dear to
-    drop it at once."""
+    """Store the image, with retries until the deadline: a journal may return and a full disk may get room, and the
+    image costs too much to drop it immediately."""
     delays_s = _RETRIES.delays_s()
     while True:
         delay_s = next(delays_s)
@@ -234,7 +235,7 @@ async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
 
 
 async def _until_durable(write: Callable[[], "Future[T]"]) -> T:
-    """Ask again until the journal answers: nothing may follow before it has."""
+    """Repeat the write until the journal answers: nothing may follow before."""
     delays_s = _RETRIES.delays_s()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What the journal holds of an earlier frontdoor, as jobs and as the event that hands them to the dataplane."""
+"""Recover the unfinished requests of an earlier frontdoor, as jobs and as an event for the dataplane."""
 
 import asyncio
 import logging
@@ -36,8 +36,8 @@ async def recover(
     default_deadline_s: float,
     plan: Plan | None = None,
 ) -> Recovered:
-    """Changes state: a job, without listeners, for every unfinished request that is understood; the others end. `plan`:
-    the one in force."""
+    """Add a job without listeners for every unfinished request that is understood, and end the others. `plan` is the
+    one in force."""
     understood = []
     for record in await asyncio.wrap_future(journal.unfinished()):
         try:
@@ -45,7 +45,7 @@ async def recover(
             understood.append((job, record))
         except PentimentoError:
             await _refuse(journal, record.request.request_id)
-    # Nothing is waited for from here until the dataplane hears of them: a cancel of what it does not know is lost.
+    # No await until the dataplane receives these jobs: a cancel of a request unknown to it would be lost.
     for job, _ in understood:
         jobs.add(job)
         inputs.adopt(job.request.tenant, job.request.request_id, job.request.resolved)
@@ -53,7 +53,7 @@ async def recover(
 
 
 async def _refuse(journal: Journal, request_id: str) -> None:
-    """Changes state: it ends rather than be painted otherwise than it was asked."""
+    """Fail a request that cannot be read, rather than run it differently from its caller's settings."""
     error = unreadable()
     logger.error("an accepted request cannot be read", extra={"request": request_id})
     await asyncio.wrap_future(journal.finish(request_id, RequestState.FAILED, error.reason, error.message))
@@ -62,7 +62,7 @@ async def _refuse(journal: Journal, request_id: str) -> None:
 def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
     request, newest, stage = job.request, record.newest_attempt, record.cascade_stage
     route = job.routed[stage].journalled if stage in job.routed else None
-    # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
+    # The stage was routed but not attempted: the image of its predecessor is lost, and no attempt runs.
     tried = newest is not None and newest.cascade_stage == stage
     return RecoveredRequest(
         request_id=request.request_id,
@@ -86,7 +86,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
 
 
 def _pool_of(job: Job, number: int, route: Route | None) -> str:
-    """The pool of its stage, unless the route is to another model than that stage's."""
+    """Return the pool of the stage, unless the route leads to another model than the stage's."""
     stages = job.request.stages
     if route is None:
         return stages[number].pool
@@ -94,12 +94,12 @@ def _pool_of(job: Job, number: int, route: Route | None) -> str:
 
 
 def _stages_of(resolved: ResolvedRequest, route: Route | None) -> tuple[Stage, ...]:
-    """Those of its route; before it has one those that it was admitted to."""
+    """Return the stages of the request's route, or before it has one the stages that it was admitted to."""
     model = route.model if route is not None else resolved.spec.model
     admitted = stages_admitted_to(resolved.admitted) if resolved.admitted is not None else ()
     if route is None:
         return admitted or (Stage(model, model),)
-    # A route without stages is of one model, which may have several pools.
+    # A route without stages uses one model, which may have several pools.
     own = admitted if [stage.model for stage in admitted] == [model] else (Stage(model, model),)
     return _routed_stages(route) or own
 
@@ -119,8 +119,8 @@ def _routed_stages(route: Route) -> tuple[Stage, ...]:
 
 
 def _as_planned(stage: Stage, plan: Plan | None) -> Stage:
-    """With what the journal does not have of it: the plan's discriminator, and what the next stage is spared by its
-    picture."""
+    """Return the stage with the values that the journal lacks: the plan's discriminator, and the reuse share of the
+    next stage."""
     cascades = plan.cascades if plan is not None else ()
     of_cascade = (one for known in cascades if known.cascade == stage.cascade for one in known.stages)
     planned = next((one for one in of_cascade if one.pool == stage.pool), None)
@@ -130,8 +130,8 @@ def _as_planned(stage: Stage, plan: Plan | None) -> Stage:
 
 
 def _passed_s(record: JournalledRequest, journal: Journal, clock: Clock) -> float:
-    """Return the seconds since the request was accepted, by the journal's own time; by the wall clock of rows that
-    earlier versions wrote. A clock that was set back gives nobody more time than was theirs at first."""
+    """Return the seconds since the request was accepted, by the journal's own time, or by the wall clock for rows of
+    earlier versions. A clock that was set back gives no request more time than it had at first."""
     counted_s, accepted_s = journal.time.counted_s, record.accepted_counted_s
     if counted_s is None or accepted_s is None:
         return max(clock.wall() - record.request.accepted_at, 0.0)
@@ -157,7 +157,7 @@ def _job_of(
         draw=random.random(),
         idempotency_key=accepted.idempotency_key,
         body_hash=accepted.body_hash,
-        # Whom to tell of its end the journal knows.
+        # The journal holds the webhook of its end.
         terms=JobTerms() if accepted.detached else None,
     )
     job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])

@@ -1,4 +1,4 @@
-"""What is kept of requests that have ended: for so long, and of each tenant so much; what nobody keeps is swept up."""
+"""Delete ended requests after a time and beyond a tenant's share, and sweep objects that no row names."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 60.0
 _FORGOTTEN_AT_ONCE = 200
-# A quota that is exceeded is brought so far below itself, so that not every picture after it costs a commit.
+# A tenant above its quota is brought this share below it, so that not every later image costs a commit.
 _ROOM = 0.05
 
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """Seconds, bytes of pictures and requests that are kept; seconds from sweep to sweep."""
+    """Hold the limits: seconds, bytes of images and requests to keep; seconds between sweeps."""
 
     retention_s: float
     tenant_result_bytes: int
@@ -37,7 +37,8 @@ class RetentionLimits:
 
 
 class Retention:
-    """Rows first, objects second: an object that no row names is swept up, a row without its object would answer."""
+    """Delete rows first, objects second: the sweep deletes an object that no row names, but a row without its object
+    would still answer."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Retention:
         self._results = held_results
         self._inputs = held_inputs
         self._clock = clock
-        # What is forgotten because it is old is gone for good.
+        # Deletion for age is irreversible, so it uses the steady clock.
         self._steady_clock = SteadyClock(clock)
         self._limits = limits
         self._bytes: Counter[str] = Counter()
@@ -62,12 +63,13 @@ class Retention:
         self._suspects: set[str] = set()
         self._swept_at = clock.monotonic()
         self._interval_s = min(_INTERVAL_S, limits.sweep_interval_s)
-        # When old requests are looked for again; when those are of each tenant that are beyond its share, and held.
+        # When to look for old requests again; per tenant, when to look again for requests beyond its share that pins
+        # protect.
         self._old_at = self._swept_at
         self._held_until: dict[str, float] = {}
 
     async def recover(self) -> None:
-        """Changes state: what earlier frontdoors kept is counted."""
+        """Count what earlier frontdoors kept."""
         for kept in await asyncio.wrap_future(self._journal.objects.kept()):
             self._bytes[kept.tenant] += kept.size_bytes
             self._requests[kept.tenant] += kept.request_count
@@ -75,14 +77,14 @@ class Retention:
             self._over.set()
 
     def keep(self, tenant: str, picture_bytes: int) -> None:
-        """Changes state: a request of the tenant's has ended, with a picture of that size or none (0)."""
+        """Count an ended request of the tenant, with an image of that size, or 0 for none."""
         self._bytes[tenant] += picture_bytes
         self._requests[tenant] += 1
         if self._is_over(tenant):
             self._over.set()
 
     async def run_forever(self) -> None:
-        """Changes state: at intervals, and whenever a tenant has more than its share."""
+        """Delete at intervals, and whenever a tenant exceeds its share."""
         while True:
             if self._clock.monotonic() >= self._old_at:
                 self._old_at = self._clock.monotonic() + self._interval_s
@@ -98,8 +100,8 @@ class Retention:
             self._over.clear()
 
     async def sweep(self) -> None:
-        """Changes state: an object that nothing named in two sweeps is deleted. One alone could be another process's,
-        stored just now and named in a moment. Raises FailedPrecondition where another journal has objects there."""
+        """Delete objects that no row named in two sweeps. In a single sweep, an object could be one that another
+        process has just stored and is about to name. Raises FailedPrecondition if another journal has objects there."""
         await self._keeper.check_owned()
         orphans = await self._orphans(results.PREFIX) | await self._orphans(inputs.PREFIX)
         for key in orphans & self._suspects:
@@ -114,7 +116,8 @@ class Retention:
             logger.warning("retention failed", extra={"reason": error.reason})
 
     async def _orphans(self, prefix: str) -> set[str]:
-        """What is asked after the listing cannot have been stored before it and be unknown."""
+        """Return the keys that no row or process names. The names are read after the listing, so a stored object is
+        never unknown."""
         orphans: set[str] = set()
         async for keys in self._keeper.keys(f"{prefix}/"):
             held = self._results.uncommitted | self._inputs.keys()
@@ -123,19 +126,19 @@ class Retention:
         return orphans
 
     def _excess(self, tenant: str) -> tuple[int, int]:
-        """Bytes and requests by which the tenant is above its share."""
+        """Return the bytes and requests by which the tenant exceeds its share."""
         more_bytes = self._bytes[tenant] - self._limits.tenant_result_bytes
         more_requests = self._requests[tenant] - self._limits.tenant_finished_requests
         return max(more_bytes, 0), max(more_requests, 0)
 
     def _is_over(self, tenant: str) -> bool:
-        """Return whether something of the tenant's is to be forgotten now."""
+        """Return whether data of the tenant must be deleted now."""
         more_bytes, more_requests = self._excess(tenant)
         held = self._clock.monotonic() < self._held_until.get(tenant, -math.inf)
         return more_bytes > 0 or (more_requests > 0 and not held)
 
     async def _forget_old(self) -> None:
-        # By the clock as it is told where that was set back: what ends now ends by that one.
+        # By the wall clock if it was set back: requests that end now end by it.
         finished_before = min(self._steady_clock.wall(), self._clock.wall()) - self._limits.retention_s
         while True:
             forgotten = await asyncio.wrap_future(self._journal.forget_finished(finished_before, _FORGOTTEN_AT_ONCE))
@@ -149,7 +152,7 @@ class Retention:
                 count = min(self._excess(tenant)[1], _FORGOTTEN_AT_ONCE)
                 oldest = await self._forget_oldest(tenant, count)
                 if not oldest:
-                    # To find that takes long where they are many, and others wait for the journal meanwhile.
+                    # The search is slow with many requests, and blocks other uses of the journal.
                     self._held_until[tenant] = self._clock.monotonic() + self._interval_s
                     break
                 self._held_until.pop(tenant, None)
@@ -158,14 +161,14 @@ class Retention:
                 await self._forget_pictures(tenant)
 
     async def _forget_oldest(self, tenant: str, count: int) -> Sequence[JournalledRequest]:
-        """What ended at a time that is still to come did so before the clock was set back: that goes first, since what
-        ends now would seem older."""
+        """Delete requests that ended in the future first: they ended before the clock was set back, and requests that
+        end now would seem older."""
         now = self._clock.wall() + 1.0
         older = await asyncio.wrap_future(self._journal.forget_finished(math.inf, count, tenant, now))
         return older or await asyncio.wrap_future(self._journal.forget_finished(now, count, tenant))
 
     async def _forget_pictures(self, tenant: str) -> None:
-        """Oldest first; their requests and how they came to be stay known."""
+        """Delete the oldest images; their requests and provenance remain."""
         target = int(self._limits.tenant_result_bytes * (1 - _ROOM))
         while (more := self._bytes[tenant] - target) > 0:
             forgotten = await asyncio.wrap_future(self._journal.objects.forget_pictures(tenant, more))
@@ -177,7 +180,7 @@ class Retention:
                 await self._keeper.delete(reference.key)
 
     async def let_go(self, forgotten: Sequence[JournalledRequest]) -> None:
-        """Changes state: rows are gone already; their count and their images follow."""
+        """Adjust the counts for deleted rows, and delete their images."""
         for record in forgotten:
             self._requests[record.request.tenant] -= 1
             if record.result is not None and record.result.image.key:

@@ -1,1 +1,1 @@
-"""Pictures and inputs in the object store, or in the journal while it is away."""
+"""Store images and inputs in the object store, or in the journal while the store is away."""

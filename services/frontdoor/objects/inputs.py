@@ -1,4 +1,4 @@
-"""What requests came with (images to start from): once in the object store for all of a tenant's that share it."""
+"""Store the inputs of requests (images to start from), once for all requests of a tenant that share them."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,7 @@ from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Job
 
 PREFIX = "inputs"
-# About three seconds; the attempt holds a place at its worker meanwhile, which others wait for.
+# About three seconds; the attempt occupies a batch slot of its worker during that time.
 _RETRY_COUNT = 6
 _RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
@@ -29,7 +29,7 @@ INPUT_RETRY_MS = 5000
 
 @dataclass
 class _Held:
-    """An input of unfinished requests; its bytes are here until the store, or the journal, has them."""
+    """Hold an input of unfinished requests, with its bytes until the store or the journal has them."""
 
     reference: ObjectReference
     users: set[str] = field(default_factory=set)
@@ -38,9 +38,8 @@ class _Held:
 
 
 async def checked_digests(spec: GenerationSpec) -> dict[str, str]:
-    """Return the digests of the images in a spec, by their place, once each was found to be whole. Both is done in a
-    thread: the event loop, which serves all tenants, would do nothing else for milliseconds. Raises InvalidArgument
-    that names the place."""
+    """Return the digests of a spec's images by their field, after a check of each image. Both run in a thread: they
+    would block the event loop, which serves all tenants, for milliseconds. Raises InvalidArgument with the field."""
     images = take_inputs(spec)[1]
     return {place: await asyncio.to_thread(_checked_digest, place, data) for place, data in images.items()}
 
@@ -51,7 +50,7 @@ def _checked_digest(place: str, data: bytes) -> str:
 
 
 class Inputs:
-    """Counts in memory which unfinished request uses what: the journal names them, and is read at the start."""
+    """Track in memory which unfinished requests use which input: the journal names them, and is read at the start."""
 
     def __init__(self, keeper: ObjectKeeper, spawn: Callable[[Coroutine[Any, Any, Any], str], object]) -> None:
         self._keeper = keeper
@@ -61,8 +60,8 @@ class Inputs:
     def claim(
         self, tenant: str, request_id: str, resolved: ResolvedRequest, digests: Mapping[str, str]
     ) -> ResolvedRequest:
-        """Changes state: the request without the bytes it came with, which are held for it until `release`. `digests`
-        are those of `checked_digests`."""
+        """Return the request without its input bytes, which are held until `release`. `digests` come from
+        `checked_digests`."""
         spec, parts = take_inputs(resolved.spec)
         inputs = tuple(
             SpecInput(place, self._claim(tenant, request_id, data, digests[place])) for place, data in parts.items()
@@ -70,13 +69,13 @@ class Inputs:
         return replace(resolved, spec=spec, inputs=inputs)
 
     def adopt(self, tenant: str, request_id: str, resolved: ResolvedRequest) -> None:
-        """Changes state: held for a request that an earlier frontdoor accepted."""
+        """Hold the inputs of a request that an earlier frontdoor accepted."""
         for part in resolved.inputs:
             held = self._held.setdefault((tenant, part.object.digest), _Held(part.object))
             held.users.add(request_id)
 
     async def store(self, job: Job) -> None:
-        """Changes state: what the job came with is durable, before it may be accepted. Raises as `ObjectKeeper.put`."""
+        """Make the job's inputs durable, before it may be accepted. Raises as `ObjectKeeper.put`."""
         tenant = job.request.tenant
         for part in job.request.resolved.inputs:
             held = self._held[tenant, part.object.digest]
@@ -84,19 +83,19 @@ class Inputs:
                 work = self._keeper.put(tenant, held.reference.key, held.data)
                 held.storing, held.data = asyncio.ensure_future(work), b""
             if held.storing is not None:
-                # One of the requests that share it may go away meanwhile; the others still need it.
+                # A request that shares the input may end during the write; the others still need it.
                 await asyncio.shield(held.storing)
 
     async def load(self, job: Job, resolved: ResolvedRequest) -> GenerationSpec:
-        """The spec with the bytes that it came with; those without a key are in it already. Raises Internal where they
-        are gone, Unavailable where they cannot be read for a while, Cancelled where the request has ended meanwhile."""
+        """Return the spec with its input bytes; inputs without a key are already in it. Raises Internal if they are
+        lost, Unavailable if they cannot be read for a while, Cancelled if the request ended during the read."""
         parts = {part.field: await self._read(job, part.object) for part in resolved.inputs if part.object.key}
         if job.ended.is_set():
             raise Cancelled("ENDED", "the request ended before it ran")
         return put_inputs(resolved.spec, parts)
 
     def release(self, job: Job) -> None:
-        """Changes state: the job has ended; what nobody else uses goes."""
+        """Delete the inputs of an ended job that no other job uses."""
         request = job.request
         for part in () if job.elsewhere else request.resolved.inputs:
             held = self._held.get((request.tenant, part.object.digest))
@@ -108,11 +107,11 @@ class Inputs:
                 self._spawn(self._delete(held), "delete an input")
 
     def size_bytes(self, tenant: str) -> int:
-        """Of what the tenant's unfinished requests came with."""
+        """Return the bytes of all inputs of the tenant's unfinished requests."""
         return sum(held.reference.size_bytes for (owner, _), held in self._held.items() if owner == tenant)
 
     def keys(self) -> set[str]:
-        """Of everything that an unfinished request uses."""
+        """Return the keys of all inputs of unfinished requests."""
         return {held.reference.key for held in self._held.values()}
 
     def _claim(self, tenant: str, request_id: str, data: bytes, digest: str) -> ObjectReference:
@@ -126,7 +125,7 @@ class Inputs:
             try:
                 return await self._keeper.get(reference)
             except (ObjectMissing, ObjectCorrupt, Unavailable) as error:
-                # A store may return wrong data for a while, as it may be away for a while.
+                # A store may return wrong data for a while, just as it may be away for a while.
                 if delay_s is None and not isinstance(error, Unavailable):
                     message = "an input image of the request is no longer stored"
                     raise Internal("INPUT_GONE", message) from None
@@ -137,7 +136,7 @@ class Inputs:
         raise Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
 
     async def _delete(self, held: _Held) -> None:
-        """What cannot be deleted now is swept up later; so is what is pinned, when the pin ends."""
+        """Delete an input. The sweep deletes later what fails now, and pinned inputs once their pin ends."""
         if held.storing is not None:
             await asyncio.wait([held.storing])
         elif held.data:
@@ -147,5 +146,5 @@ class Inputs:
 
 
 def _new_key(tenant: str) -> str:
-    """Never one that was used before: what is being deleted must not be what somebody starts to use."""
+    """Return a new key: an object that is being deleted must not be the one that a request starts to use."""
     return f"{PREFIX}/{hashlib.sha256(tenant.encode()).hexdigest()[:32]}/{secrets.token_hex(16)}"

@@ -1,4 +1,5 @@
-"""Pictures and inputs, kept whether their store is there or not: what it does not take in time waits in the journal."""
+"""Store images and inputs whether or not their store is available: objects that it does not take in time wait in the
+journal."""
 
 import asyncio
 import itertools
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A hung store holds up these threads and nobody else's.
+# A hung store blocks these threads and no others.
 _THREAD_COUNT = 8
-# Nobody waits for a picture that is moved; somebody does for one that is read.
+# No client waits for an object that is moved, but one waits for an object that is read.
 _MOVE_TIMEOUT_S = 60.0
 _READ_TIMEOUT_S = 10.0
-# Of a store's keys; the journal is asked for them together.
+# Keys per listing of a store; the journal looks them up together.
 LISTED_AT_ONCE = 500
-# Where every thread has been at one call for so long, none waits for them.
+# If every thread has been in one call for this long, new calls fail immediately.
 _STUCK_S = 10.0
 _RETRIES = Backoff(first_s=0.2, max_s=15.0)
 SPOOL_RETRY_MS = 5000
@@ -49,11 +50,11 @@ class KeepingLimits:
 
 
 class ObjectKeeper:
-    """One object store and the spool in the journal beside it. Errors name neither keys nor paths."""
+    """Combine one object store with its spool in the journal. Errors name neither keys nor paths."""
 
     def __init__(self, open_store: Callable[[], ObjectStore], journal: JournalObjects, limits: KeepingLimits) -> None:
-        """`open_store` is called now, and whenever the store is needed until it succeeds. Raises what is wrong with the
-        settings, and nothing when the store is away."""
+        """`open_store` is called now, and at each use of the store until it succeeds. Raises its errors about settings,
+        but none if the store is away."""
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._journal_id = ""
@@ -62,26 +63,26 @@ class ObjectKeeper:
         self._journal = journal
         self._limits = limits
         self._threads = started_pool(_THREAD_COUNT, "objects")
-        # When each call that a thread is at began.
+        # When the call of each busy thread began.
         self._numbers = itertools.count()
         self._began: dict[int, float] = {}
         self._spooled: dict[str, SpooledObject] = {}
-        # Of all of them, and by tenant.
+        # Of all waiting objects, in total and by tenant.
         self._waiting_bytes = 0
         self._tenant_waiting_bytes: Counter[str] = Counter()
         self._largest_bytes = 0
-        # From the first failure until something that waited was moved in time nothing new is tried on the store.
+        # From the first failure until a waiting object was moved in time, new objects skip the store.
         self._away = asyncio.Event()
 
     async def recover(self) -> None:
-        """Changes state: what waits in the journal is known, and moved from now on."""
+        """Load the objects that wait in the journal, to be moved from now on."""
         for waiting in await asyncio.wrap_future(self._journal.spooled()):
             self._note(waiting)
             self._away.set()
 
     async def claim(self, journal_id: str, *, adopts: bool = False) -> None:
-        """Changes state: the store's objects are that journal's, where they are nobody else's or it `adopts` them. In a
-        store that is away that is left to `check_owned`."""
+        """Mark the store's objects as that journal's, if no other journal owns them or it `adopts` them. If the store
+        is away, `check_owned` does it later."""
         self._journal_id = journal_id
         try:
             if adopts:
@@ -92,13 +93,13 @@ class ObjectKeeper:
             logger.error("the object store may hold another journal's objects", extra={"why": error.message})
 
     async def check_owned(self) -> None:
-        """Changes state as `claim`. Raises FailedPrecondition where another journal has objects there, too: what no row
-        of this one names may be that one's. Raises StoreUnavailable, StoreFull."""
+        """Claim the store for this journal. Raises FailedPrecondition if another journal has objects there too: an
+        object without a row here may belong to it. Raises StoreUnavailable, StoreFull."""
         await self._on_store(lambda store: ownership.claim(store, self._journal_id), self._limits.put_timeout_s)
 
     async def put(self, tenant: str, key: str, data: bytes) -> ObjectReference:
-        """Changes state: durable on return, in the store or else in the journal. Raises ResourceExhausted where neither
-        has room, StoreUnavailable where neither answers."""
+        """Make an object durable, in the store or else in the journal. Raises ResourceExhausted if neither has room,
+        StoreUnavailable if neither answers."""
         self._largest_bytes = max(self._largest_bytes, len(data))
         if not self._away.is_set():
             try:
@@ -113,7 +114,7 @@ class ObjectKeeper:
         return reference
 
     async def get(self, reference: ObjectReference) -> bytes:
-        """Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
+        """Return the bytes of an object. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
         if reference.key in self._spooled:
             data = await asyncio.wrap_future(self._journal.read_spooled(reference.key))
             if data is not None:
@@ -122,21 +123,22 @@ class ObjectKeeper:
 
     @property
     def address_server(self) -> ResultUrlServer | None:
-        """Who serves the store's addresses; None while it has never been there."""
+        """Return the server of the store's addresses; None until the store was first available."""
         return None if self._store is None else self._store.address_server
 
     async def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
-        """Return an address of an object, as the store's. Raises StoreUnavailable while it waits in the journal."""
+        """Return an address of an object, as the store does. Raises StoreUnavailable while the object waits in the
+        journal."""
         if reference.key in self._spooled:
             raise StoreUnavailable("object store", "the object waits for it")
         return await self._on_store(lambda store: store.presign(reference, media_type, expires_at), _READ_TIMEOUT_S)
 
     async def set_aside(self, reference: ObjectReference) -> bool:
-        """Changes state: as the store's."""
+        """Move the object to quarantine, as the store does."""
         return await self._on_store(lambda store: store.set_aside(reference), _READ_TIMEOUT_S)
 
     async def delete(self, key: str) -> None:
-        """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
+        """Delete the object from journal and store; if the store is away, the sweep deletes it later."""
         if self._forget(key):
             await asyncio.wrap_future(self._journal.unspool(key))
         try:
@@ -145,33 +147,33 @@ class ObjectKeeper:
             logger.info("an object was not deleted; the sweep will delete it", extra={"reason": error.reason})
 
     async def is_named(self, key: str) -> bool:
-        """Return whether the journal names the object: somebody keeps it."""
+        """Return whether the journal names the object, so it must stay."""
         return key in await asyncio.wrap_future(self._journal.named([key]))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Some at a time every key of the store's that starts so; those that wait in the journal are not among them.
-        Raises StoreUnavailable where some take too long: how long all of them do nobody can say."""
+        """Yield all of the store's keys with the prefix, in lists; keys of objects that wait in the journal are absent.
+        Raises StoreUnavailable if a list takes too long; the time for all lists has no limit."""
         listed = await self._on_store(lambda store: iter(store.keys(prefix)), _MOVE_TIMEOUT_S)
         while some := await self._on_store(lambda _: list(itertools.islice(listed, LISTED_AT_ONCE)), _MOVE_TIMEOUT_S):
             yield some
 
     async def free_bytes(self) -> int | None:
-        """Room left in the store; None where nobody knows."""
+        """Return the bytes free in the store; None if unknown."""
         try:
             return await self._on_store(lambda store: store.free_bytes(), self._limits.put_timeout_s)
         except StoreUnavailable:
             return None
 
     def check_room(self, tenant: str, unfinished_count: int, tenant_unfinished_count: int) -> None:
-        """Raises ResourceExhausted where the pictures of that many requests could not be kept while the store is away,
-        were each as large as the largest so far."""
+        """Raises ResourceExhausted if that many images, each of the largest size so far, would exceed the spool while
+        the store is away."""
         if self._away.is_set():
             self._check(self._waiting_bytes, unfinished_count * self._largest_bytes, self._limits.spool_bytes)
             ahead, theirs = tenant_unfinished_count * self._largest_bytes, self._tenant_waiting_bytes[tenant]
             self._check(theirs, ahead, self._limits.tenant_spool_bytes, " of this tenant")
 
     async def move_forever(self) -> None:
-        """Changes state: whenever the store is back it gets what waits for it."""
+        """Move waiting objects to the store whenever it is available again."""
         delays_s = _RETRIES.delays_s()
         while True:
             await self._away.wait()
@@ -202,7 +204,7 @@ class ObjectKeeper:
         began_at = monotonic()
         await self._on_store(lambda store: store.put(reference.key, data), _MOVE_TIMEOUT_S)
         if monotonic() - began_at <= self._limits.put_timeout_s:
-            # What comes faster than what waits is moved would keep the store away for good.
+            # New objects that arrive faster than waiting ones are moved would keep the store away forever.
             self._away.clear()
         await asyncio.wrap_future(self._journal.unspool(reference.key))
 
@@ -231,7 +233,7 @@ class ObjectKeeper:
         self._tenant_waiting_bytes[waiting.tenant] += waiting.object.size_bytes
 
     def _forget(self, key: str) -> bool:
-        """Whether it waited."""
+        """Return whether the object was waiting."""
         waiting = self._spooled.pop(key, None)
         if waiting is None:
             return False
@@ -246,8 +248,8 @@ class ObjectKeeper:
         SPOOLED_BYTES.set(self._waiting_bytes)
 
     async def _on_store(self, work: Callable[[ObjectStore], T], timeout_s: float) -> T:
-        """The answer of the store; StoreUnavailable once it takes longer than that, and at once while every thread
-        hangs: what nobody waits for any more would pile up before them."""
+        """Return the store's answer. Raises StoreUnavailable after `timeout_s`, and immediately while every thread
+        hangs: calls that no caller awaits would pile up in the queue."""
         began = tuple(self._began.copy().values())
         if len(began) == _THREAD_COUNT and monotonic() - max(began) > _STUCK_S:
             raise StoreUnavailable("object store", "it does not answer")
@@ -258,7 +260,7 @@ class ObjectKeeper:
             raise StoreUnavailable("object store", "it does not answer in time") from None
 
     def _timed(self, work: Callable[[ObjectStore], T]) -> T:
-        """On a thread."""
+        """Run the work on a thread, and note when it began."""
         number = next(self._numbers)
         self._began[number] = monotonic()
         try:
@@ -267,7 +269,7 @@ class ObjectKeeper:
             del self._began[number]
 
     def _opened(self) -> ObjectStore:
-        """On a thread; two that open at once open the same store twice, which harms nobody."""
+        """Return the store, opened on a thread; two threads may open the same store twice, which is harmless."""
         if self._store is None:
             self._store = self._open_store()
         return self._store

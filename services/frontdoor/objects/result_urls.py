@@ -1,4 +1,4 @@
-"""Addresses under which anybody may read a picture until they expire."""
+"""Create public addresses of images, valid until they expire."""
 
 import math
 
@@ -11,7 +11,8 @@ from services.frontdoor.objects.object_keeper import ObjectKeeper
 
 
 class ResultUrls:
-    """`usual_s` and `longest_s`: for how long they live where nothing is asked, and at most; 0 for none at all."""
+    """Create addresses of images. `usual_s` and `longest_s`: default and maximum lifetime in seconds; 0 for no
+    addresses."""
 
     def __init__(self, keeper: ObjectKeeper, clock: Clock, usual_s: float, longest_s: float) -> None:
         self._keeper = keeper
@@ -21,12 +22,12 @@ class ResultUrls:
 
     @property
     def server(self) -> ResultUrlServer | None:
-        """Who serves the addresses that this deployment gives; None while nobody knows, because the store is away."""
+        """Return the server of this deployment's addresses; None if unknown because the store is away."""
         return self._keeper.address_server if self._longest_s else ResultUrlServer.NONE
 
     async def url_of(self, record: JournalledRequest, expires_in_ms: int | None) -> ResultUrl:
-        """Return an address of a completed request's picture. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED,
-        NotFound RESULT_GONE, Unavailable while the picture waits for its store, InvalidArgument for a wrong time."""
+        """Return an address of a completed request's image. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED, NotFound
+        RESULT_GONE, Unavailable while the image waits for its store, InvalidArgument for a wrong time."""
         if not self._longest_s:
             raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images")
         longest_ms = round(self._longest_s * 1000)

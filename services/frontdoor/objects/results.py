@@ -1,4 +1,4 @@
-"""Finished pictures: kept before the journal names them, and read back with their digest checked."""
+"""Store finished images before the journal names them, and read them back with a check of their digest."""
 
 import logging
 import secrets
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Results:
-    """Pictures by reference. `uncommitted`: keys of those that no journal row names yet."""
+    """Store and load images by reference. `uncommitted`: keys of images that no journal row names yet."""
 
     def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str, suspects: Suspects) -> None:
         self._keeper = keeper
@@ -37,7 +37,7 @@ class Results:
         self._build_version = build_version
 
     async def store(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-        """Changes state: the picture is kept under an unguessable key. Raises as `ObjectKeeper.put`."""
+        """Store the image under an unguessable key. Raises as `ObjectKeeper.put`."""
         result = execution.result
         assert result is not None
         key = f"{PREFIX}/{secrets.token_hex(16)}"
@@ -60,7 +60,7 @@ class Results:
         return record, Completed(job.request.request_id, result.image, job.request.resolved.format, *size, provenance)
 
     async def load(self, record: JournalledRequest, *, with_image: bool = True) -> Completed:
-        """The picture of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
+        """Return the image of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
         result = record.result
         assert result is not None
         image = await self._read(result.image) if with_image else b""
@@ -74,7 +74,7 @@ class Results:
         )
 
     async def discard(self, image: ObjectReference) -> None:
-        """Changes state: no journal row names the picture, nor will."""
+        """Delete an image that no journal row names or will name."""
         await self._keeper.delete(image.key)
 
     async def _read(self, image: ObjectReference) -> bytes:
@@ -84,7 +84,7 @@ class Results:
         try:
             data = await self._keeper.get(image)
         except ObjectMissing:
-            # Perhaps it was forgotten, row and object, since its row was read.
+            # Row and object may have been deleted since the row was read.
             if await self._keeper.is_named(image.key):
                 BAD_PICTURES.labels("missing").inc()
                 logger.warning("an image is missing in the object store")
@@ -105,7 +105,7 @@ class Results:
         paid = [other.result for other in job.executions.values() if other.result is not None]
         return Provenance(
             request_id=job.request.request_id,
-            # Bytes that it came with are named by their digests: whoever sent them has them.
+            # Input bytes are named by their digests: the client that sent them has them.
             spec=take_inputs(execution.resolved.spec)[0],
             route=_route_taken(execution.route, result),
             model_digest=result.model_digest,
@@ -127,8 +127,8 @@ class Results:
 
 
 def _route_taken(route: Route, result: AttemptResult) -> Route:
-    """The route as it was gone: LoRAs that came sooner than its step took effect sooner, and a start that the worker
-    could not use was none."""
+    """Return the route with what really happened: LoRAs applied before their step count from then, and a start that the
+    worker could not use becomes noise."""
     if result.lora_patch_step is not None:
         route = replace(route, lora_patch_step=result.lora_patch_step)
     route = replace(route, thinned_steps=result.thinned_steps)
@@ -140,6 +140,6 @@ def _route_taken(route: Route, result: AttemptResult) -> Route:
 
 
 def energy_of(results: Sequence[AttemptResult]) -> float | None:
-    """None unless every device could tell."""
+    """Return the energy of all results; None unless every device reported it."""
     known = [result.energy_joules for result in results if result.energy_joules is not None]
     return sum(known) if results and len(known) == len(results) else None

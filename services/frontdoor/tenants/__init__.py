@@ -1,1 +1,1 @@
-"""Tenants that operators made: who may call by which keys, within which quotas, and what was used."""
+"""Manage the tenants that operators created: their keys, quotas and usage."""

@@ -1,4 +1,4 @@
-"""What operators do to tenants: in the ledger first, then at once for the calls that come."""
+"""Administer tenants for operators: changes go to the ledger first, then apply immediately to new calls."""
 
 import asyncio
 import secrets
@@ -24,18 +24,18 @@ from services.frontdoor.tenants.usage import UsageMeter
 
 KEY_PREFIX = "pentimento"
 MAX_LIFE_S = 10 * 366 * 86_400
-# All that is kept, from the beginning of its first day to the end of the last.
+# The whole period that is stored, from the start of its first day to the end of the last.
 MAX_USAGE_S = USAGE_KEPT_S + 2 * DAY_S
 
 
 class TenantAdministration:
-    """Handlers in domain values; they raise domain errors, StoreUnavailable among them. What changes tenants or keys is
-    in force in this process when it returns."""
+    """Handle administrative calls in domain values and raise domain errors, such as StoreUnavailable. Changes of
+    tenants and keys apply in this process once a call returns."""
 
     def __init__(
         self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock, grace_s: float
     ) -> None:
-        """`grace_s`: for how long a deleted tenant's data are kept."""
+        """`grace_s`: seconds for which a deleted tenant's data are kept."""
         self._ledger = ledger
         self._directory = directory
         self._usage = usage
@@ -47,7 +47,8 @@ class TenantAdministration:
         return await asyncio.wrap_future(self._ledger.tenants())
 
     async def create(self, name: str, quota: TenantQuota) -> Tenant:
-        """Make a tenant; changes state. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS, ResourceExhausted."""
+        """Create a tenant; changes state. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS,
+        ResourceExhausted."""
         check_new_name(name)
         tenant = await asyncio.wrap_future(self._ledger.create(name, quota))
         await self._directory.refresh()
@@ -67,7 +68,7 @@ class TenantAdministration:
         await self._directory.refresh()
 
     async def restore(self, name: str) -> Tenant:
-        """Bring back a deleted tenant, without keys; changes state. Raises NotFound once the time of grace is over,
+        """Restore a deleted tenant, without keys; changes state. Raises NotFound after the grace period,
         FailedPrecondition TENANT_EXISTS."""
         check_name(name)
         deleted_after = self._clock.wall() - self._grace_s
@@ -81,7 +82,7 @@ class TenantAdministration:
         return await asyncio.wrap_future(self._ledger.keys(tenant))
 
     async def create_key(self, tenant: str, life_s: int | None) -> tuple[TenantKey, str]:
-        """Make a key and return it with its secret, which is kept nowhere; changes state. Raises NotFound,
+        """Create a key and return it with its secret, which is not stored; changes state. Raises NotFound,
         InvalidArgument, ResourceExhausted TOO_MANY_KEYS."""
         check_name(tenant, "tenant")
         hashed, secret = self._new_key(tenant, life_s)
@@ -90,8 +91,8 @@ class TenantAdministration:
         return key, secret
 
     async def rotate_key(self, key_id: str, grace_s: int, life_s: int | None) -> tuple[TenantKey, str, TenantKey]:
-        """Make a new key of the same tenant, and return it, its secret, and the old one, which ends after `grace_s`;
-        changes state. Raises as `create_key`, and FailedPrecondition KEY_ENDED."""
+        """Create a new key of the same tenant; return it, its secret, and the old key, which ends after `grace_s`.
+        Changes state. Raises as `create_key`, and FailedPrecondition KEY_ENDED."""
         check_name(key_id, "key_id")
         _check_seconds("grace_s", grace_s, 0)
         tenant = await asyncio.wrap_future(self._ledger.tenant_of_key(key_id))
@@ -109,7 +110,7 @@ class TenantAdministration:
         return key
 
     async def usage(self, tenant: str, from_at: float, to_at: float, length_s: int) -> Sequence[UsagePeriod]:
-        """Return what a tenant used in periods of that length. Raises InvalidArgument."""
+        """Return a tenant's usage in periods of that length. Raises InvalidArgument."""
         check_name(tenant, "tenant")
         if not 0 <= from_at < to_at <= from_at + MAX_USAGE_S:
             limit = f"must be after from_ms, by at most {MAX_USAGE_S} s"

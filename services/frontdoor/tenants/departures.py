@@ -1,4 +1,4 @@
-"""Deleted tenants: their data are deleted once their time of grace is over."""
+"""Delete the data of deleted tenants after their grace period."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _GATEWAY_TIMEOUT_S = 60.0
 
 
 class Departures:
-    """Deletes the requests, images and cache entries of deleted tenants. What they used stays."""
+    """Delete the requests, images and cache entries of deleted tenants. Their usage remains."""
 
     def __init__(
         self, journal: Journal, retention: Retention, gateway: GatewayClient | None, clock: Clock, grace_s: float
@@ -26,7 +26,7 @@ class Departures:
         self._retention = retention
         self._gateway = gateway
         self._clock = clock
-        # Deleted data do not come back: a clock that jumps ahead is not believed at once.
+        # Deletion is irreversible: the steady clock does not follow a jump ahead immediately.
         self._steady_clock = SteadyClock(clock)
         self._grace_s = grace_s
 
@@ -42,7 +42,7 @@ class Departures:
             await asyncio.sleep(_INTERVAL_S)
 
     async def forget_departed(self) -> None:
-        """Delete the data of tenants after their time of grace; changes state. A request that runs keeps its tenant for
+        """Delete the data of tenants after their grace period; changes state. A running request keeps its tenant for
         another round. Raises StoreUnavailable, Unavailable."""
         now = min(self._steady_clock.wall(), self._clock.wall())
         for tenant_id in await asyncio.wrap_future(self._journal.tenants.departed(now - self._grace_s)):
@@ -51,7 +51,7 @@ class Departures:
             if self._gateway is not None:
                 await self._gateway.forget_tenant(tenant_id, timeout_s=_GATEWAY_TIMEOUT_S)
             if was_empty:
-                # Its last request ended before the round: none adds to the cache any more.
+                # The last request ended before this round, so no request adds to the cache any longer.
                 await asyncio.wrap_future(self._journal.tenants.note_purged(tenant_id))
                 logger.info("the data of a deleted tenant is deleted; its usage stays")
 

@@ -1,4 +1,4 @@
-"""Which tenants there are, in memory: their keys for who answers calls, their quotas for the dataplane."""
+"""Hold the tenants in memory: their keys for authentication, their quotas for the dataplane."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from services.frontdoor.metrics import TENANT_KEYS, TENANTS
 
 logger = logging.getLogger(__name__)
 
-# What another process changed in the ledger is known after so long, and a read.
+# Seconds until a change by another process is noticed, plus a read.
 LOOK_S = 1.0
 _NO_QUOTA = TenantQuota()
 
 
 class TenantDirectory:
-    """The book of tenants as it was last read. While the ledger is away all goes on by it: keys still end at their
-    time, and nobody can make or revoke one."""
+    """Hold the latest book of tenants. While the ledger is away the book stays in force: keys still expire, but none
+    can be created or revoked."""
 
     def __init__(self, ledger: TenantLedger, keys: KeyRing, submit: Callable[[Event], None]) -> None:
         self._ledger = ledger
@@ -31,17 +31,17 @@ class TenantDirectory:
         self._reading = asyncio.Lock()
 
     def quota_of(self, tenant: str) -> TenantQuota:
-        """Return a tenant's quota; one without bounds for whoever has none."""
+        """Return a tenant's quota, without bounds if it has none."""
         return self._quotas.get(tenant, _NO_QUOTA)
 
     async def refresh(self) -> None:
-        """Read the book anew; changes state. Raises StoreUnavailable."""
-        # One after the other: an older book never replaces a newer one.
+        """Read the book again; changes state. Raises StoreUnavailable."""
+        # Reads are serialized: an older book never replaces a newer one.
         async with self._reading:
             self._follow(await asyncio.wrap_future(self._ledger.book()))
 
     async def follow_forever(self) -> None:
-        """Read the book whenever it has another revision; changes state."""
+        """Read the book whenever its revision differs; changes state."""
         is_away = False
         while True:
             await asyncio.sleep(LOOK_S)
@@ -57,7 +57,7 @@ class TenantDirectory:
     def _follow(self, book: TenantBook) -> None:
         self._revision = book.revision
         self._keys.replace(book.keys, {tenant.name: tenant.identity for tenant in book.tenants})
-        # By name for callers with a token of the file.
+        # By name too, for callers with a token of the file.
         quotas = {name: tenant.quota for tenant in book.tenants for name in (tenant.name, tenant.identity)}
         if quotas != self._quotas:
             self._quotas = quotas

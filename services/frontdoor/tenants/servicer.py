@@ -1,4 +1,4 @@
-"""pentimento.api.tenants.v1 over the transport-neutral administration."""
+"""Serve pentimento.api.tenants.v1 with the transport-neutral administration."""
 
 import grpc.aio
 
@@ -12,7 +12,7 @@ TENANT_SERVICE = pb.DESCRIPTOR.services_by_name["TenantService"].full_name
 
 
 class TenantServicer(TenantServiceServicer):
-    """The administration of tenants."""
+    """Convert tenant calls to and from domain values."""
 
     def __init__(self, administration: TenantAdministration) -> None:
         self._administration = administration

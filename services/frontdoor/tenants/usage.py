@@ -1,4 +1,4 @@
-"""What tenants use: counted in memory, written to the ledger every few seconds, off everybody's way."""
+"""Meter the usage of tenants: count in memory, and write to the ledger every few seconds in the background."""
 
 import asyncio
 import logging
@@ -22,16 +22,16 @@ from pentimento.stores.ledger.tenant_ledger import TenantLedger
 
 logger = logging.getLogger(__name__)
 
-# A process that dies loses what it counted since.
+# A process that dies loses the counts of this many seconds.
 FLUSH_S = 5.0
 FORGET_S = 3600.0
 UsageKey = tuple[str, int, str]
-# Counts that wait for a ledger that is away; of more nothing new is begun.
+# Counts that wait for an absent ledger; beyond this number no new one begins.
 MAX_WAITING = 100_000
 
 
 class UsageMeter:
-    """Counts by tenant, hour of UTC and counter."""
+    """Count by tenant, hour of UTC and counter."""
 
     def __init__(self, ledger: TenantLedger, clock: Clock) -> None:
         self._ledger = ledger
@@ -45,35 +45,36 @@ class UsageMeter:
         self._add(tenant, UsageCounter.REQUESTS.value, 1)
 
     def refused(self, tenant: str, reason: str, count: int = 1) -> None:
-        """Count refused requests; changes state."""
+        """Count rejected requests; changes state."""
         self._add(tenant, refused_counter(reason), count)
 
     def delivered(self, tenant: str, picture: Completed) -> None:
-        """Count a picture and what it took; changes state."""
+        """Count an image and its cost; changes state."""
         provenance = picture.provenance
         pixels = provenance.spec.width_px * provenance.spec.height_px
         self._add(tenant, UsageCounter.PICTURES.value, 1)
         self._add(tenant, UsageCounter.PAINTED_COST.value, pixels * provenance.steps_run)
-        # A worker's word. What is no time could not be added up, and nobody's counts would be written any more.
+        # The worker reports this time. A value that is not a time could not be added, and would block all further
+        # writes.
         if 0.0 <= provenance.device_seconds <= MAX_COST_S:
             self._add(tenant, UsageCounter.DEVICE_S.value, provenance.device_seconds)
         if provenance.steps_saved:
             self._add(tenant, UsageCounter.CACHE_HITS.value, 1)
 
     def cached(self, tenant: str, size_bytes: int) -> None:
-        """Count what was put into the cache; changes state."""
+        """Count bytes added to the cache; changes state."""
         self._add(tenant, UsageCounter.CACHED_BYTES.value, size_bytes)
 
     async def periods(self, tenant: str, from_at: float, to_at: float, length_s: int) -> tuple[UsagePeriod, ...]:
-        """Return what a tenant used, by hours or days, with what was counted so far. Raises StoreUnavailable."""
+        """Return a tenant's usage by hours or days, including counts not yet written. Raises StoreUnavailable."""
         await self.flush()
         rows = await asyncio.wrap_future(self._ledger.usage(tenant, from_at, to_at))
         return usage_periods(rows, length_s)
 
     async def flush(self) -> None:
-        """Write what was counted; what cannot be written is kept for the next time. Changes state. Raises
+        """Write the counts; those that cannot be written wait for the next time. Changes state. Raises
         StoreUnavailable, StoreFull."""
-        # Whoever waits may go away meanwhile: what the ledger writes already would be counted again.
+        # The caller may be cancelled: counts that the ledger is writing would then be counted twice.
         await asyncio.shield(spawn_detached(self._write(), "write usage"))
 
     async def _write(self) -> None:
@@ -89,7 +90,7 @@ class UsageMeter:
                 raise
 
     async def run_forever(self) -> None:
-        """Write every few seconds, and forget what is too old; changes state."""
+        """Write every few seconds, and delete old usage; changes state."""
         is_away, forgot_at = False, float("-inf")
         while True:
             await asyncio.sleep(FLUSH_S)
@@ -105,7 +106,7 @@ class UsageMeter:
                 is_away = True
 
     def _is_ahead(self) -> bool:
-        """Whether the clock has jumped ahead, which is not believed yet: neither usage nor keys come back."""
+        """Return whether the clock has jumped ahead and is not trusted yet: deleted usage cannot be restored."""
         return self._clock.wall() - self._steady_clock.wall() > JUMP_S
 
     def _add(self, tenant: str, counter: str, amount: float) -> None:
