@@ -63,8 +63,8 @@ class Retention:
         self._suspects: set[str] = set()
         self._swept_at = clock.monotonic()
         self._interval_s = min(_INTERVAL_S, limits.sweep_interval_s)
-        # When to look for old requests again; per tenant, when to look again for requests beyond its share that pins
-        # protect.
+        # When to look for old requests again; per tenant beyond its share, when to look again after pins or pending
+        # webhooks protected all of its requests.
         self._old_at = self._swept_at
         self._held_until: dict[str, float] = {}
 

@@ -1,1 +1,1 @@
-"""What clients ask for: judged, counted, accepted, and the jobs under way."""
+"""Validate, count and accept the requests of clients, and hold their running jobs."""

@@ -1,4 +1,4 @@
-"""How calls become requests under way: who has a key already, what is new, and whom a stream listens to."""
+"""Turn calls into running requests: look up keys, create new requests, and attach streams to requests."""
 
 import asyncio
 import hashlib
@@ -40,7 +40,7 @@ class Judged:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def picture(self, index: int) -> ResolvedRequest:
-        """Return what is painted of one of several pictures: the seeds alone differ, drawn where nobody named one."""
+        """Return the request of one of several images: only the seeds differ, drawn if the client named none."""
         spec = self.resolved.spec
         drawn = secrets.randbits(SEED_BITS) if self.seed_drawn and index else spec.seed
         seed = drawn if self.seed_drawn else picture_seed(spec.seed, index)
@@ -63,7 +63,7 @@ class ArrivingCall:
 
 @dataclass(frozen=True)
 class NewPicture:
-    """A picture that nobody has asked for under its key: its request's id, and which of the call's pictures it is."""
+    """Describe an image that is new under its key: its request's id, and its index among the call's images."""
 
     request_id: str
     key: KeyedCall = NO_KEY
@@ -71,21 +71,21 @@ class NewPicture:
 
 
 def new_request_id() -> str:
-    """Return an id that no request had before."""
+    """Return a new request id."""
     return f"r-{secrets.token_hex(16)}"
 
 
 class Arrivals:
-    """Looks up keys, and lets requests in."""
+    """Look up keys, and let requests in."""
 
     def __init__(self, parts: FrontdoorParts, quotas: Quotas) -> None:
         self._parts = parts
         self._quotas = quotas
 
     async def look_up(self, call: ArrivingCall, count: int = 1) -> tuple[KeyedCall, ...]:
-        """Return for each of a call's pictures who holds its key already, which is answered whatever the queues are
-        like. Two calls that come at once are told apart by the journal when they are accepted. Raises
-        FailedPrecondition for a key that came with another body."""
+        """Return the owner of each image's key, if any; a known key is answered whatever the load of the queues. The
+        journal separates simultaneous calls when they are accepted. Raises FailedPrecondition for a key that came with
+        another body."""
         if not call.idempotency_key:
             return (NO_KEY,) * count
         body_hash = hashlib.sha256(call.body()).hexdigest()
@@ -102,17 +102,17 @@ class Arrivals:
         return tuple(KeyedCall(key, body_hash, request_id) for key, request_id in zip(keys, ids, strict=True))
 
     def find_job(self, tenant: str, request_id: str) -> Job | None:
-        """Return a request of the tenant that is under way here."""
+        """Return a request of the tenant that runs here."""
         job = self._parts.jobs.find(request_id)
         return job if job is not None and job.request.tenant == tenant else None
 
     def join(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener | None:
-        """Return a later listener of a request that is under way here; None where there is none."""
+        """Return a late listener of a request that runs here; None if none does."""
         job = self.find_job(tenant, request_id) if request_id else None
         return job.audience.join_late(hears_progress=hears_progress) if job is not None else None
 
     async def listen(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener:
-        """Return a listener of a request that the journal has, under way or not."""
+        """Return a listener of a journalled request, running or ended."""
         listener = self.join(tenant, request_id, hears_progress=hears_progress)
         if listener is not None:
             return listener
@@ -127,8 +127,8 @@ class Arrivals:
         return listener
 
     async def attach(self, tenant: str, request_id: str, known: Container[str]) -> Listener:
-        """Return a listener of a request that is `known` to the journal or on its way there; of any other one that is
-        told that there is none."""
+        """Return a listener of a request that is `known` to the journal or about to be; for any other id, a listener
+        that ends with UNKNOWN_REQUEST."""
         if request_id in known or self.find_job(tenant, request_id) is not None:
             return await self.listen(tenant, request_id)
         listener = Audience(request_id).join_late()
@@ -136,8 +136,7 @@ class Arrivals:
         return listener
 
     async def listen_to_several(self, call: ArrivingCall, count: int) -> list[Listener]:
-        """Changes state: return a listener for each of a call's pictures, by its index; those that nobody has asked for
-        arrive."""
+        """Return a listener for each of a call's images, by index, after new images have arrived."""
         keys = await self.look_up(call, count)
         new = self._new_pictures(keys)
         by_index: dict[int, Listener] = {}
@@ -148,7 +147,7 @@ class Arrivals:
                     by_index[index] = await listening
             arrived = self.arrive(call, await call.judge(), new) if new else ()
         except BaseException:
-            # What an earlier call began goes on: a later one may still find it.
+            # Images of an earlier call continue: a later call may still find them.
             for listener in by_index.values():
                 listener.leave()
             raise
@@ -156,9 +155,9 @@ class Arrivals:
         return [by_index[index] for index in range(count)]
 
     def arrive(self, call: ArrivingCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
-        """Changes state: the dataplane hears of all of them, and admits all or none. Raises ResourceExhausted where a
-        quota is exhausted, and as the catalogue where the model has gone since it was judged."""
-        # What may raise comes before anything is held for the requests.
+        """Submit new images to the dataplane, which admits all or none. Raises ResourceExhausted for an exhausted
+        quota, and as the catalogue if the model has been removed since the validation."""
+        # Calls that may raise come before anything is held for the requests.
         first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
         pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
         thinning = expected_thinning(self._parts, painted, first)
@@ -183,7 +182,7 @@ class Arrivals:
         return listeners
 
     def _new_pictures(self, keys: Sequence[KeyedCall]) -> list[NewPicture]:
-        """Return those of several pictures that no request has yet, under the id of the call that began with them."""
+        """Return the images that have no request yet, with ids of the call that began them."""
         group = next((group_of(key.request_id) for key in keys if key.request_id), "") or new_group_id(len(keys))
         return [NewPicture(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
 
@@ -207,7 +206,7 @@ class Arrivals:
         )
 
     def _new_jobs(self, requests: Sequence[ClientRequest]) -> list[Job]:
-        """Changes state: counted, unless a quota of their tenant or a disk is exhausted."""
+        """Add and count new jobs, unless a quota of their tenant or a disk is exhausted."""
         jobs = [Job(request, Audience(request.request_id)) for request in requests]
         for job in jobs:
             self._parts.jobs.add(job)

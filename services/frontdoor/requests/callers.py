@@ -1,4 +1,4 @@
-"""How many calls about one request are open at once: each hears every word of it, at everybody's cost."""
+"""Limit the open calls about one request: each receives every event of it, at a cost for all clients."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ RETRY_MS = 1000
 
 @dataclass(frozen=True)
 class KeyedCall:
-    """An idempotency key, the digest of what it came with, and the request that has it in the journal already."""
+    """Hold an idempotency key, the digest of its body, and the id of the request that has the key in the journal."""
 
     idempotency_key: str = ""
     body_hash: str = ""
@@ -25,7 +25,7 @@ NO_KEY = KeyedCall()
 
 
 class Callers:
-    """Counts open calls by tenant, and by what they name: an idempotency key, or a request to attach to."""
+    """Count open calls by tenant and by the name they share: an idempotency key, or a request to attach to."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -33,8 +33,8 @@ class Callers:
 
     @contextmanager
     def calling(self, tenant: str, named: str, field: str = "idempotency_key") -> Iterator[None]:
-        """Around a call that names that in this field; changes state. Raises ResourceExhausted where too many are open.
-        Calls that name nothing are nobody's business but their own."""
+        """Count a call while it is open; changes state. Raises ResourceExhausted if too many calls with the same
+        `named` in this field are open. Calls without a name are not limited."""
         if not named:
             yield
             return
@@ -53,8 +53,7 @@ class Callers:
 
 
 class HeldKeys:
-    """Lets one call of a key after the other arrive, where it takes more than one look at the journal to know what is
-    there."""
+    """Serialize the calls of a key, as several reads of the journal are needed to find its requests."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
@@ -62,7 +61,7 @@ class HeldKeys:
 
     @asynccontextmanager
     async def held(self, tenant: str, idempotency_key: str) -> AsyncIterator[None]:
-        """Around an arrival; changes state. Calls without a key wait for nobody."""
+        """Hold the key during an arrival; changes state. Calls without a key do not wait."""
         if not idempotency_key:
             yield
             return

@@ -1,4 +1,4 @@
-"""Requests under way, as the interpreter of effects needs them: what the dataplane does not decide by."""
+"""Hold the running requests for the interpreter of effects: the facts that the dataplane does not decide by."""
 
 import asyncio
 import contextvars
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """Hold what applies to a request that continues without listeners: the webhook of its end, "" for none."""
+    """Hold the terms of a request that continues without listeners: the webhook of its end, "" for none."""
 
     webhook_url: str = ""
 
@@ -60,10 +60,10 @@ class ClientRequest:
 
 @dataclass(slots=True)
 class RoutedStage:
-    """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
-    one has no options: its worker will say what it holds; its newest attempt started from `handed` of the stage before,
-    and a further one has no such picture. `queued_at` is in monotonic seconds. `counted` is the pool and the start that
-    were counted for plans, None where none was."""
+    """Hold where a stage may run: in one of `options`, and by `journalled` once the journal has the route. A recovered
+    stage has no options: its worker will report the models that it holds; its newest attempt started from `handed`, the
+    image of the stage before, and later attempts have none. `queued_at` is in monotonic seconds. `counted` is the pool
+    and the start counted for plans, None without one."""
 
     options: tuple[PoolOption, ...]
     queued_at: float
@@ -74,7 +74,7 @@ class RoutedStage:
 
 @dataclass(slots=True)
 class Execution:
-    """One attempt as it runs; times are monotonic seconds: when it got its worker, when it was sent there."""
+    """Hold one attempt as it runs. `bound_at` (it got its worker) and `sent_at` are monotonic seconds."""
 
     attempt: Attempt
     worker_id: str
@@ -83,13 +83,13 @@ class Execution:
     held: HeldModel | None
     route: Route
     grant: CacheGrant | None = None
-    # Who computes the other half of its guidance: (worker id, address).
+    # The worker that computes the other half of its guidance: (worker id, address).
     peer: tuple[str, str] | None = None
-    # What the discriminator said of its picture.
+    # The discriminator's confidence in its image.
     confidence: float | None = None
     bound_at: float = 0.0
     sent_at: float = 0.0
-    # Its worker was asked to leave out steps while it ran.
+    # Its worker was requested to skip steps while it ran.
     asked_midway: bool = False
     result: AttemptResult | None = None
     completed: Completed | None = None
@@ -97,7 +97,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class PendingEntries:
-    """An attempt's grant, and what the gateway needs to know to make its entries findable."""
+    """Hold an attempt's grant, and the facts that the gateway needs to index its entries."""
 
     scope: CacheScope
     embedding: Embedding
@@ -107,16 +107,16 @@ class PendingEntries:
 
 @dataclass(slots=True)
 class Job:
-    """A request under way and what is known of it here. Which of its stages and attempts counts now, the dataplane
-    alone knows; its effects say it. `routed` is by the number of the stage, `executions` by fencing token. `restaged`:
-    the stages of its cascade since it is known where it starts; empty before."""
+    """Hold a running request. Only the dataplane knows its current stage and attempt; its effects carry them. `routed`
+    is by the number of the stage, `executions` by fencing token. `restaged`: the stages of its cascade once its start
+    is known; empty before."""
 
     request: ClientRequest
     audience: Audience
     routed: dict[int, RoutedStage] = field(default_factory=dict)
     executions: dict[int, Execution] = field(default_factory=dict)
     embedding: "asyncio.Task[Embedding | None] | None" = None
-    # whether it uses the cache: a lookup, and an insertion afterwards
+    # True if it uses the cache: a lookup, and an insertion afterwards
     asks_cache: bool = True
     # device seconds of its image from noise, as predicted when it came; None if unknown
     noise_s: float | None = None
@@ -127,25 +127,25 @@ class Job:
     foreseen: PromptForesight | None = None
     # Seconds of its light stage ÷ those of the next one; 0 if unknown.
     light_price: float = 0.0
-    # Where it starts is being decided for this one; an earlier one's answer counts no more.
+    # The resolution of its start that runs now; answers of earlier ones are ignored.
     resolving: ResolveRoute | None = None
-    # What the attempt failed with, for the client's status; the journal keeps its reason and message.
+    # The error of its attempt, for the client's status; the journal stores its reason and message.
     failure: PentimentoError | None = None
-    # Another frontdoor goes on with it: what it came with stays.
+    # Another frontdoor continues it: its inputs stay.
     elsewhere: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    # Of the call that it came with, without its deadline and caller.
+    # The context of its call, without the call's deadline and caller.
     context: contextvars.Context = field(default_factory=detached_context)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages that it goes through, as far as that is known."""
+        """Return the stages of the request, as far as they are known."""
         return self.restaged or self.request.stages
 
     def execution(
         self, attempt: Attempt, worker_id: str, stage: int, option: int, known: Callable[[str], HeldModel | None]
     ) -> Execution:
-        """Begin an attempt at a stage by one of its options, and keep it. `known` gives a model as it was last held."""
+        """Begin an attempt at a stage by one of its options, and store it. `known` returns a model as last held."""
         routed, route = self.routed[stage], self.routed[stage].journalled
         if routed.options:
             chosen = routed.options[option]
@@ -169,17 +169,17 @@ class Job:
 
 
 class Jobs:
-    """Every request that has not ended, and the tasks that work for them.
+    """Hold every request that has not ended, and the tasks that work for them.
 
-    A task's cause is the effect that it performs, or the name of other work. Of an effect whose task raises, or is
-    cancelled, the dataplane hears EffectFailed; during a shutdown nobody listens any more.
+    A task's cause is its effect, or a name for other work. The dataplane receives EffectFailed for an effect with a
+    task that raises or is cancelled; during a shutdown the event is not processed.
     """
 
     def __init__(self, submit: Callable[[Event], None]) -> None:
         self._submit = submit
         self._jobs: dict[str, Job] = {}
         self._counts: Counter[str] = Counter()
-        # Hears of every job that is over.
+        # Called with every job that has ended.
         self.on_end: Callable[[Job], None] = lambda job: None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -190,7 +190,7 @@ class Jobs:
         return len(self._jobs)
 
     def count_of(self, tenant: str) -> int:
-        """Its requests that have not ended."""
+        """Return how many requests of the tenant have not ended."""
         return self._counts[tenant]
 
     def add(self, job: Job) -> None:
@@ -201,7 +201,7 @@ class Jobs:
         return self._jobs.get(request_id)
 
     def get(self, request_id: str) -> Job:
-        """KeyError for a request that has ended: the dataplane never asks for one."""
+        """Return the job. Raises KeyError for a request that has ended: the dataplane never asks for one."""
         return self._jobs[request_id]
 
     def end(self, job: Job) -> None:
@@ -213,14 +213,15 @@ class Jobs:
         job.ended.set()
 
     def spawn(self, job: Job, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
-        """Work for a request, under its request id and no one's deadline, whoever's event set it off."""
+        """Run work for a request, with its request id and without a deadline, regardless of the event that caused
+        it."""
         return self._spawn(job.context.copy(), work, cause)
 
     def spawn_background(self, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
         return self._spawn(contextvars.Context(), work, cause)
 
     async def finish_tasks(self) -> None:
-        """Wait for what is still being done, such as cache entries that are being committed."""
+        """Wait for the tasks that still run, such as commits of cache entries."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

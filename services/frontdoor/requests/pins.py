@@ -1,7 +1,7 @@
-"""Pictures that can be replayed for as long as somebody asked: the journal keeps the request and what it came with, the
-gateway keeps the latent or image that it started from.
+"""Pin images so that they can be replayed until a given time: the journal keeps the request and its inputs, the gateway
+keeps the latents or image that it started from.
 
-The journal is asked first, for it counts what a tenant has pinned. A gateway that cannot follow undoes that.
+The journal goes first, since it counts a tenant's pinned bytes. A failure of the gateway undoes that.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from services.frontdoor.requests.replays import recorded_picture
 
 logger = logging.getLogger(__name__)
 
-# What a pinned request's row counts, in bytes: without it pictures from noise could be pinned without end.
+# Bytes that a pinned request's row counts for: without it, images from noise could be pinned without limit.
 ROW_BYTES = 4096
-# Somebody waits for the picture meanwhile.
+# A client waits for the image during the call.
 _GATEWAY_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
 class PinLimits:
-    """The longest pin in milliseconds, and the bytes that one tenant may have pinned."""
+    """Limit the length of a pin in milliseconds, and the bytes that one tenant may have pinned."""
 
     max_pin_ms: int
     tenant_pinned_bytes: int
 
 
 class Pins:
-    """Methods raise InvalidArgument for a wrong time, ResourceExhausted QUOTA_EXCEEDED, NotFound ANCESTOR_GONE, and
-    Unavailable where journal or gateway do not answer."""
+    """Pin and unpin images. Methods raise InvalidArgument for a wrong time, ResourceExhausted QUOTA_EXCEEDED, NotFound
+    ANCESTOR_GONE, and Unavailable if journal or gateway do not answer."""
 
     def __init__(
         self, journal: Journal, gateway: GatewayClient | None, keeper: ObjectKeeper, clock: Clock, limits: PinLimits
@@ -52,8 +52,8 @@ class Pins:
         self._limits = limits
 
     async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedImage:
-        """Keep the completed request replayable for so long from now. What it came with is kept only
-        where it was pinned from the first."""
+        """Keep the completed request replayable for `duration_ms` from now. Its inputs are kept only if it has been
+        pinned since it was made."""
         self.check_duration("duration_ms", duration_ms)
         provenance, request = recorded_picture(record).provenance, record.request
         former = await asyncio.wrap_future(self._journal.pins.find(request.tenant, request.request_id))
@@ -65,14 +65,14 @@ class Pins:
         return PinnedImage(request.request_id, round(wanted.expires_at * 1000), wanted.size_bytes, keeps_all)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
-        """Keep nothing of the request any longer than of others. No error where it was not pinned."""
+        """Remove the pin of the request. No error if it was not pinned."""
         if self._gateway is not None:
             await self._gateway.unpin_objects(tenant, request_id, _GATEWAY_TIMEOUT_S)
         await asyncio.wrap_future(self._journal.pins.unpin(tenant, request_id))
 
     async def keep(self, job: Job, execution: Execution) -> None:
-        """Pin the picture, if the request asked for it. What stands in the way costs the pin and not the picture,
-        whose notes say so."""
+        """Pin the image, if the request set a pin. A failure costs only the pin, not the image; the image's notes
+        report it."""
         asked, result = job.request.resolved, execution.result
         if not asked.pin_ms or result is None:
             return
@@ -86,27 +86,27 @@ class Pins:
             job.note(f"not pinned: {error.reason}")
 
     async def let_go(self, tenant: str, request_id: str) -> None:
-        """Do as `unpin`, for a request that ended without a picture. A gateway that is away lets go when
-        the pin expires."""
+        """Do as `unpin`, for a request that ended without an image. If the gateway is away, its part expires with the
+        pin."""
         try:
             await self.unpin(tenant, request_id)
         except PentimentoError as error:
             logger.info("a pin is left to expire", extra={"reason": error.reason})
 
     async def check_room(self, tenant: str, duration_ms: int, input_bytes: int) -> None:
-        """Refuse a request whose pin could not be kept even if it started from noise."""
+        """Reject a request with a pin that would not fit even if the image started from noise."""
         self.check_duration("pin_ms", duration_ms)
         pinned = await asyncio.wrap_future(self._journal.pins.pinned_bytes(tenant))
         if pinned + input_bytes + ROW_BYTES > self._limits.tenant_pinned_bytes:
             raise quota_exceeded(self._limits.tenant_pinned_bytes)
 
     def check_duration(self, field: str, duration_ms: int) -> None:
-        """Refuse a pin of no time, or of more than the setting allows."""
+        """Reject a pin of no time, or of more than the setting allows."""
         if not 0 < duration_ms <= self._limits.max_pin_ms:
             raise InvalidArgument.of(field, f"must be between 1 and {self._limits.max_pin_ms}, got {duration_ms}")
 
     async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
-        """Return the replay with the bytes that are kept for it, beside those that the caller sent again."""
+        """Return the replay with its stored input bytes added to those that the caller sent again."""
         found = await asyncio.wrap_future(self._journal.pins.find(tenant, asked.request_id))
         given = asked.data_by_field
         for part in found.inputs if found is not None else ():

@@ -1,4 +1,4 @@
-"""Who may be accepted beyond what the queues decide: nobody fills the disks, or leaves others no room on them."""
+"""Reject requests beyond the limits of tenants and disks, so that no tenant fills the disks."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _LOOK_INTERVAL_S = 0.5
 
 @dataclass(frozen=True)
 class QuotaLimits:
-    """Of a tenant's unfinished requests, how many and the bytes they came with; bytes to be left free on each disk."""
+    """Limit a tenant's unfinished requests and the bytes of their inputs; keep a number of bytes free on each disk."""
 
     tenant_unfinished_requests: int
     tenant_unfinished_bytes: int
@@ -26,7 +26,7 @@ class QuotaLimits:
 
 
 class Quotas:
-    """Raises ResourceExhausted, with a time to come back, before anything is journalled or stored."""
+    """Check quotas. Raises ResourceExhausted, with a time to retry, before anything is journalled or stored."""
 
     def __init__(
         self, limits: QuotaLimits, jobs: Jobs, inputs: Inputs, keeper: ObjectKeeper, journal: JournalObjects
@@ -36,11 +36,11 @@ class Quotas:
         self._inputs = inputs
         self._keeper = keeper
         self._journal = journal
-        # Of the fullest disk; None where nobody says.
+        # Free bytes of the fullest disk; None if unknown.
         self._free_bytes: int | None = None
 
     def check(self, job: Job) -> None:
-        """The job is counted already, and what it came with."""
+        """Check the quotas for a job that is already counted, with its inputs. Raises ResourceExhausted."""
         tenant, limits = job.request.tenant, self._limits
         count = self._jobs.count_of(tenant)
         if count > limits.tenant_unfinished_requests:
@@ -55,21 +55,21 @@ class Quotas:
 
     @property
     def full_disk(self) -> ResourceExhausted | None:
-        """Return the error of every request while too little is left on a disk."""
+        """Return the error of every request while a disk has too little space."""
         least = self._limits.min_free_bytes
         if self._free_bytes is None or self._free_bytes >= least:
             return None
         return _exhausted("min-free-bytes", f"less than {least} bytes are left on the disk")
 
     async def watch_disks_forever(self, see: Callable[[ResourceExhausted | None], None]) -> None:
-        """Changes state: how much is left on the disks of the store and of the journal; `see` hears of too little."""
+        """Measure the free space on the disks of store and journal; `see` receives the error of too little, or None."""
         while True:
             await self.look_at_disks()
             see(self.full_disk)
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look_at_disks(self) -> None:
-        """Changes state: once."""
+        """Measure the free space once."""
         found = [await self._keeper.free_bytes(), await asyncio.to_thread(self._journal.free_bytes)]
         known = [free for free in found if free is not None]
         self._free_bytes = min(known) if known else None

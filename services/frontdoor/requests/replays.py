@@ -1,7 +1,7 @@
-"""From a completed request's record to the request that paints its picture again.
+"""Create the request that generates a completed request's image again.
 
-Nothing of a start comes from outside: a client names a request, and the journal's own record, read as the caller's
-tenant, says the rest. So a provenance that somebody wrote by hand leads to nobody else's objects.
+No part of a start comes from outside: a client names a request, and the journal's own record, read as the caller's
+tenant, gives the rest. A forged provenance thus leads to no other tenant's objects.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from services.frontdoor.requests.resolution import RequestLimits, check_cost, de
 
 @dataclass(frozen=True)
 class Recorded:
-    """A picture as the journal recorded it: how it came to be, its format, and the digest of its bytes."""
+    """Hold the journal's record of an image: its provenance, its format, and the digest of its bytes."""
 
     provenance: Provenance
     format: ImageFormat
@@ -28,7 +28,7 @@ class Recorded:
 
 
 def recorded_picture(record: JournalledRequest) -> Recorded:
-    """Return what the journal says of the request's picture. Raises FailedPrecondition NOT_COMPLETED without one."""
+    """Return the journal's record of the request's image. Raises FailedPrecondition NOT_COMPLETED without one."""
     result = record.result
     if record.state is not RequestState.COMPLETED or result is None:
         message = f"request_id: only a completed request has an image, this one is {record.state.value}"
@@ -43,8 +43,8 @@ def recorded_picture(record: JournalledRequest) -> Recorded:
 def resolve_replay(
     asked: ReplayRequest, recorded: Recorded, held: HeldModel, limits: RequestLimits, preview_interval_steps: int
 ) -> ResolvedRequest:
-    """Return the request that paints the recorded picture again, with the cache off; `held` is its model as it is held
-    now. Raises as `replayed_route` and `with_replayed_inputs`, and InvalidArgument beyond the limits of now."""
+    """Return the request that generates the recorded image again, with the cache off; `held` is its model as held now.
+    Raises as `replayed_route` and `with_replayed_inputs`, and InvalidArgument beyond the current limits."""
     provenance = recorded.provenance
     route = replayed_route(provenance, held.model_digest)
     own_ms = default_deadline_ms(provenance.spec, held, limits)

@@ -1,6 +1,6 @@
-"""From the LoRAs and ControlNets that a client named to those that are painted with: each judged, each with its digest.
+"""Validate the LoRAs and ControlNets of a request, and add their digests.
 
-Pure but for what it asks the catalogue. Errors name the field and its limit, as in `resolution`.
+Pure except for lookups in the catalogue. Errors name the field and its limit, as in `resolution`.
 """
 
 import math
@@ -38,8 +38,8 @@ class SelectionLimits:
 def resolve_loras(
     asked: Sequence[AskedLora], held: HeldModel, known: AdapterCatalogue, limits: SelectionLimits
 ) -> tuple[LoraSelection, ...]:
-    """Return the LoRAs with their digests and scales, for the model `held`. Raises InvalidArgument, NotFound for a name
-    that nobody knows, FailedPrecondition where no worker paints with LoRAs."""
+    """Return the LoRAs with their digests and scales, for the model `held`. Raises InvalidArgument, NotFound for an
+    unknown name, FailedPrecondition if no worker supports LoRAs."""
     _check_count(AdapterKind.LORA, len(asked), limits.max_loras)
     selected: dict[str, LoraSelection] = {}
     for index, lora in enumerate(asked):
@@ -59,8 +59,8 @@ def resolve_controlnets(
     known: AdapterCatalogue,
     limits: SelectionLimits,
 ) -> tuple[ControlNetSelection, ...]:
-    """Return the ControlNets with their digests, scales and shares of the schedule, for a picture of (width, height).
-    Raises as `resolve_loras`, and Unavailable while no replica of one is there."""
+    """Return the ControlNets with their digests, scales and shares of the schedule, for an image of (width, height).
+    Raises as `resolve_loras`, and Unavailable while a ControlNet has no live replica."""
     _check_count(AdapterKind.CONTROLNET, len(asked), limits.max_controlnets)
     return tuple(
         _resolve_controlnet(controlnet, f"controlnets[{index}]", size_px, held, known, limits)
@@ -69,7 +69,7 @@ def resolve_controlnets(
 
 
 def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
-    """Check that every adapter of a recorded spec is there with the weights that it had then. Raises
+    """Check that every adapter of a recorded spec is served with the weights that it had then. Raises
     FailedPrecondition ADAPTER_CHANGED."""
     selected = [(AdapterKind.LORA, lora.name, lora.digest) for lora in spec.loras]
     selected += [(AdapterKind.CONTROLNET, controlnet.name, controlnet.digest) for controlnet in spec.controlnets]

@@ -1,1 +1,1 @@
-"""Telling others that a job has ended: which addresses may be called, how it is signed, called, and tried again."""
+"""Report ended jobs by webhook: the allowed addresses, the signature, the calls and the retries."""

@@ -1,5 +1,5 @@
-"""One call of a webhook: a POST over a connection of its own, to an address that was judged. No redirect is followed,
-no proxy asked, and of the answer nothing but its status is read."""
+"""Call a webhook once: POST over a new connection to a validated address. Redirects are not followed, proxies are not
+used, and only the status of the answer is read."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from typing import Any
 from pentimento.domain.errors import PentimentoError
 from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
 
-# Hosts that are looked up at once: those that are called at once, each of which may have to be.
+# Concurrent lookups of hosts: one for each concurrent call, as each may need one.
 _LOOKUP_THREADS = 64
 # Of a status line, and of the head of an interim answer (1xx) before it.
 _MAX_LINE_BYTES = 8192
@@ -23,11 +23,11 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (?P<status>[1-9][0-9]{2})(?: [^\r\n]*)?\r?\
 
 
 class WebhookFailed(Exception):
-    """A call came to nothing; the message says why in a few words, without addresses."""
+    """Report a failed call; the message gives a short reason, without addresses."""
 
 
 class WebhookCaller:
-    """`tls`: whom to believe; `timeout_s` is of a whole call."""
+    """Call webhooks. `tls`: the trusted authorities; `timeout_s` covers a whole call."""
 
     def __init__(self, rules: WebhookRules, tls: ssl.SSLContext, timeout_s: float) -> None:
         self._rules = rules
@@ -37,7 +37,7 @@ class WebhookCaller:
         self._lookups: dict[tuple[str, int], asyncio.Future[list[Any]]] = {}
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Return the status of the answer. Raises WebhookFailed where there is none, and as `WebhookRules.target`."""
+        """Return the status of the answer. Raises WebhookFailed if there is none, and as `WebhookRules.target`."""
         target = self._rules.target(url)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -50,14 +50,14 @@ class WebhookCaller:
             raise WebhookFailed("no connection, or no answer over it") from None
 
     async def looked_up(self, url: str) -> None:
-        """Return once the address's host is no longer looked up, whatever came of it."""
+        """Return once no lookup of the address's host runs, even if it failed."""
         with suppress(PentimentoError):
             target = self._rules.target(url)
             if (lookup := self._lookups.get((target.host, target.port))) is not None:
                 await asyncio.wait([lookup])
 
     async def _address(self, target: WebhookTarget) -> str:
-        """Look the host up, once. One address that may not be called spoils them all."""
+        """Return an address of the host, looked up once. One address that may not be called rejects them all."""
         found = await self._looked_up(target.host, target.port)
         addresses = [str(entry[4][0]) for entry in found]
         if not addresses or not all(map(self._rules.may_connect, addresses)):
@@ -65,8 +65,8 @@ class WebhookCaller:
         return addresses[0]
 
     async def _looked_up(self, host: str, port: int) -> list[Any]:
-        """On threads of its own, where a resolver that does not answer holds up no other work. Whoever asks while the
-        host is looked up waits for that: what was given up ends when the resolver does."""
+        """Look a host up on separate threads, where a resolver that does not answer blocks no other work. Later calls
+        for the same host wait for the running lookup: an abandoned one ends when the resolver does."""
         lookup = self._lookups.get((host, port))
         if lookup is None:
             find = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -83,7 +83,7 @@ class WebhookCaller:
             await writer.drain()
             return await _status_of(reader)
         finally:
-            # What else the answer has is nobody's business: the connection ends here.
+            # The rest of the answer is not read: the connection ends here.
             writer.transport.abort()
             with suppress(OSError):
                 await writer.wait_closed()
@@ -103,7 +103,7 @@ def _request(target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> 
 
 
 async def _status_of(reader: asyncio.StreamReader) -> int:
-    """Return the final status; interim ones (1xx) are passed over, with their heads."""
+    """Return the final status; skip interim answers (1xx) with their heads."""
     for _ in range(_MAX_INTERIM_LINES):
         line = await reader.readline()
         found = _STATUS.fullmatch(line)

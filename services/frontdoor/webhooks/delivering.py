@@ -1,5 +1,5 @@
-"""Webhooks of jobs that have ended, called until somebody answers or it is given up. Nobody waits for them: they are
-read from the journal, which has them from the acceptance on, whoever is the active frontdoor by then."""
+"""Deliver the webhooks of ended jobs, until a receiver answers or the tries end. No request waits for them: they are
+read from the journal, where the acceptance writes them, so any later active frontdoor delivers them."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ from services.frontdoor.webhooks.signing import key_as_text, signed_headers, ten
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT_ONCE = 200
-# Calls under way. Beyond, a tenant without one begins its first all the same.
+# Concurrent calls. At this number, a tenant without a call may still begin one.
 _AT_ONCE = 64
-# One tenant holds up no other, and one of its hosts that answers slowly no other host.
+# A tenant does not block other tenants, and one of its slow hosts does not block its other hosts.
 _AT_ONCE_PER_TENANT = 8
 _AT_ONCE_PER_HOST = 2
 _LONGEST_WAIT_S = 60.0
@@ -45,7 +45,7 @@ class DeliveryLimits:
 
 
 class Webhooks:
-    """`keys` gives the deployment's as they are now, newest first; none where webhooks are off."""
+    """Deliver webhooks. `keys` returns the deployment's current keys, newest first; none if webhooks are off."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Webhooks:
     ) -> None:
         self._journal = journal
         self._clock = clock
-        # What is given up is called no more, wherever the clock goes then.
+        # A failed webhook stays failed, however the clock moves later.
         self._steady_clock = SteadyClock(clock)
         self._caller = caller
         self._rules = rules
@@ -77,20 +77,20 @@ class Webhooks:
         self._rules.target(url)
 
     def key_of(self, tenant: str) -> str:
-        """Return what the tenant's webhooks are signed with. Raises FailedPrecondition WEBHOOKS_OFF."""
+        """Return the key that signs the tenant's webhooks. Raises FailedPrecondition WEBHOOKS_OFF."""
         if not self._rules.hosts:
             raise FailedPrecondition("WEBHOOKS_OFF", "this deployment calls no webhooks")
         return key_as_text(tenant_key(self._keys()[0], tenant))
 
     def wake(self) -> None:
         """Look again soon: a request has ended."""
-        # Where none are called, what was accepted before can wait to be given up.
+        # If no webhooks are called, earlier ones can wait until they expire.
         if self._rules.hosts:
             self._news.set()
 
     async def run_forever(self) -> None:
-        """Call what is due, until it is cancelled; then what is under way is broken off, and due again. Where the
-        operator allows no webhooks any more, give up those of before: their requests are kept until then."""
+        """Call due webhooks until cancelled; running calls are then aborted, and due again. If the operator no longer
+        allows webhooks, fail the earlier ones: their requests are stored until then."""
         try:
             while True:
                 self._news.clear()
@@ -103,23 +103,24 @@ class Webhooks:
                 call.cancel()
 
     async def _look(self) -> float:
-        """Changes state: calls begin. Returns for how many seconds nothing else is due."""
+        """Begin due calls. Return for how many seconds nothing else is due."""
         looked_at = self._clock.wall()
         try:
             await self._set_right()
-            # Those of a host that is called already may be more than are looked at: the next look is without them.
+            # The rows read may all be for hosts that are already busy: the next look excludes those hosts.
             while await self._begin_some(looked_at):
                 pass
             next_at = await asyncio.wrap_future(self._journal.next_at(looked_at))
         except PentimentoError as error:
             logger.warning("webhooks cannot be read", extra={"reason": error.reason})
             return _LONGEST_WAIT_S
-        # What was due then is under way, or waits for those: their ends wake this up. The next may be due by now.
+        # Webhooks due at `looked_at` are called, or wait for a call to end, which wakes this loop. The next may be due
+        # by now.
         return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
 
     async def _set_right(self) -> None:
-        """Changes state, once in a while: what waits too long is called no more, and no try is further away than the
-        longest pause, wherever the clock was set."""
+        """Fail overdue webhooks now and then, and move tries that are further away than the longest pause, however the
+        clock was set."""
         if self._clock.monotonic() - self._set_right_at < _LONGEST_WAIT_S:
             return
         self._set_right_at = self._clock.monotonic()
@@ -130,7 +131,7 @@ class Webhooks:
     async def _give_up(self) -> None:
         after_s, count = self._limits.give_up_s, 0
         error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
-        # By the clock as it is told where that was set back: what ends now ends by that one.
+        # By the wall clock if it was set back: requests that end now end by it.
         ended_before = min(self._steady_clock.wall(), self._clock.wall()) - after_s
         while overdue := await asyncio.wrap_future(
             self._journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
@@ -144,18 +145,18 @@ class Webhooks:
             logger.warning("webhooks are dropped that waited too long for their hosts", extra={"count": count})
 
     async def _begin_some(self, now: float) -> bool:
-        """Changes state: calls begin. Whether any did."""
+        """Begin due calls. Return whether any began."""
         share = self._share()
         full_tenants = [tenant for tenant, count in self._tenants.items() if count >= share]
         full_hosts = [one for one, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
-        # One that ends meanwhile may have been read before that was noted; its end wakes this up.
+        # The journal may not yet show the end of a call that ends during the read; its end wakes the loop.
         under_way = frozenset(self._calls)
         due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_tenants, full_hosts))
         begun = [one for one in due if one.request_id not in under_way and self._begin(one)]
         return bool(begun)
 
     def _share(self) -> int:
-        """Return how many calls a tenant may have under way."""
+        """Return how many concurrent calls a tenant may have."""
         return _AT_ONCE_PER_TENANT if len(self._calls) < _AT_ONCE else 1
 
     def _begin(self, due: DueWebhook) -> bool:
@@ -181,11 +182,11 @@ class Webhooks:
         WEBHOOKS.labels(delivery.state.value).inc()
         wait_s = self._limits.backoff.random_delay_s(delivery.try_count, self._random)
         await self._note(due.request_id, delivery, self._clock.wall() + wait_s)
-        # A resolver that does not answer outlasts the call, on a thread that would be missing to other tenants.
+        # A resolver that does not answer outlasts the call, on a thread that other tenants would lack.
         await self._caller.looked_up(due.url)
 
     async def _note(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
-        """Ask the journal until it answers: who has answered is not to be called again."""
+        """Repeat the write until the journal answers: a receiver that has answered must not be called again."""
         delays_s = _NOTE_RETRIES.delays_s()
         while True:
             try:
@@ -204,7 +205,7 @@ class Webhooks:
         except WebhookFailed as failed:
             return self._failed(tries, str(failed))
         except PentimentoError as refused:
-            # The operator has changed what may be called since the job was accepted.
+            # The operator has changed the allowed addresses since the job was accepted.
             return WebhookDelivery(WebhookState.FAILED, tries, refused.message)
         if 200 <= status < 300:
             return WebhookDelivery(WebhookState.DELIVERED, tries)

@@ -1,7 +1,7 @@
-"""Which addresses a webhook may have. Pure; what is not allowed by an operator is refused.
+"""Decide which addresses a webhook may have. Pure; addresses that an operator does not allow are rejected.
 
-An address is judged twice: as text when a job names it, and each address that its host's name stands for when it is
-called, which is the one that is connected to: a name cannot come to mean another host in between (DNS rebinding).
+An address is validated twice: as text when a job names it, and by IP address at the call, which connects to exactly
+that IP address: a name cannot change to another host in between (DNS rebinding).
 """
 
 import re
@@ -12,7 +12,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 
 MAX_URL_CHARS = 2048
 _HTTPS_PORT, _HTTP_PORT = 443, 80
-# Lower-case names and IPv4 addresses alone; printable ASCII behind them. Nobody reads "@", "\" or "#" in two ways.
+# Only lower-case names and IPv4 addresses, then printable ASCII. No parser reads "@", "\" or "#" differently.
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _URL = re.compile(
     rf"(?P<scheme>https?)://(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?"
@@ -22,8 +22,8 @@ _URL = re.compile(
 _HOST_RULE = re.compile(rf"(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?", re.ASCII)
 # All that IPv6 gives to hosts (RFC 4291); neither site-local addresses (fec0::/10) nor reserved ones are in it.
 _PUBLIC_IPV6 = IPv6Network("2000::/3")
-# What stands for another address somewhere (RFC 3056, 4380, 7526), protocols' own ones (RFC 6890), documentation (RFC
-# 9637) and the former 6bone (RFC 3701).
+# Addresses that encode another address (RFC 3056, 4380, 7526), those of protocols (RFC 6890), documentation (RFC 9637)
+# and the former 6bone (RFC 3701).
 _NO_HOSTS = tuple(
     map(ip_network, ("2002::/16", "2001::/23", "3fff::/20", "3ffe::/16", "192.88.99.0/24", "192.0.0.0/24"))
 )
@@ -33,7 +33,7 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True)
 class WebhookTarget:
-    """Where a webhook goes: `target` is path and query, `authority` what the header Host says."""
+    """Hold the parts of a webhook's address: `target` is path and query, `authority` the value of the header Host."""
 
     scheme: str
     host: str
@@ -48,7 +48,7 @@ class WebhookTarget:
 
 @dataclass(frozen=True)
 class HostRule:
-    """A host that may be called, `below`: any name below it instead. `port` None: the scheme's own."""
+    """Allow a host, or with `below` any name below it instead. `port` None: the scheme's own."""
 
     host: str
     below: bool = False
@@ -71,7 +71,7 @@ class HostRule:
 
 @dataclass(frozen=True)
 class WebhookRules:
-    """`hosts` empty: no webhook is called. `networks`: addresses that are not public and may be called all the same;
+    """Decide which addresses may be called. `hosts` empty: none. `networks`: addresses that are not public but allowed;
     `plain_http`: also without TLS."""
 
     hosts: tuple[HostRule, ...] = ()
@@ -79,8 +79,8 @@ class WebhookRules:
     plain_http: bool = False
 
     def target(self, url: str) -> WebhookTarget:
-        """Return what the address says. Raises FailedPrecondition WEBHOOKS_OFF, WEBHOOK_REFUSED for a host that is not
-        allowed, InvalidArgument for what is no address."""
+        """Return the parts of the address. Raises FailedPrecondition WEBHOOKS_OFF, WEBHOOK_REFUSED for a host that is
+        not allowed, InvalidArgument for text that is not an address."""
         if not self.hosts:
             raise FailedPrecondition("WEBHOOKS_OFF", "webhook: this deployment calls none")
         found = _URL.fullmatch(url) if len(url) <= MAX_URL_CHARS else None
@@ -97,7 +97,7 @@ class WebhookRules:
         return target
 
     def may_connect(self, address: str) -> bool:
-        """Return whether an address that a host's name stands for may be connected to: public, or in `networks`."""
+        """Return whether an IP address of a host may be connected to: public, or in `networks`."""
         found = _unwrapped(address)
         if any(found in network for network in self.networks if network.version == found.version):
             return True
@@ -108,7 +108,7 @@ class WebhookRules:
 
 
 def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...], plain_http: bool) -> WebhookRules:
-    """Return the rules that an operator's words say. Raises InvalidArgument naming the wrong one."""
+    """Return the rules of an operator's settings. Raises InvalidArgument naming the wrong one."""
     try:
         parsed = tuple(ip_network(text) for text in networks)
     except ValueError as error:
@@ -117,6 +117,6 @@ def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...], plain_http:
 
 
 def _unwrapped(address: str) -> Address:
-    """Return the address; of an IPv4 one that is written as IPv6 (::ffff:10.0.0.1) the IPv4 one."""
+    """Return the address; for an IPv4 address written as IPv6 (::ffff:10.0.0.1) the IPv4 one."""
     found = ip_address(address.partition("%")[0])
     return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found

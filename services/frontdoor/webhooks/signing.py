@@ -1,7 +1,7 @@
-"""What a webhook says and how it is signed: Standard Webhooks 1.0 with HMAC-SHA256, a key for each tenant.
+"""Build the body of a webhook and sign it: Standard Webhooks 1.0 with HMAC-SHA256, a key for each tenant.
 
-The tenant's key is derived from the deployment's (HMAC over its name), so that nothing is kept for it, and whoever has
-one tenant's key can sign nothing as another.
+The tenant's key is derived from the deployment's (HMAC over its name), so that no tenant key is stored, and the key of
+one tenant cannot sign for another.
 """
 
 import base64
@@ -17,7 +17,7 @@ _PURPOSE = b"pentimento webhook 1\n"
 
 
 def tenant_key(key: bytes, tenant: str) -> bytes:
-    """Return the 32 bytes that a tenant's webhooks are signed with."""
+    """Return the 32-byte key that signs a tenant's webhooks."""
     return hmac.digest(key, _PURPOSE + tenant.encode(), hashlib.sha256)
 
 
@@ -27,7 +27,7 @@ def key_as_text(key: bytes) -> str:
 
 
 def webhook_body(due: DueWebhook) -> bytes:
-    """Return what is posted: which job ended, how and when; neither prompt nor picture. JSON in UTF-8."""
+    """Return the body to post: the job that ended, how and when; neither prompt nor image. JSON in UTF-8."""
     told = {
         "type": f"request.{due.state.value}",
         "timestamp": datetime.fromtimestamp(due.finished_at, UTC).isoformat(timespec="milliseconds"),
@@ -43,8 +43,8 @@ def webhook_body(due: DueWebhook) -> bytes:
 
 
 def signed_headers(keys: Sequence[bytes], tenant: str, message_id: str, body: bytes, now: float) -> Mapping[str, str]:
-    """Return the headers that sign a body at that time (seconds since 1970), by each of the deployment's keys: a
-    receiver believes any. `message_id` stays the same from try to try."""
+    """Return the headers that sign a body at `now` (seconds since 1970) with each of the deployment's keys: a receiver
+    accepts any. `message_id` stays the same across tries."""
     timestamp = str(int(now))
     signed = b".".join((message_id.encode(), timestamp.encode(), body))
     digests = (hmac.digest(tenant_key(key, tenant), signed, hashlib.sha256) for key in keys)

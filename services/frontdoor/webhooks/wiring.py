@@ -1,4 +1,4 @@
-"""Puts the webhooks of a frontdoor together."""
+"""Construct the webhooks of a frontdoor."""
 
 import ssl
 
@@ -18,11 +18,11 @@ LONGEST_PAUSE_S = 3600.0
 def wire_webhooks(
     settings: FrontdoorSettings, journal: JournalWebhooks, clock: Clock, keys: SigningKeys | None
 ) -> Webhooks:
-    """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming what is
-    wrong with them."""
+    """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming the
+    wrong setting."""
     rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks, settings.webhook_plain_http)
     pauses = Backoff(settings.webhook_pause_s, max(LONGEST_PAUSE_S, settings.webhook_pause_s))
-    # To read the authorities of a system takes a while, which a start without webhooks need not.
+    # Reading the system's authorities is slow; a start without webhooks skips it.
     tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller = WebhookCaller(rules, tls, settings.webhook_timeout_s)
     limits = DeliveryLimits(settings.webhook_tries, pauses, _give_up_s(settings, pauses))
@@ -30,12 +30,12 @@ def wire_webhooks(
 
 
 def no_keys() -> tuple[bytes, ...]:
-    """Where no webhooks are called, none are needed."""
+    """Return no keys: without webhooks none are needed."""
     return ()
 
 
 def _give_up_s(settings: FrontdoorSettings, pauses: Backoff) -> float:
-    """As long as requests are kept anyway; where all tries of one take longer, as long as those take."""
+    """Return the seconds that requests are stored, or if longer the seconds that all tries of a webhook take."""
     tries_s = settings.webhook_tries * settings.webhook_timeout_s
     pauses_s = sum(pauses.delay_s(failures) for failures in range(1, settings.webhook_tries))
     return max(settings.result_retention_h * 3600, tries_s + pauses_s)
