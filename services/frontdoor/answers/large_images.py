@@ -29,8 +29,8 @@ class ImageSplitter(Generic[Response]):
         max_message_bytes: int,
         own_limit_bytes: int,
     ) -> None:
-        """`max_message_bytes`: the client's limit, 0 for none; `own_limit_bytes`: the most that this process sends.
-        Raises InvalidArgument for a limit below the size of an answer."""
+        """Choose the limit from `max_message_bytes` (the client's, 0 for none) and `own_limit_bytes` (the most that
+        this process sends). Raises InvalidArgument for a limit below the size of an answer."""
         if 0 < max_message_bytes < LEAST_MESSAGE_BYTES:
             limit = f"must be 0 or at least {LEAST_MESSAGE_BYTES}, got {max_message_bytes}"
             raise InvalidArgument.of("max_message_bytes", limit)

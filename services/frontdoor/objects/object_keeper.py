@@ -42,7 +42,8 @@ SPOOL_RETRY_MS = 5000
 
 @dataclass(frozen=True)
 class KeepingLimits:
-    """How long the store may take for a new object, and how many bytes may wait for it, in all and of one tenant."""
+    """Limit the seconds that the store may take for a new object, and the bytes that wait for it, in total and per
+    tenant."""
 
     put_timeout_s: float = 2.0
     spool_bytes: int = 256 << 20
@@ -53,8 +54,8 @@ class ObjectKeeper:
     """Combine one object store with its spool in the journal. Errors name neither keys nor paths."""
 
     def __init__(self, open_store: Callable[[], ObjectStore], journal: JournalObjects, limits: KeepingLimits) -> None:
-        """`open_store` is called now, and at each use of the store until it succeeds. Raises its errors about settings,
-        but none if the store is away."""
+        """Open the store now, and at each use until `open_store` succeeds. Raises its errors about settings, but none
+        if the store is away."""
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._journal_id = ""
@@ -165,7 +166,7 @@ class ObjectKeeper:
             return None
 
     def check_room(self, tenant: str, unfinished_count: int, tenant_unfinished_count: int) -> None:
-        """Raises ResourceExhausted if that many images, each of the largest size so far, would exceed the spool while
+        """Raise ResourceExhausted if that many images, each of the largest size so far, would exceed the spool while
         the store is away."""
         if self._away.is_set():
             self._check(self._waiting_bytes, unfinished_count * self._largest_bytes, self._limits.spool_bytes)

@@ -127,8 +127,8 @@ class Results:
 
 
 def _route_taken(route: Route, result: AttemptResult) -> Route:
-    """Return the route with what really happened: LoRAs applied before their step count from then, and a start that the
-    worker could not use becomes noise."""
+    """Return the route as executed: an earlier patch step of LoRAs that arrived sooner, and noise for a start that the
+    worker could not use."""
     if result.lora_patch_step is not None:
         route = replace(route, lora_patch_step=result.lora_patch_step)
     route = replace(route, thinned_steps=result.thinned_steps)

@@ -29,9 +29,8 @@ SEED_BITS = 32
 
 @dataclass(frozen=True)
 class Judged:
-    """What is painted, the stages whose models can paint it, and the request's draw for the shares of plans.
-    `seed_drawn`: its client named no seed. `digests`: of the images that it came with, by their place; needed before it
-    arrives."""
+    """Hold the validated request, the stages with models that can generate it, and its draw for the shares of plans.
+    `seed_drawn`: its client named no seed. `digests`: of its input images by field, needed before it arrives."""
 
     resolved: ResolvedRequest
     stages: tuple[Stage, ...]
@@ -49,9 +48,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class ArrivingCall:
-    """A call that asks for pictures. `body` gives what it came with, `judge` what is to be painted; neither is asked
-    for more than once. `terms` of what goes on without listeners. `hears_progress`: whether the caller waits for
-    routed and for progress without previews, too."""
+    """Describe a call for images. `body` returns its bytes, `judge` the validated request; each is called at most once.
+    `terms`: of a request that continues without listeners. `hears_progress`: the caller also waits for routed and for
+    progress without previews."""
 
     tenant: str
     idempotency_key: str
@@ -83,9 +82,9 @@ class Arrivals:
         self._quotas = quotas
 
     async def look_up(self, call: ArrivingCall, count: int = 1) -> tuple[KeyedCall, ...]:
-        """Return the owner of each image's key, if any; a known key is answered whatever the load of the queues. The
-        journal separates simultaneous calls when they are accepted. Raises FailedPrecondition for a key that came with
-        another body."""
+        """Return the owner of each image's key, if any; a known key is answered regardless of the load. The journal
+        separates simultaneous calls when they are accepted. Raises FailedPrecondition for a key that came with another
+        body."""
         if not call.idempotency_key:
             return (NO_KEY,) * count
         body_hash = hashlib.sha256(call.body()).hexdigest()

@@ -1,4 +1,4 @@
-"""The public API without its transport: every edge (gRPC now, HTTP later) calls this."""
+"""Serve the public API independently of its transport: every edge (gRPC now, HTTP later) calls this."""
 
 import random
 import secrets
@@ -63,12 +63,13 @@ from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
 
-# What is only told may be waited for.
+# Seconds to wait for facts that only inform the client.
 EXPLAIN_TIMEOUT_S = 1.0
 
 
 class ImageApi:
-    """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
+    """Handle calls in domain values and raise domain errors. `tenant` is the caller's; other tenants' requests are
+    invisible."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class ImageApi:
         tenants: TenantRequests,
         check_webhook: Callable[[str], None],
     ) -> None:
-        """`cascade`: models by their stages, where the plan says nothing of the stages. `check_webhook` raises for an
+        """Set up the API. `cascade`: models by stage, if the plan names no stages. `check_webhook` raises for an
         address that no job may name."""
         self._parts = parts
         self._limits = limits
@@ -90,17 +91,17 @@ class ImageApi:
         self._keys = HeldKeys()
         self._tenants = tenants
         self._check_webhook = check_webhook
-        # From when the process stops, streams break because of us, not because their clients went away.
+        # True once the process stops: streams then break because of this process, not because their clients left.
         self.stopping = False
         self._superseded = False
 
     def hand_over(self) -> None:
-        """End every stream, and each that comes later, with Unavailable SUPERSEDED: another frontdoor is active, and a
-        retry with the same key finds its request there."""
+        """End every present and later stream with Unavailable SUPERSEDED: another frontdoor is active, and a retry with
+        the same key finds its request there."""
         self.stopping = self._superseded = True
         for job in self._parts.jobs:
             job.audience.end(superseded())
-            # Who cancels it waits for that.
+            # `cancel` waits for this event.
             job.ended.set()
 
     def generate(
@@ -112,9 +113,9 @@ class ImageApi:
         *,
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen. Of
-        several pictures (`image_count`) accepted comes once, and the rest of each. `omit_progress`: not routed,
-        and of the progress only what has a preview."""
+        """Yield accepted, routed, progress and completed. Closing the stream early cancels the request, unless it has
+        other listeners. Several images (`image_count`) share one accepted event; the other events come for each.
+        `omit_progress`: skip routed and progress without a preview."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
         body = partial(to_bytes, request, pb.ImageRequest)
         call = ArrivingCall(tenant, idempotency_key, body, judge, hears_progress=not omit_progress)
@@ -123,8 +124,8 @@ class ImageApi:
     def replay(
         self, tenant: str, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """As `generate`, of a completed request's picture once more. Raises NotFound for a request that is not the
-        tenant's, and as `resolve_replay`."""
+        """Generate a completed request's image once more, with events as `generate`. Raises NotFound for a request that
+        is not the tenant's, and as `resolve_replay`."""
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
         return self._paint(ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), judge))
 
@@ -136,8 +137,8 @@ class ImageApi:
         preview_interval_steps: int = 0,
         webhook_url: str = "",
     ) -> Accepted:
-        """Changes state: the request is a job, which goes on without listeners; of several pictures each is. Returns
-        once it is journalled, and for a key that is held already at once."""
+        """Submit the request as a job, which continues without listeners; each of several images is one. Return once it
+        is journalled, or immediately for a known key."""
         if webhook_url:
             self._check_webhook(webhook_url)
         body = partial(_job_body, request, webhook_url)
@@ -152,7 +153,7 @@ class ImageApi:
         raise Internal("UNEXPECTED", "the request was neither accepted nor rejected")
 
     async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
-        """As `generate`, of a request that was asked for before. Raises NotFound for one that is not the tenant's."""
+        """Yield the events of an earlier request, as `generate`. Raises NotFound for one that is not the tenant's."""
         ids = picture_ids(request_id) or (request_id,)
         known = await self._tenants.known(tenant, request_id)
         with self._callers.calling(tenant, request_id, "request_id"):
@@ -182,7 +183,7 @@ class ImageApi:
             if listener is None:
                 new = [NewPicture(new_request_id(), key)]
                 (listener,) = self._arrivals.arrive(call, await call.judge(), new)
-            # The stream may stay open for long; the images that the request came with are not kept by it.
+            # The stream may stay open for long and must not hold the request's input images.
             del call
             try:
                 async for event in self._told([listener], is_several=False):
@@ -191,7 +192,7 @@ class ImageApi:
                 self._leave([listener])
 
     async def _paint_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate `count` images, each a request of its own; new ones are accepted together.
+        """Generate `count` images, each as a separate request; new ones are accepted together.
 
         A call with the same key waits until they are accepted, and joins them.
         """
@@ -249,7 +250,8 @@ class ImageApi:
         return replace(judged, digests=await checked_digests(judged.resolved.spec))
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
-        """By the journal's record alone; its model paints it, whatever the plan does with others."""
+        """Validate a replay by the journal's record only; its model generates it, regardless of the plan's other
+        models."""
         self._parts.identity.require_active()
         recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
@@ -261,8 +263,8 @@ class ImageApi:
         return Judged(resolved, stages, draw, digests=await checked_digests(resolved.spec))
 
     def _judge(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
-        """Return what is painted, by the stages whose models can paint a picture of that size, in pools that the tenant
-        may use. Raises InvalidArgument where no model can, and as `resolve` and `choose_stages`."""
+        """Return the validated request, with the stages that can generate an image of its size, in pools that the
+        tenant may use. Raises InvalidArgument if no model can, and as `resolve` and `choose_stages`."""
         self._parts.identity.require_active()
         draw = random.random()
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.index
@@ -273,13 +275,13 @@ class ImageApi:
         resolved = resolve(request, held, known, self._limits, seed, preview_interval_steps)
         fitting = tuple(stage for stage in stages if fits(resolved, catalogue.find(stage.model), known))
         if not fitting:
-            # The last one says what is wrong.
+            # The last model's error names the limit.
             resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
         return Judged(resolved, allowed_stages(fitting or stages, quota), draw, seed_drawn=request.seed is None)
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedImage:
-        """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
-        for a request that is not the tenant's."""
+        """Keep the image of a completed request replayable for `duration_ms`. Raises as `Pins`, and NotFound for a
+        request that is not the tenant's."""
         return await self._parts.pins.pin(await self._tenants.record(tenant, request_id), duration_ms)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
@@ -288,8 +290,8 @@ class ImageApi:
         await self._parts.pins.unpin(tenant, record.request.request_id)
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
-        """The state it ends in, which is another than CANCELLED when the cancel came too late. Of several pictures all
-        are cancelled. Raises Unavailable REQUEST_ELSEWHERE for what another frontdoor paints."""
+        """Cancel the request, all images of several, and return its final state, which is not CANCELLED if the cancel
+        came too late. Raises Unavailable REQUEST_ELSEWHERE for a request that another frontdoor runs."""
         found = [self._arrivals.find_job(tenant, one) for one in picture_ids(request_id) or (request_id,)]
         jobs = [job for job in found if job is not None]
         for job in jobs:
@@ -302,7 +304,7 @@ class ImageApi:
         return state
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
-        """What became of a request; of several pictures of each, without its bytes."""
+        """Return the status of a request; for several images the status of each, without its bytes."""
         ids = picture_ids(request_id)
         if ids:
             known = await self._tenants.known(tenant, request_id)
@@ -325,8 +327,8 @@ class ImageApi:
         return replace(status, progress=progress)
 
     async def explain(self, tenant: str, request: ImageRequest, neighbour_count: int = 0) -> Explanation:
-        """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or
-        journalled. Raises InvalidArgument for too many."""
+        """Return the route that `generate` would take now, and that many of the cache's nearest entries; nothing is
+        accepted or journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
         judged, notes = self._judge(tenant, request), list[str]()
         price = light_price(self._parts, judged.resolved, judged.stages)
@@ -352,7 +354,7 @@ class ImageApi:
     async def _option(
         self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
     ) -> PoolOption:
-        """Where a request that comes to that stage would wait first."""
+        """Return the pool option in which a request at that stage would wait first."""
         held = self._parts.catalogue.find(stage.model)
         stays, last = stage is not judged.stages[0], judged.stages[-1]
         asker = Asker(tenant, judged.resolved, stage, judged.draw, last.model, stays)
@@ -384,7 +386,7 @@ class ImageApi:
         )
 
     def _steps(self, option: PoolOption, pool: Pool) -> ExplainedSteps:
-        """What decides its steps, as `Generate` would tell the dataplane."""
+        """Return the facts that decide its steps, as `generate` would pass them to the dataplane."""
         offers, resolved, route = self._parts.thinning, option.resolved, option.route
         offer, work = offers.offer(resolved, route), work_left(resolved, route.start)
         count = max(offer.remaining_count, 1)

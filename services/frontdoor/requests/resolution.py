@@ -1,6 +1,6 @@
-"""From what a client sent to what is painted: every field judged, every default filled in. Pure; allocates nothing.
+"""Resolve a client's request: validate every field and fill in every default. Pure; allocates nothing.
 
-Each judgement raises InvalidArgument (or NotFound for names) that says which field broke which limit.
+A failed check raises InvalidArgument (or NotFound for names) with the field and the limit.
 """
 
 import math
@@ -18,14 +18,14 @@ MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
 _SHOWN_LENGTH = 80
 INIT_IMAGE = "init_image.image"
-# Of a number: what is told as a limit is one, to its last digit.
+# The format of numbers in messages: a stated limit is exact to its last digit.
 EXACT = ".15g"
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Of the deployment; those of the model come with its HeldModel. Cost is in pixel steps: width x height x steps x
-    pictures."""
+    """Hold the limits of the deployment; a model's are in its HeldModel. Cost is in pixel steps: width x height x steps
+    x images."""
 
     max_prompt_bytes: int = 8192
     max_request_cost: float = 1e9
@@ -49,8 +49,8 @@ def resolve(
     drawn_seed: int,
     preview_interval_steps: int = 0,
 ) -> ResolvedRequest:
-    """`drawn_seed` is used, and thereby recorded, where the client names none; `known` has the adapters that may be
-    named."""
+    """Return the validated request. `drawn_seed` is used and recorded if the client names none; `known` holds the
+    adapters that may be named. Raises InvalidArgument, and as `resolve_loras` and `resolve_controlnets`."""
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
     count = check_image_count(request.image_count, limits)
@@ -73,13 +73,13 @@ def resolve(
 
 
 def check_image_count(count: int | None, limits: RequestLimits) -> int:
-    """Return how many pictures are asked for. Raises InvalidArgument for none, and for more than the deployment's
-    most."""
+    """Return the number of images. Raises InvalidArgument for less than one, and for more than the deployment's
+    limit."""
     return int(_in_range("image_count", _default(count, 1), 1, limits.max_images))
 
 
 def _binds_steps(request: ImageRequest) -> bool:
-    """Whoever names a number of steps means it, unless they say otherwise."""
+    """Return whether the number of steps is binding: by default if the client named it."""
     stated = request.num_inference_steps is not None
     return stated if request.binding_steps is None else request.binding_steps
 
@@ -125,7 +125,7 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
 
 
 def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empty: bool) -> None:
-    # Characters bound bytes from below, so that a huge prompt is not copied just to be refused.
+    # Characters bound bytes from below, so that a huge prompt is not copied just to be rejected.
     size = max(len(prompt), len(prompt[: limits.max_prompt_bytes].encode(errors="surrogatepass")))
     if size > limits.max_prompt_bytes:
         raise InvalidArgument.of(field, f"must have at most {limits.max_prompt_bytes} bytes of UTF-8, got {size}")
@@ -149,8 +149,8 @@ def _resolve_adapters(
 
 
 def _resolve_size(request: ImageRequest, held: HeldModel) -> tuple[int, int]:
-    """Return width and height in pixels. A side that is not asked for is the image's to start from, rounded down as
-    diffusers' VaeImageProcessor does, or without one the model's."""
+    """Return width and height in pixels. A missing side comes from the image to start from, rounded down as diffusers'
+    VaeImageProcessor does, or without an image from the model."""
     default_px = (held.default_width_px, held.default_height_px)
     if request.init_image is not None and None in (request.width_px, request.height_px):
         default_px = _size_of_image(read_header(request.init_image.image, INIT_IMAGE), held)
@@ -223,8 +223,8 @@ def _check_mask(field: str, mask: PictureHeader, image: PictureHeader) -> None:
 
 
 def default_deadline_ms(spec: GenerationSpec, held: HeldModel, limits: RequestLimits, image_count: int = 1) -> int:
-    """Return the deadline of a request that names none: the deployment's, and for a slow model a multiple of what its
-    steps take, within the longest deadline."""
+    """Return the default deadline in milliseconds: the deployment's, or for a slow model a multiple of the time of its
+    steps, up to the longest deadline."""
     share = spec.width_px * spec.height_px / (held.default_width_px * held.default_height_px)
     steps_s = held.step_s * spec.num_inference_steps * share * image_count
     scaled_ms = round(limits.deadline_factor * steps_s * 1000)
@@ -232,7 +232,7 @@ def default_deadline_ms(spec: GenerationSpec, held: HeldModel, limits: RequestLi
 
 
 def resolve_limits(deadline_ms: int, preview_interval_steps: int, limits: RequestLimits) -> tuple[int, int]:
-    """Return the deadline in milliseconds from now, and how many denoising steps lie between previews."""
+    """Return the deadline in milliseconds from now, and the number of denoising steps between previews."""
     most_steps = limits.max_preview_interval_steps
     return (
         int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms)),
@@ -241,8 +241,8 @@ def resolve_limits(deadline_ms: int, preview_interval_steps: int, limits: Reques
 
 
 def check_cost(cost: float, max_cost: float | None, limits: RequestLimits, image_count: int = 1) -> None:
-    """Raises InvalidArgument for a cost, in pixel steps of all pictures, above the deployment's limit or the client's
-    own."""
+    """Raise InvalidArgument for a cost, in pixel steps of all images, above the deployment's or the client's own
+    limit."""
     if cost > limits.max_request_cost:
         limit = f"must be at most {limits.max_request_cost:{EXACT}} pixel steps, got {cost:{EXACT}}"
         factors = "width_px x height_px x num_inference_steps" + (" x image_count" if image_count > 1 else "")
@@ -254,7 +254,7 @@ def check_cost(cost: float, max_cost: float | None, limits: RequestLimits, image
 
 
 def _in_range(field: str, value: float, least: float, most: float) -> float:
-    # NaN fails every comparison, hence this one; infinity is refused even where the limit is open.
+    # NaN fails every comparison, so this one tests the valid range; infinity is rejected even if the limit is open.
     if not least <= value <= most or math.isinf(value):
         raise InvalidArgument.of(field, f"must be between {least:{EXACT}} and {most:{EXACT}}, got {value:{EXACT}}")
     return value

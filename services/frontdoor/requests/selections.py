@@ -28,7 +28,7 @@ _FIELDS = {AdapterKind.LORA: "loras", AdapterKind.CONTROLNET: "controlnets"}
 
 @dataclass(frozen=True)
 class SelectionLimits:
-    """Adapters of one request, and bytes of one conditioning image."""
+    """Limit the adapters of one request, and the bytes of one conditioning image."""
 
     max_loras: int = 8
     max_controlnets: int = 4

@@ -1,4 +1,4 @@
-"""A tenant's requests as lists and `GetRequest` show them: what the journal has, and how far those under way are."""
+"""List and describe a tenant's requests, from the journal and from the dataplane's running requests."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ from pentimento.stores.ledger.records import JournalledRequest
 from services.frontdoor.answers.several_pictures import client_key, group_of, picture_ids
 
 _MAX_ID_LENGTH = 64
-# What a request that is under way is to its client, by its phase.
+# The state that clients see of a running request, by its phase.
 _PUBLIC_STATE = {
     Phase.ACCEPTING: RequestState.ACCEPTED,
     Phase.ROUTING: RequestState.ACCEPTED,
     Phase.QUEUED: RequestState.QUEUED,
     Phase.STARTING: RequestState.QUEUED,
 }
-# All that the journal tells of requests under way.
+# The only states of running requests in the journal.
 _JOURNALLED_LIVE = frozenset({RequestState.ACCEPTED, RequestState.RUNNING})
 
 
 class TenantRequests:
-    """Reads the journal and the dataplane. `retention_s`: how long requests that have ended are kept."""
+    """Read the journal and the dataplane. `retention_s`: seconds for which ended requests are stored."""
 
     def __init__(self, journal: Journal, dataplane: Dataplane, retention_s: float) -> None:
         self._journal = journal
@@ -43,8 +43,8 @@ class TenantRequests:
         self._retention_s = retention_s
 
     async def record(self, tenant: str, request_id: str) -> JournalledRequest:
-        """Return the request. Raises NotFound for an unknown id, another tenant's, and whatever is no id at all,
-        InvalidArgument for that of several pictures."""
+        """Return the request. Raises NotFound for an unknown id, another tenant's or a malformed one, InvalidArgument
+        for the id of several images."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
         found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
         if found is None and (pictures := picture_ids(request_id)):
@@ -55,8 +55,8 @@ class TenantRequests:
         return found
 
     async def known(self, tenant: str, request_id: str) -> frozenset[str]:
-        """Return the id, of several pictures those of them that there are: one that was refused when the others were
-        accepted is none. Raises NotFound where there is nothing."""
+        """Return the id; for several images the ids that exist, without images rejected when the others were accepted.
+        Raises NotFound if no request exists."""
         ids = picture_ids(request_id)
         if not ids:
             return frozenset({(await self.record(tenant, request_id)).request.request_id})
@@ -98,14 +98,14 @@ class TenantRequests:
         )
 
     def state(self, record: JournalledRequest) -> RequestState:
-        """Return its state; of one under way here how far it is, which the journal does not tell."""
+        """Return its state; of a request that runs here by its phase, which the journal does not store."""
         live = self._dataplane.state.requests.get(record.request.request_id)
         if record.state.terminal or live is None:
             return record.state
         return _PUBLIC_STATE.get(live.phase, RequestState.RUNNING)
 
     async def webhook(self, summary: RequestSummary, job_id: str = "") -> WebhookDelivery | None:
-        """Return what became of its webhook, None where it named none. `job_id`: of the first of several pictures, that
+        """Return the delivery of its webhook, None if it named none. `job_id`: for the first of several images, the id
         of their job."""
         if not summary.job:
             return None
@@ -113,13 +113,13 @@ class TenantRequests:
 
 
 def unknown_request() -> NotFound:
-    """Return what is raised for an id that the tenant has no request of."""
+    """Return the error of an id without a request of the tenant."""
     return NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
 
 
 def statuses_by_index(ids: Sequence[str], found: Mapping[str, RequestStatus]) -> tuple[RequestStatus, ...]:
-    """Return what is told of each of several pictures, with its index: of those that were `found`, and of others that
-    there is no request of them."""
+    """Return the status of each of several images, with its index: those `found`, and a failure for each without a
+    request."""
     statuses = [found.get(one) or status_of_none(one) for one in ids]
     return tuple(
         replace(one, completed=replace(one.completed, image_index=index)) if one.completed is not None else one
@@ -128,14 +128,14 @@ def statuses_by_index(ids: Sequence[str], found: Mapping[str, RequestStatus]) ->
 
 
 def status_of_none(request_id: str) -> RequestStatus:
-    """Return what is told of one of several pictures that there is no request of."""
+    """Return the status of one of several images that has no request."""
     error = unknown_request()
     return RequestStatus(request_id, RequestState.FAILED, None, error.reason, error.message)
 
 
 def summary_of_several(request_id: str, state: RequestState, pictures: Sequence[RequestSummary]) -> RequestSummary:
-    """Return the pictures of one request as one: it has ended with the last of them, and is kept as long as the first
-    that goes. Its size and its error are those of a picture in its state."""
+    """Return one summary for the images of a call: it ends with the last image, and is stored until the first one is
+    deleted. Its size and error are those of an image in its state."""
     ends = [one.finished_at_ms for one in pictures if one.finished_at_ms is not None]
     kept = [one.kept_until_ms for one in pictures if one.kept_until_ms is not None]
     has_ended = len(ends) == len(pictures)
@@ -157,7 +157,7 @@ def _page_size(query: RequestQuery) -> int:
 
 
 def _journalled(states: frozenset[RequestState]) -> frozenset[RequestState]:
-    """Which states of the journal those may have."""
+    """Return the states that matching requests may have in the journal."""
     ended = frozenset(state for state in states if state.terminal)
     return ended if ended == states else ended | _JOURNALLED_LIVE
 

@@ -35,7 +35,7 @@ class TenantAdministration:
     def __init__(
         self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock, grace_s: float
     ) -> None:
-        """`grace_s`: seconds for which a deleted tenant's data are kept."""
+        """Keep a deleted tenant's data for `grace_s` seconds."""
         self._ledger = ledger
         self._directory = directory
         self._usage = usage

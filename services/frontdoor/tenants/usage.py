@@ -106,7 +106,8 @@ class UsageMeter:
                 is_away = True
 
     def _is_ahead(self) -> bool:
-        """Return whether the clock has jumped ahead and is not trusted yet: deleted usage cannot be restored."""
+        """Return whether the clock has jumped ahead and is not trusted yet: deleted usage and keys cannot be
+        restored."""
         return self._clock.wall() - self._steady_clock.wall() > JUMP_S
 
     def _add(self, tenant: str, counter: str, amount: float) -> None:

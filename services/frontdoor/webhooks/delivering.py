@@ -35,9 +35,9 @@ _NOTE_RETRIES = Backoff(first_s=0.05, max_s=30.0)
 
 @dataclass(frozen=True)
 class DeliveryLimits:
-    """How often a webhook is called at most, how long it is waited from try to try, and how long after its job's end
-    it is given up whatever it was tried: where more jobs end than a host that does not answer lets be tried, they would
-    be kept without end."""
+    """Limit the tries of a webhook, the pauses between them, and the seconds after its job's end when it fails
+    regardless of its tries. Without the last limit, webhooks would pile up for a host that does not answer while jobs
+    end faster than they are tried."""
 
     try_count: int = 12
     backoff: Backoff = Backoff(first_s=5.0, max_s=3600.0)
@@ -73,7 +73,7 @@ class Webhooks:
         self._set_right_at = -math.inf
 
     def check(self, url: str) -> None:
-        """Raises as `WebhookRules.target` for an address that a job may not name."""
+        """Raise as `WebhookRules.target` for an address that a job may not name."""
         self._rules.target(url)
 
     def key_of(self, tenant: str) -> str:
