@@ -78,7 +78,7 @@ class Listener:
         self.audience.listeners.discard(self)
 
     def take(self) -> Iterator[GenerateEvent]:
-        """Yield and remove the waiting events, also those that arrive during the iteration."""
+        """Yield and remove the waiting events, and any that arrive during the iteration."""
         while self._pending:
             event = self._pending.popleft()
             self._progress_count -= isinstance(event, Progress)

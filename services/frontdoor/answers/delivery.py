@@ -19,7 +19,7 @@ from services.frontdoor.requests.jobs import Job
 
 logger = logging.getLogger(__name__)
 
-# Another frontdoor that runs the request hands it over or ends it within about this time.
+# Milliseconds until a retry of a request in another frontdoor, which takes over or ends within about this time.
 ELSEWHERE_RETRY_MS = 1000
 
 

@@ -1,1 +1,1 @@
-"""Write requests to the journal, recover them after a start, delete them, and identify their frontdoor."""
+"""Write requests to the journal, recover them after a start, and delete old ones."""

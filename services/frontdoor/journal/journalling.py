@@ -147,7 +147,7 @@ def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
 
 
 def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
-    """Return the webhook of the request's end. Of several images only the first has it, for all of them together."""
+    """Return the webhook of the request's end. Of several images only the first has it, for the whole call."""
     url = request.terms.webhook_url if request.terms is not None else ""
     group = group_of(request.request_id)
     if not url or not group:

@@ -126,7 +126,7 @@ class Retention:
         return orphans
 
     def _excess(self, tenant: str) -> tuple[int, int]:
-        """Return the bytes and requests by which the tenant exceeds its share."""
+        """Return the excess of the tenant over its share, in bytes and requests."""
         more_bytes = self._bytes[tenant] - self._limits.tenant_result_bytes
         more_requests = self._requests[tenant] - self._limits.tenant_finished_requests
         return max(more_bytes, 0), max(more_requests, 0)
@@ -138,7 +138,7 @@ class Retention:
         return more_bytes > 0 or (more_requests > 0 and not held)
 
     async def _forget_old(self) -> None:
-        # By the wall clock if it was set back: requests that end now end by it.
+        # The wall clock counts if it was set back: requests that end now end by it.
         finished_before = min(self._steady_clock.wall(), self._clock.wall()) - self._limits.retention_s
         while True:
             forgotten = await asyncio.wrap_future(self._journal.forget_finished(finished_before, _FORGOTTEN_AT_ONCE))

@@ -68,7 +68,7 @@ class ObjectKeeper:
         self._numbers = itertools.count()
         self._began: dict[int, float] = {}
         self._spooled: dict[str, SpooledObject] = {}
-        # Of all waiting objects, in total and by tenant.
+        # All waiting bytes, in total and by tenant.
         self._waiting_bytes = 0
         self._tenant_waiting_bytes: Counter[str] = Counter()
         self._largest_bytes = 0

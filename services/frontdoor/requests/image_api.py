@@ -354,7 +354,7 @@ class ImageApi:
     async def _option(
         self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
     ) -> PoolOption:
-        """Return the pool option in which a request at that stage would wait first."""
+        """Return the first pool option of a request at that stage."""
         held = self._parts.catalogue.find(stage.model)
         stays, last = stage is not judged.stages[0], judged.stages[-1]
         asker = Asker(tenant, judged.resolved, stage, judged.draw, last.model, stays)

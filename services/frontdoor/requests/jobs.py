@@ -139,7 +139,7 @@ class Job:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of the request, as far as they are known."""
+        """Return the stages of the request that are known so far."""
         return self.restaged or self.request.stages
 
     def execution(

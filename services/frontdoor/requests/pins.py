@@ -106,7 +106,7 @@ class Pins:
             raise InvalidArgument.of(field, f"must be between 1 and {self._limits.max_pin_ms}, got {duration_ms}")
 
     async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
-        """Return the replay with its stored input bytes added to those that the caller sent again."""
+        """Return the replay with its stored input bytes added to the inputs that the caller sent again."""
         found = await asyncio.wrap_future(self._journal.pins.find(tenant, asked.request_id))
         given = asked.data_by_field
         for part in found.inputs if found is not None else ():

@@ -57,7 +57,7 @@ class TenantDirectory:
     def _follow(self, book: TenantBook) -> None:
         self._revision = book.revision
         self._keys.replace(book.keys, {tenant.name: tenant.identity for tenant in book.tenants})
-        # By name too, for callers with a token of the file.
+        # Names are included for callers with a token of the file.
         quotas = {name: tenant.quota for tenant in book.tenants for name in (tenant.name, tenant.identity)}
         if quotas != self._quotas:
             self._quotas = quotas

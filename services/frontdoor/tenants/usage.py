@@ -72,7 +72,7 @@ class UsageMeter:
         return usage_periods(rows, length_s)
 
     async def flush(self) -> None:
-        """Write the counts; those that cannot be written wait for the next time. Changes state. Raises
+        """Write the counts; counts that cannot be written wait for the next time. Changes state. Raises
         StoreUnavailable, StoreFull."""
         # The caller may be cancelled: counts that the ledger is writing would then be counted twice.
         await asyncio.shield(spawn_detached(self._write(), "write usage"))

@@ -16,7 +16,7 @@ from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
 
 # Concurrent lookups of hosts: one for each concurrent call, as each may need one.
 _LOOKUP_THREADS = 64
-# Of a status line, and of the head of an interim answer (1xx) before it.
+# Limits of a status line, and of the head of an interim answer (1xx) before it.
 _MAX_LINE_BYTES = 8192
 _MAX_INTERIM_LINES = 100
 _STATUS = re.compile(rb"HTTP/1\.[01] (?P<status>[1-9][0-9]{2})(?: [^\r\n]*)?\r?\n")

@@ -67,7 +67,7 @@ class Webhooks:
         self._news = asyncio.Event()
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._tenants: Counter[str] = Counter()
-        # By tenant and host.
+        # Calls by tenant and host.
         self._hosts: Counter[tuple[str, str]] = Counter()
         self._random = random.Random()
         self._set_right_at = -math.inf
@@ -131,7 +131,7 @@ class Webhooks:
     async def _give_up(self) -> None:
         after_s, count = self._limits.give_up_s, 0
         error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
-        # By the wall clock if it was set back: requests that end now end by it.
+        # The wall clock counts if it was set back: requests that end now end by it.
         ended_before = min(self._steady_clock.wall(), self._clock.wall()) - after_s
         while overdue := await asyncio.wrap_future(
             self._journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
