@@ -119,8 +119,8 @@ def _routed_stages(route: Route) -> tuple[Stage, ...]:
 
 
 def _as_planned(stage: Stage, plan: Plan | None) -> Stage:
-    """Return the stage with the values that the journal lacks: the plan's discriminator, and the reuse share of the
-    next stage."""
+    """Return the stage with the values that the journal lacks: the plan's discriminator, and the share of the next
+    stage's steps that its image saves."""
     cascades = plan.cascades if plan is not None else ()
     of_cascade = (one for known in cascades if known.cascade == stage.cascade for one in known.stages)
     planned = next((one for one in of_cascade if one.pool == stage.pool), None)

@@ -116,8 +116,8 @@ class Retention:
             logger.warning("retention failed", extra={"reason": error.reason})
 
     async def _orphans(self, prefix: str) -> set[str]:
-        """Return the keys that no row or process names. The names are read after the listing, so a stored object is
-        never unknown."""
+        """Return the keys that no row or process names. The names are read after the listing, so every listed object
+        that is in use is known by then."""
         orphans: set[str] = set()
         async for keys in self._keeper.keys(f"{prefix}/"):
             held = self._results.uncommitted | self._inputs.keys()

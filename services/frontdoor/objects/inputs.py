@@ -146,5 +146,5 @@ class Inputs:
 
 
 def _new_key(tenant: str) -> str:
-    """Return a new key: an object that is being deleted must not be the one that a request starts to use."""
+    """Return a new key: a request must not start to use an object that is being deleted."""
     return f"{PREFIX}/{hashlib.sha256(tenant.encode()).hexdigest()[:32]}/{secrets.token_hex(16)}"
