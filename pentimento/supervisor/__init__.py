@@ -1,1 +1,1 @@
-"""`pentimento up`: the services as local processes: started together, kept up, drained in order, none left behind."""
+"""Run the services as local processes (`pentimento up`): start, restart and drain them in order, and leave none."""

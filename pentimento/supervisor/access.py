@@ -1,4 +1,4 @@
-"""Tokens of a suite that runs with a token file: its processes need one to call each other."""
+"""Provide the tokens of a suite with a token file: its processes need one to call each other."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,21 +14,21 @@ SUITE_ROLES = frozenset({Role.SERVICE, Role.ADMIN})
 
 
 class SuiteTokens:
-    """The operator's entries and one of our own, in a file beside the sockets that only this user can read.
+    """Hold the operator's tokens and the suite's own one, in a file next to the sockets that only this user can read.
 
-    The own token is made anew at every start and never leaves the machine.
+    The suite's own token is new at every start and never leaves the machine.
     """
 
     def __init__(self, given: Path, directory: Path) -> None:
         self._given = given
         self._secret = new_token()
-        # Of the file that was written last.
+        # Version of the operator's file at the last write.
         self._version: tuple[int, int, int] | None = None
         self.table = directory / "tokens.toml"
         self.service_token = directory / "service-token"
 
     def write(self) -> None:
-        """SettingsError naming the entry that is wrong, or the file that is no text."""
+        """Write both files. Raises SettingsError that names the wrong entry, or the file that is not text."""
         try:
             version, text = self._given_version(), self._given.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ class SuiteTokens:
         self._version = version
 
     async def follow(self, complain: Callable[[str], None]) -> None:
-        """Takes over changes of the operator's file; a wrong one is complained about once, and changes nothing."""
+        """Apply changes of the operator's file; report a wrong one once through `complain`, and ignore it."""
         told = ""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -58,15 +58,15 @@ class SuiteTokens:
 
 
 def write_grant_key(directory: Path) -> Path:
-    """The file of the key that this suite's gateway signs grants with, made anew at every start."""
+    """Write a new key with which this suite's gateway signs grants, and return its file."""
     path = directory / "grant-key"
     write_private(path, new_token() + "\n")
     return path
 
 
 def keep_signing_key(directory: Path) -> Path:
-    """The file of the key that addresses of pictures and webhooks are signed with. Made where there is none: what was
-    signed is believed after the next start too."""
+    """Return the file of the key that signs webhooks and the addresses of images. The key is made once, so that
+    signatures stay valid after a restart."""
     path = directory / "signing-key"
     keep_signing_keys(path)
     return path

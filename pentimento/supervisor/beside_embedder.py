@@ -1,4 +1,4 @@
-"""One command that needs an embedder, and the embedder that it needs: both started, both gone afterwards."""
+"""Run one command together with the embedder that it needs, and end both."""
 
 import asyncio
 import sys
@@ -16,8 +16,8 @@ KEPT_LINES = 8
 
 async def run_beside_embedder(encoder: Path, module: str, arguments: Sequence[str]) -> int:
     """Run `python -m module` with `arguments` and `--embedder-address`, and return its exit code, negative for a
-    signal. Its output is this process's. Raises Unavailable, with the last it said, for an embedder that ends before
-    it serves."""
+    signal. It shares this process's output. Raises Unavailable, with the embedder's last lines, if the embedder ends
+    before it serves."""
     with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
         address = f"unix:{folder}/embedder.sock"
         said: list[str] = []

@@ -1,4 +1,4 @@
-"""A child process: its lines as they come, and its end at once, even while its own children still hold its output."""
+"""Start child processes; report their lines as they come, and their end even while grandchildren hold the output."""
 
 import asyncio
 import os
@@ -17,7 +17,8 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 class ChildProtocol(asyncio.SubprocessProtocol):
-    """asyncio's own `Process.wait` waits for the output to close too, which a grandchild may keep open for ever."""
+    """Report lines and the exit separately: asyncio's `Process.wait` also waits for the output to close, which a
+    grandchild may hold open for ever."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
@@ -43,7 +44,7 @@ class ChildProtocol(asyncio.SubprocessProtocol):
 
 
 class Child:
-    """A running service in a session, and so a process group, of its own."""
+    """Control a running service, which has its own session and so its own process group."""
 
     def __init__(self, transport: asyncio.SubprocessTransport, protocol: ChildProtocol) -> None:
         self._transport = transport
@@ -51,7 +52,7 @@ class Child:
         self.pid = transport.get_pid()
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal; by then its last lines are read, and its own children killed."""
+        """Read the last lines, kill the service's own children, and return its exit code, negative for a signal."""
         await self._protocol.exited.wait()
         # A child of the child would hold the locks and sockets that the next start needs.
         self.kill_group()
@@ -66,7 +67,7 @@ class Child:
             self._transport.send_signal(signal.SIGTERM)
 
     def kill_group(self) -> None:
-        """The group has the process's pid for an id, and outlives it as long as a member does."""
+        """Kill the process group. Its id is the process's pid; it exists as long as any member does."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -78,8 +79,8 @@ async def start_child(
     on_line: Callable[[str], None],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Child:
-    """Runs `python -m module` through the launcher; `on_line` gets stdout and stderr, `environment` is added to
-    ours."""
+    """Run `python -m module` through the launcher. `on_line` receives stdout and stderr; `environment` is added to
+    this process's."""
     transport, protocol = await asyncio.get_running_loop().subprocess_exec(
         lambda: ChildProtocol(on_line),
         *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())),
@@ -99,5 +100,5 @@ def started_by(mark: str) -> dict[str, str]:
 
 
 def source_path() -> str:
-    """A module path that finds the services beside this package, installed or not, whatever the folder holds."""
+    """Return a module path that finds the services next to this package, installed or not, from any folder."""
     return os.pathsep.join(filter(None, (str(SOURCE_ROOT), os.environ.get("PYTHONPATH", ""))))

@@ -1,8 +1,7 @@
-"""Places the processes of a suite on GPUs.
+"""Place the processes of a suite on GPUs.
 
-A process with a GPU of its own sees no other one (`CUDA_VISIBLE_DEVICES`): there it is the current device, which
-streams, graphs and handles of CUDA's inter-process communication are made on, and two processes on one GPU tell by its
-UUID that they share it.
+A placed process sees only its own GPU (`CUDA_VISIBLE_DEVICES`), which is then the current device for streams, graphs
+and handles of CUDA's inter-process communication. Two processes on one GPU recognise this by its UUID.
 """
 
 import re
@@ -19,8 +18,8 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
 
 
 def read_devices(field: str, text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs of a list such as `0,1,2,3`: numbers as nvidia-smi has them, or UUIDs. Where the caller itself
-    sees some GPUs alone, numbers count those. Raises InvalidArgument."""
+    """Return the GPUs of a list such as `0,1,2,3`: numbers as in nvidia-smi, or UUIDs. If the caller itself sees only
+    some GPUs, numbers count those. Raises InvalidArgument."""
     given = tuple(part.strip() for part in text.split(","))
     if not all(_NUMBER.fullmatch(one) or _UUID.fullmatch(one) for one in given) or len(set(given)) < len(given):
         limit = "must be numbers or UUIDs (GPU-…) of GPUs, each once, with commas between them"
@@ -50,8 +49,8 @@ def read_places(
 
 
 def placed(spec: ProcessSpec, others: Iterable[ProcessSpec]) -> ProcessSpec:
-    """Return the process on that of its GPUs which has the fewest processes of its kind, then the fewest of any kind;
-    the first one of equals."""
+    """Return the process on the allowed GPU with the fewest processes of its kind, then the fewest of any kind; the
+    first one of equals."""
     if not spec.devices:
         return spec
     there = [(other.device, other.module == spec.module) for other in others]
@@ -63,9 +62,9 @@ def placed(spec: ProcessSpec, others: Iterable[ProcessSpec]) -> ProcessSpec:
 
 
 def environment_of(spec: ProcessSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that show the process its GPU alone; none for a process without a GPU."""
+    """Return the variables that show the process only its GPU; none for a process without a GPU."""
     if not spec.device:
         return {}
-    # Numbers mean what nvidia-smi shows, unless the caller has said what they mean.
+    # Numbers follow nvidia-smi's order unless the caller has set another one.
     order = {} if {VISIBLE, ORDER} & environ.keys() else {ORDER: "PCI_BUS_ID"}
     return {VISIBLE: spec.device, **order}

@@ -1,8 +1,8 @@
-"""Starts a service so that it cannot outlive its supervisor: `python launch.py PARENT_PID COMMAND…`.
+"""Start a service so that it cannot outlive its supervisor: `python launch.py PARENT_PID COMMAND…`.
 
-Run as a script by a bare interpreter (no site packages, a few milliseconds): the wish to get SIGTERM when the parent
-dies survives `exec`, and it cannot be made between fork and exec without running Python in a threaded one's fork.
-Linux only; elsewhere the next start of the suite finds what a crashed supervisor left.
+A bare interpreter runs this script (no site packages, a few milliseconds). The request for SIGTERM when the parent
+dies survives `exec`; making it between fork and exec would run Python in the fork of a threaded process. Linux only;
+elsewhere the next start of the suite finds the processes that a crashed supervisor left.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 def main(parent: int, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        # The parent may have died before the wish was made.
+        # The parent may have died before the request.
         if os.getppid() != parent:
             sys.exit("launch: the supervisor is gone")
     os.execv(command[0], command)

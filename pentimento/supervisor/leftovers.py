@@ -1,4 +1,4 @@
-"""What a supervisor that was killed left behind: found by a mark in the environment of every process it started."""
+"""Find and end the processes of a killed supervisor, by a mark in the environment of every process it started."""
 
 import contextlib
 import shutil
@@ -12,7 +12,7 @@ SUPERVISOR = "PENTIMENTO_SUPERVISOR"
 
 
 def marked_processes(state: Path) -> list[psutil.Process]:
-    """Processes of this user, services' own children included, that a supervisor of this state directory started."""
+    """Return this user's processes that a supervisor of this state directory started, with the services' children."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -22,10 +22,10 @@ def marked_processes(state: Path) -> list[psutil.Process]:
 
 
 def live_supervisor(state: Path) -> int | None:
-    """Return the pid of a supervisor that runs the suite of this state directory; None where none does.
+    """Return the pid of a supervisor that runs the suite of this state directory; None if there is none.
 
-    It is found by its own children: Linux and macOS give a child of a supervisor that died another parent. So the
-    answer holds where the state directory, with its lock, was removed meanwhile.
+    Its own children identify it: Linux and macOS give the children of a dead supervisor another parent. So the answer
+    holds even if the state directory, with its lock, has been removed.
     """
     for process in marked_processes(state):
         with contextlib.suppress(psutil.Error):
@@ -35,10 +35,10 @@ def live_supervisor(state: Path) -> int | None:
 
 
 def clean_leftovers(state: Path, sockets: Path, wait_s: float = 5.0) -> int:
-    """Ends them and removes their sockets; call it with the lock held, after `live_supervisor` found none. Returns how
-    many processes there were.
+    """End the marked processes, remove their sockets, and return the number of processes. Call it with the lock held,
+    after `live_supervisor` found none.
 
-    They are killed, not drained: a supervisor that died took their terminal with it, and what was accepted is in the
+    They are killed, not drained: the dead supervisor took their terminal with it, and accepted requests are in the
     journal.
     """
     processes = marked_processes(state)

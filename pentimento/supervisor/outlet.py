@@ -1,4 +1,4 @@
-"""Lines on their way out: whoever puts one neither waits for its reader nor hears of its failure."""
+"""Write lines in the background: `put` neither waits for the reader nor raises its errors."""
 
 import threading
 from collections import Counter, deque
@@ -8,10 +8,10 @@ MAX_PENDING_CHARS = 2**20
 
 
 class Outlet:
-    """Takes lines on any thread, and writes them on one of its own with `write(source, line)`.
+    """Take lines on any thread, and write them on a separate thread with `write(source, line)`.
 
-    Where a write blocks, the oldest lines that wait are dropped; where it raises OSError, `failed` hears of it and the
-    line is dropped too. The next line of the same source that can be written has the number of those missing before it.
+    While a write blocks, the oldest waiting lines are dropped. If it raises OSError, `failed` receives the error and
+    the line is dropped. Before the source's next written line comes a note with the number of missing lines.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class Outlet:
         self._lost: Counter[str] = Counter()
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon: a write that never returns must not keep the process.
+        # A daemon: a write that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"output-{name}", daemon=True)
         self._thread.start()
 
     def put(self, source: str, line: str) -> None:
-        """Never waits and never raises."""
+        """Queue a line. Never waits and never raises."""
         with self._changed:
             self._lines.append((source, line))
             self._pending_chars += len(line)
@@ -38,7 +38,7 @@ class Outlet:
             self._changed.notify()
 
     def close(self, wait_s: float = 1.0) -> bool:
-        """Writes what still waits, for so long at most; whether that is done."""
+        """Write the waiting lines for at most `wait_s` seconds, and return whether all were written."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -59,7 +59,7 @@ class Outlet:
                 self._failed(source, error)
 
     def _take(self) -> tuple[str, str, int] | None:
-        """The oldest line, and how many of its source are missing before it; None at the end."""
+        """Return the oldest line and the number of its source's lines missing before it; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._closed)
             if not self._lines:

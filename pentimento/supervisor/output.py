@@ -1,7 +1,6 @@
-"""One view of all logs, each line with the name of its process before it, in its colour; and a file a process.
+"""Show all logs in one view, each line after the coloured name of its process, and write one file per process.
 
-Output may fail: nobody reads it any more, its reader has stopped, the disk is full. That ends output, never what the
-supervisor is for.
+Output may fail: the reader has closed it or stopped, or the disk is full. That ends the output, never the suite.
 """
 
 import io
@@ -21,13 +20,13 @@ from pentimento.supervisor.outlet import Outlet
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
 KEPT_LINES = 20
 MAX_LOG_BYTES = 8 * 1024 * 1024
-# The supervisor's own: what it is called on the terminal, and its file.
+# The supervisor's name on the terminal, and its log file.
 OWN_LABEL, OWN_LOG = "pentimento", "supervisor"
 
 
 class LogView:
-    """Thread-safe; nothing here waits or raises. `show` False keeps the lines in the files only; notes of the
-    supervisor are always shown, and kept in `supervisor.log`. `people`: where both are shown [stdout]."""
+    """Show and store lines; thread-safe, never waits, never raises. With `show` False lines go to the files only.
+    Notes of the supervisor are always shown, and stored in `supervisor.log`. `people`: the stream for both [stdout]."""
 
     def __init__(self, logs: Path, *, show: bool, width: int, people: TextIO | None = None) -> None:
         self._show = show
@@ -52,23 +51,23 @@ class LogView:
         (self._stderr if error else self._stdout).put(OWN_LABEL, text)
 
     def document(self, text: str) -> None:
-        """Put one line on stdout without a name before it: what programs read."""
+        """Put one line for programs on stdout, without a name before it."""
         self._documents.put("", text)
 
     def tail(self, name: str, count: int = 8) -> list[str]:
-        """The last lines of a process, for people who must find out why it ended."""
+        """Return the last lines of a process, to show why it ended."""
         with self._mutex:
             return list(self._tails[name])[-count:]
 
     def close(self) -> None:
-        """Gives output a moment to end."""
+        """Wait briefly for the output to end."""
         if self._files.close():
             self._log_files.close()
         for outlet in (self._stdout, self._stderr, self._documents):
             outlet.close()
 
     def _file_failed(self, name: str, error: OSError) -> None:
-        """Says it once for each file and reason."""
+        """Report a failure once for each file and reason."""
         if (name, error.errno) not in self._unwritable:
             self._unwritable.add((name, error.errno))
             reason = error.strerror or "unknown reason"
@@ -78,7 +77,7 @@ class LogView:
 
 
 class Terminal:
-    """A stream that people read; past its buffer, which a write that never ends would keep locked at exit."""
+    """Write to a stream that people read, bypassing its buffer: a blocked write would keep that locked at exit."""
 
     def __init__(self, stream: TextIO | None, width: int, own_colour: str | None = None) -> None:
         self._descriptor = descriptor(stream)
@@ -100,20 +99,20 @@ class Terminal:
 
 
 def write_document(_: str, text: str) -> None:
-    """Write the line on stdout, past its buffer. Raises OSError."""
+    """Write the line on stdout, bypassing its buffer. Raises OSError."""
     if (stdout := descriptor(sys.stdout)) is not None:
         write_line(stdout, text)
 
 
 def write_line(to: int, text: str) -> None:
-    """Write it whole. Raises OSError."""
+    """Write the whole line. Raises OSError."""
     rest = f"{text}\n".encode(errors="replace")
     while rest:
         rest = rest[os.write(to, rest) :]
 
 
 def descriptor(stream: TextIO | None) -> int | None:
-    """None where the process was started without that stream, or it is no file."""
+    """Return the stream's file descriptor; None if the process was started without it or it is not a file."""
     try:
         return stream.fileno() if stream is not None else None
     except (OSError, ValueError):
@@ -121,15 +120,15 @@ def descriptor(stream: TextIO | None) -> int | None:
 
 
 class LogFiles:
-    """NAME.log of each process in a folder. A file that failed is opened anew for the next line: the disk may have room
-    again."""
+    """Write NAME.log of each process in a folder. A file that failed is opened again for the next line, since the disk
+    may have room again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, io.FileIO] = {}
 
     def write(self, name: str, text: str) -> None:
-        """Raises OSError."""
+        """Append a line to the file of `name`. Raises OSError."""
         try:
             file = self._file(name)
             rest = f"{text}\n".encode(errors="replace")
@@ -144,7 +143,7 @@ class LogFiles:
             self._forget(name)
 
     def _file(self, name: str) -> io.FileIO:
-        """Opened at the first line; a file that grew large is put aside once."""
+        """Return the open file of `name`. A file above `MAX_LOG_BYTES` is renamed to `.log.1` first."""
         path = self._folder / f"{name}.log"
         file = self._files.get(name) or self._files.setdefault(name, io.FileIO(path, "a"))
         if file.tell() < MAX_LOG_BYTES:

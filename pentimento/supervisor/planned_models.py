@@ -13,7 +13,7 @@ from pentimento.supervisor.models import ModelDirectory
 
 @dataclass(frozen=True)
 class PlannedModels:
-    """Settings of the controller that environment and file may have; they win over the suite's models."""
+    """Hold the controller's settings of environment and file; they take precedence over the suite's models."""
 
     heavy: str = setting("", help="see the controller")
     light: str = setting("", help="see the controller")
@@ -21,8 +21,8 @@ class PlannedModels:
 
 
 def planned_models(models: Sequence[ModelDirectory], small: Sequence[str], config_file: Path | None) -> tuple[str, ...]:
-    """Return the controller's flags: the first model is the heavy one, those of `small` refine hits, best first. Where
-    it is empty the other models do."""
+    """Return the controller's flags: the first model is the heavy one, and the models of `small` refine hits, best
+    first. If `small` is empty the other models do."""
 
     def given(name: str) -> Any:
         return setting_of(PlannedModels, name, "controller", config_file, os.environ)

@@ -1,4 +1,4 @@
-"""One supervised process: started, watched, restarted with growing pauses, stopped."""
+"""Supervise one process: start, watch, restart with growing pauses, and stop it."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ class ProcessState(Enum):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every process of a suite shares: the mark by which leftovers are found, and the log view."""
+    """Hold what all processes of a suite share: the mark that identifies leftovers, the log view, the restart rules."""
 
     mark: str
     view: LogView
@@ -34,7 +34,7 @@ class Surroundings:
 
 
 class SupervisedProcess:
-    """`changed` is called after every change of `state`; `run` ends with FAILED or STOPPED."""
+    """Run one process. `changed` is called after every change of `state`; `run` ends with FAILED or STOPPED."""
 
     def __init__(self, spec: ProcessSpec, around: Surroundings, changed: Callable[[], None]) -> None:
         self.spec = spec
@@ -51,7 +51,7 @@ class SupervisedProcess:
         return self._child.pid if self._child is not None else None
 
     async def run(self) -> None:
-        """Keeps the process up until `stop`, or until the restart policy gives up."""
+        """Keep the process running until `stop`, or until the restart policy gives up."""
         failures = 0
         while not self._stopping.is_set():
             ending = await self._run_once()
@@ -70,7 +70,7 @@ class SupervisedProcess:
         self._become(ProcessState.STOPPED)
 
     def stop(self) -> None:
-        """Asks the process to drain and end; `run` returns when it has."""
+        """Ask the process to drain and end; `run` returns when it has."""
         self._stopping.set()
         if self.state in (ProcessState.STARTING, ProcessState.SERVING):
             self._become(ProcessState.STOPPING)
@@ -78,13 +78,13 @@ class SupervisedProcess:
             self._child.terminate()
 
     def kill(self) -> None:
-        """Ends the process and its children now."""
+        """End the process and its children now."""
         self._stopping.set()
         if self._child is not None:
             self._child.kill_group()
 
     async def _run_once(self) -> Ending:
-        """From one start to its end."""
+        """Run the process from one start to its end."""
         self._become(ProcessState.STARTING)
         view, name = self._around.view, self.spec.name
         try:
@@ -95,7 +95,7 @@ class SupervisedProcess:
                 lambda line: view.line(name, line),
                 environment_of(self.spec, os.environ),
             )
-        except OSError as error:  # no memory, no descriptors: another time there may be
+        except OSError as error:  # no memory or no descriptors: a later start may have them
             view.note(f"{name} cannot be started: {error.strerror}", error=True)
             return Ending(os.EX_OSERR, 0.0, self._ever_served)
         self._child = child
@@ -110,7 +110,7 @@ class SupervisedProcess:
         return Ending(exit_code, served_s, self._ever_served)
 
     async def _watch_readiness(self, started_s: float) -> float:
-        """The monotonic time at which it began to serve."""
+        """Wait until the process serves, and return the monotonic time in seconds."""
         await wait_until_serving(self.spec.address)
         again = " again" if self._ever_served else ""
         where = f" on GPU {self.spec.device}" if self.spec.device else ""

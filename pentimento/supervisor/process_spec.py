@@ -1,4 +1,4 @@
-"""What a supervisor starts: processes, and groups of processes that are alike."""
+"""Describe what a supervisor starts: processes, and groups of equal processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls. A
-    process with `devices` runs on one of these GPUs: on `device`, once it is placed."""
+    """Describe a process. `address` answers health checks. Stages drain in ascending order: a caller stops before the
+    services that it calls. `devices`: the GPUs that the process may use; `device`: its GPU, once it is placed."""
 
     name: str
     module: str
@@ -20,8 +20,8 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """Processes that are alike, of which there may be more or fewer: `spec` makes the one of a number from 0 on, and
-    there are `count` of them at first."""
+    """Describe equal processes in a variable number: `spec` makes the process of a number from 0 on, and `count` is
+    the first number of processes."""
 
     name: str
     spec: Callable[[int], ProcessSpec]
@@ -29,13 +29,13 @@ class ReplicaGroup:
 
     @property
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Return those that there are at first."""
+        """Return the first processes of the group."""
         return tuple(self.spec(number) for number in range(self.count))
 
 
 @dataclass(frozen=True)
 class Suite:
-    """`groups` have processes of `processes`: those whose number may change while the suite runs."""
+    """List all processes. `groups` hold the processes of `processes` that may be scaled while the suite runs."""
 
     processes: tuple[ProcessSpec, ...]
     groups: tuple[ReplicaGroup, ...] = ()

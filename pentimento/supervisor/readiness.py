@@ -1,4 +1,4 @@
-"""Asks a process whether it serves, over grpc.health.v1."""
+"""Ask a process whether it serves, over grpc.health.v1."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 POLL_S = 0.05
-# A channel that found no socket yet must not wait the default second, and then two, before it looks again.
+# A channel that finds no socket must not wait the default second, and then two, before it tries again.
 RECONNECT_MS = 100
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
@@ -18,7 +18,7 @@ OPTIONS = (
 
 
 async def wait_until_serving(address: str) -> None:
-    """Returns once the process says SERVING; waits for ever, so the caller watches the process beside it."""
+    """Return once the process reports SERVING. There is no time limit, so the caller also watches the process."""
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         while not await is_serving(health):  # noqa: ASYNC110 - another process, nothing to await

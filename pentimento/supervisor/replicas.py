@@ -1,5 +1,5 @@
-"""How many processes of a kind a running suite has: what is wanted, written by `pentimento scale`, and what is there,
-written by the supervisor. Both are files in the state directory, for as long as the suite runs."""
+"""Store the wanted numbers of processes, written by `pentimento scale`, and the running ones, written by the
+supervisor. Both are files in the state directory while the suite runs."""
 
 import json
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ MAX_REPLICAS = 64
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """Processes that are alike: `wanted` of them; `states` by process, `starting` or `serving`, and `stopping` for
-    those that leave; why processes that were added did not come up, by name."""
+    """Describe a group of equal processes: the `wanted` number; `states` by process name, `starting`, `serving` or
+    `stopping`; `failures`: the reasons why added processes failed to start, by name."""
 
     wanted: int
     states: Mapping[str, str] = field(default_factory=dict)
@@ -23,31 +23,31 @@ class GroupStatus:
 
     @property
     def settled(self) -> bool:
-        """Return whether as many serve as are wanted, and nobody else is there."""
+        """Return whether the wanted number of processes serves, and no others are left."""
         return len(self.states) == self.wanted and set(self.states.values()) <= {"serving"}
 
 
 class ReplicaFiles:
-    """Of one state directory. Each file is replaced whole."""
+    """Read and write the files of one state directory. Each file is replaced whole."""
 
     def __init__(self, state_directory: Path) -> None:
         self._wanted = state_directory / "wanted.json"
         self._there = state_directory / "replicas.json"
 
     def want(self, group: str, count: int) -> None:
-        """Write how many are wanted of a group, beside what is wanted of others, by whoever else asks now too."""
+        """Write the wanted count of a group. The counts of other groups stay, also if another process writes now."""
         with locked(self._wanted.parent):
             _replace(self._wanted, {**self.wanted(), group: count})
 
     def forgo(self, group: str, asked: int) -> None:
-        """Write that one less is wanted of a group than was asked for, unless something else is asked for by now."""
+        """Reduce the wanted count of a group by one, if it is still `asked` and above 1."""
         with locked(self._wanted.parent):
             wanted = self.wanted()
             if wanted.get(group) == asked > 1:
                 _replace(self._wanted, {**wanted, group: asked - 1})
 
     def wanted(self) -> dict[str, int]:
-        """Return what is wanted by group; empty where nobody asked. Raises InvalidArgument for anything else."""
+        """Return the wanted counts by group; empty before any request. Raises InvalidArgument for an invalid file."""
         try:
             found = json.loads(self._wanted.read_text())
         except FileNotFoundError:
@@ -61,18 +61,18 @@ class ReplicaFiles:
         return counts
 
     def tell(self, groups: Mapping[str, GroupStatus]) -> None:
-        """Write what is there."""
+        """Write the status of each group."""
         _replace(self._there, {name: asdict(status) for name, status in groups.items()})
 
     def there(self) -> dict[str, GroupStatus]:
-        """Return what the supervisor told last, by group; empty before it told anything."""
+        """Return the supervisor's last statuses by group; empty before the first."""
         try:
             return {name: GroupStatus(**status) for name, status in json.loads(self._there.read_text()).items()}
         except FileNotFoundError:
             return {}
 
     def forget(self) -> None:
-        """Remove both: what was wanted of a suite that is gone is not wanted of the next."""
+        """Remove both files: the counts of an ended suite do not apply to the next one."""
         self._wanted.unlink(missing_ok=True)
         self._there.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""When a process that ended is started again: with growing pauses, and for ever once it has served."""
+"""Decide when to restart a process that ended: after growing pauses, and without limit once it has served."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from pentimento.domain.backoff import Backoff
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds. Serving for `stable_s` wipes the slate clean. A process that never served is given up when it has ended
-    `give_up_after` times."""
+    """Set the limits of restarts, in seconds. Serving for `stable_s` resets the count of failures. A process that never
+    served fails permanently after it has ended `give_up_after` times."""
 
     delays: Backoff = Backoff(first_s=0.1, max_s=5.0)
     stable_s: float = 5.0
@@ -17,7 +17,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its exit code (negative: the signal), and for how long it served, 0 when it did not."""
+    """Describe the end of a process: its exit code (negative: the signal), and the seconds that it served (0: none)."""
 
     exit_code: int
     served_s: float
@@ -26,7 +26,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start again after `delay_s`; `failures` is the count to hand to the next decision."""
+    """Restart after `delay_s`; `failures` is the count to pass to the next decision."""
 
     delay_s: float
     failures: int
@@ -38,8 +38,8 @@ class GiveUp:
 
 
 def decide(policy: RestartPolicy, failures: int, ending: Ending) -> Restart | GiveUp:
-    """A service that refuses its first start (bad settings, a corrupt model) would refuse the next one too. One that
-    has served is never given up: requests that were accepted wait for it."""
+    """Decide between a restart and giving up. A service that refuses its first start (bad settings, a corrupt model)
+    would refuse the next one too. One that has served always restarts, since accepted requests wait for it."""
     if not ending.ever_served and ending.exit_code > 0:
         return GiveUp(f"refused to start (exit code {ending.exit_code})")
     failures = 1 if ending.served_s >= policy.stable_s else failures + 1

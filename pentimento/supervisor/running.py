@@ -1,4 +1,4 @@
-"""The processes of a suite that runs, and their lives as tasks."""
+"""Hold the processes of a running suite, each with the task that runs it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,50 +9,50 @@ from pentimento.supervisor.process_spec import ProcessSpec
 
 
 class RunningProcesses:
-    """On the event loop only, from the first start on. Processes come and go."""
+    """Hold processes and their tasks, while processes are added and removed. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self.processes: list[SupervisedProcess] = []
         self._lives: dict[str, asyncio.Task[None]] = {}
 
     def placed(self, spec: ProcessSpec) -> ProcessSpec:
-        """Return the process on the GPU that it is to run on, by what runs where now."""
+        """Return the process with a GPU chosen by the present load of each."""
         return placed(spec, (process.spec for process in self.processes))
 
     def take_in(self, process: SupervisedProcess) -> None:
-        """Have it among those that `start_all` begins."""
+        """Add a process that `start_all` will start."""
         self.processes.append(process)
 
     def start_all(self) -> None:
-        """Begin the life of each."""
+        """Start every process."""
         for process in self.processes:
             self._begin(process)
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[None]":
-        """Begin the life of one more, and return it."""
+        """Add and start a process, and return its task."""
         self.take_in(process)
         return self._begin(process)
 
     def forget(self, process: SupervisedProcess) -> None:
-        """Take one out whose life has ended."""
+        """Remove a process that has ended."""
         self.processes.remove(process)
         del self._lives[process.spec.name]
 
     def life(self, process: SupervisedProcess) -> "asyncio.Task[None]":
-        """Return what ends with the process."""
+        """Return the task that ends with the process."""
         return self._lives[process.spec.name]
 
     def kill(self) -> None:
-        """End all now."""
+        """Kill all processes now."""
         for process in self.processes:
             process.kill()
 
     async def all_ended(self) -> None:
-        """Return once every life has ended."""
+        """Return once every process has ended."""
         await asyncio.wait(self._lives.values())
 
     def stages(self) -> Iterator[list[SupervisedProcess]]:
-        """Yield those of each stage in which they drain, as they are once the stage before has drained."""
+        """Yield the processes of each drain stage, read once the stage before has drained."""
         for stage in sorted({process.spec.stage for process in self.processes}):
             if members := [process for process in self.processes if process.spec.stage == stage]:
                 yield members

@@ -1,4 +1,4 @@
-"""More or fewer processes of a kind while the suite runs: what is new starts at once, what leaves drains first."""
+"""Scale groups of processes while the suite runs: added ones start immediately, removed ones drain first."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ from pentimento.supervisor.running import RunningProcesses
 
 
 class ReplicaScaler:
-    """On the event loop only. `changed` is called when a process changes its state, comes or goes. `added` are the
-    names of those that came later: one that never comes up is no reason to stop the suite."""
+    """Scale the groups; use it on the event loop only. `changed` is called when a process changes its state, is added
+    or removed. `added`: names of processes added later, which may fail to start without ending the suite."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class ReplicaScaler:
         self._changed = changed
         self._stop_timeout_s = stop_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
-        # Where the wanted counts stand that were followed last.
+        # Source of the wanted counts that were applied last.
         self._files: ReplicaFiles | None = None
 
     def statuses(self) -> dict[str, GroupStatus]:
-        """Return what is there, by group."""
+        """Return the status of each group."""
         return {
             name: GroupStatus(
                 self._wanted[name],
@@ -53,8 +53,8 @@ class ReplicaScaler:
         }
 
     def scale(self, name: str, wanted: int) -> None:
-        """Start as many processes as are missing of a group, and stop as many as are too many, those of the highest
-        numbers. Raises InvalidArgument for a group that there is not."""
+        """Start the missing processes of a group, or stop the surplus ones, those with the highest numbers. Raises
+        InvalidArgument for an unknown group."""
         if name not in self._groups:
             raise InvalidArgument.of("wanted", f"{name!r} must be one of {', '.join(self._groups)}")
         if wanted == self._wanted[name]:
@@ -71,7 +71,7 @@ class ReplicaScaler:
         self._changed()
 
     def follow(self, files: ReplicaFiles) -> None:
-        """Scale what the file of wanted counts names; what is wrong with it is noted, and changes nothing."""
+        """Scale the groups by the file of wanted counts; an error in it is logged and ignored."""
         self._files = files
         try:
             for name, wanted in files.wanted().items():
@@ -80,7 +80,7 @@ class ReplicaScaler:
             self._around.view.note(f"not scaled: {error}", error=True)
 
     async def close(self) -> None:
-        """Wait for nobody any more."""
+        """Cancel all waiting for processes."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -92,7 +92,7 @@ class ReplicaScaler:
 
     def _add(self, name: str) -> None:
         members = self._members[name]
-        # One that still drains has its address.
+        # A process that still drains keeps its address.
         number = next(number for number in count() if number not in members)
         spec = self._running.placed(self._groups[name].spec(number))
         process = members[number] = SupervisedProcess(spec, self._around, self._changed)
@@ -100,7 +100,7 @@ class ReplicaScaler:
         self._spawn(self._watch_start(name, number, self._running.add(process)))
 
     async def _watch_start(self, name: str, number: int, life: "asyncio.Task[None]") -> None:
-        """One that never comes up costs itself alone, and is wanted no more."""
+        """Remove an added process that fails, and reduce the wanted count; the suite stays."""
         process = self._members[name][number]
         await asyncio.wait({life})
         if process.state is ProcessState.FAILED:
@@ -112,7 +112,7 @@ class ReplicaScaler:
             self._take_out(name, number)
 
     def _forgo_one(self, name: str) -> None:
-        """Want one process less, by the file too: it is read again when another group is scaled."""
+        """Reduce the wanted count by one, in the file too: it is read again when another group is scaled."""
         asked = self._wanted[name]
         self._wanted[name] -= 1
         try:

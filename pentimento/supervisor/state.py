@@ -1,7 +1,7 @@
-"""The state directory of a suite: its lock, where it can be reached, and the short directory of its sockets.
+"""Manage the state directory of a suite: its lock, its endpoint, and the short directory of its sockets.
 
-A suite whose state directory was removed is found all the same: by the processes that its supervisor started, and by a
-second endpoint file beside the sockets.
+A suite can be found even after its state directory was removed: by the processes that its supervisor started, and by a
+second endpoint file next to the sockets.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ from pentimento.files.private_files import close_to_others, close_tree_to_others
 from pentimento.supervisor.leftovers import live_supervisor
 
 DEFAULT_STATE = Path(".pentimento")
-# What is a suite's in its state directory: nothing else there is touched, whatever directory was named.
+# A suite's folders in its state directory. Nothing else there is touched: the user may name any directory.
 KEPT = ("logs", "objects", "index", "emulated")
 ENDPOINT_FILE = "endpoint.json"
 KEPT_FILES = ("lock", ENDPOINT_FILE, "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
-# Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
+# Linux limits the path of a unix socket to 107 bytes, macOS to 103; the longest name in the directory has 24.
 MAX_SOCKET_DIRECTORY = 75
-# Without `.sock` behind it.
+# Without the suffix `.sock`.
 MAX_SOCKET_NAME = 19
 
 LONGEST_LINE_BYTES = 4096
@@ -32,9 +32,8 @@ LONGEST_LINE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a running suite is reached: `unix:/path` or `host:port`; `gateway` is empty where there is none, and
-    `http`, the host:port of the HTTP API, and `admin`, where tenants are administered. The token file, if any, opens
-    status calls."""
+    """Hold the addresses of a running suite, `unix:/path` or `host:port`. Empty if absent: `gateway`, `http` (host:port
+    of the HTTP API) and `admin` (administration of tenants). The token file, if any, authorises status calls."""
 
     frontdoor: str
     public: str
@@ -47,7 +46,8 @@ class Endpoint:
 
 
 class StateDirectory:
-    """`path` holds stores, logs, the lock and the endpoint file; `sockets` is a short private directory beside it."""
+    """Manage the directory `path` of stores, logs, lock and endpoint file, and `sockets`, a short private directory
+    elsewhere."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -56,14 +56,14 @@ class StateDirectory:
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Takes the state directory until the process ends; FailedPrecondition when another suite has it."""
+        """Lock the state directory until the process ends. Raises FailedPrecondition if another suite has it."""
         self.make()
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not take_exclusively(lock):
             owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
             os.close(lock)
             raise self._taken(owner)
-        # First: until the lock names this process, the endpoint of a crashed supervisor is believed.
+        # Do this first: until the lock names this process, readers trust the endpoint of a crashed supervisor.
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         if (running := live_supervisor(self.path)) is not None:
@@ -73,7 +73,7 @@ class StateDirectory:
         self._lock = lock
 
     def check_free(self) -> None:
-        """Raises FailedPrecondition when a suite has it."""
+        """Raise FailedPrecondition if a suite has the directory."""
         owner = self.owner()
         if owner is not None:
             raise self._taken(str(owner))
@@ -83,7 +83,7 @@ class StateDirectory:
         return FailedPrecondition("SUITE_RUNNING", message)
 
     def make(self) -> None:
-        """Changes state: the directory and what a suite keeps in it are there, and closed to other users."""
+        """Create the directory, and close it and the suite's files in it to other users. Changes state."""
         make_private_directory(self.path)
         make_private_directory(self.logs)
         for kept in KEPT:
@@ -99,7 +99,7 @@ class StateDirectory:
             self._lock = None
 
     def owner(self) -> int | None:
-        """Pid of the supervisor that runs a suite here; None when nobody does."""
+        """Return the pid of the supervisor that runs a suite here; None if there is none."""
         return self._lock_holder() or live_supervisor(self.path)
 
     def _lock_holder(self) -> int | None:
@@ -117,24 +117,24 @@ class StateDirectory:
             os.close(lock)
 
     def publish(self, endpoint: Endpoint) -> None:
-        """Changes state: others find the suite from now on."""
+        """Write the endpoint files, so that clients find the suite. Changes state."""
         for file in filter(_is_in_folder, self.endpoint_files):
             fresh = file.with_suffix(".new")
             fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
             fresh.replace(file)
 
     def withdraw(self) -> None:
-        """Changes state: nobody finds the suite any more."""
+        """Remove the endpoint files, so that clients no longer find the suite. Changes state."""
         for file in self.endpoint_files:
             file.unlink(missing_ok=True)
 
     def endpoint(self) -> Endpoint | None:
-        """Of the suite that runs here; None when there is none, also where a crash left the file, or half of it."""
+        """Return the endpoint of the running suite; None without one, even if a crash left the file or half of it."""
         found = next(filter(None, map(_endpoint, self.endpoint_files)), None)
         return found if found is not None and found.supervisor_pid == self.owner() else None
 
     def last_lines(self) -> dict[str, str]:
-        """What each process of the suite that holds the lock has said last, by its name."""
+        """Return the last log line of each process of the suite that holds the lock, by its name."""
         if not (self.path / "lock").exists():
             return {}
         since = (self.path / "lock").stat().st_mtime
@@ -143,7 +143,7 @@ class StateDirectory:
 
     @property
     def endpoint_files(self) -> tuple[Path, Path]:
-        """The file that tells where the suite is reached, and its copy that outlives the state directory."""
+        """Return the endpoint file, and its copy that outlives the state directory."""
         return self.path / ENDPOINT_FILE, self.sockets / ENDPOINT_FILE
 
 
@@ -152,7 +152,7 @@ def _is_in_folder(file: Path) -> bool:
 
 
 def _endpoint(file: Path) -> Endpoint | None:
-    """None where there is no file, or one that is cut off or of another version."""
+    """Return the endpoint in the file; None if the file is missing, incomplete or of another version."""
     try:
         return Endpoint(**json.loads(file.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -160,7 +160,7 @@ def _endpoint(file: Path) -> Endpoint | None:
 
 
 def last_line(log: Path) -> str:
-    """Of a file that may be large; empty for one that is."""
+    """Return the last line of a file that may be large; empty for an empty file."""
     with log.open("rb") as file:
         file.seek(-min(log.stat().st_size, LONGEST_LINE_BYTES), os.SEEK_END)
         lines = file.read().decode(errors="replace").splitlines()
@@ -168,7 +168,7 @@ def last_line(log: Path) -> str:
 
 
 def take_exclusively(lock: int, tries: int = 5) -> bool:
-    """A few tries, because `owner` holds the lock for a moment to see whether it can."""
+    """Take the lock, and return whether it was free. Try several times: `owner` holds it for a moment to test it."""
     for attempt in range(tries):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +180,8 @@ def take_exclusively(lock: int, tries: int = 5) -> bool:
 
 
 def socket_directory(state: Path) -> Path:
-    """The same for the same state directory, private to the user, and short whatever the state directory is called."""
+    """Return the socket directory of a state directory: stable, separate for each user, and always short. Raises
+    InvalidArgument if every candidate is too long."""
     name = "pentimento-" + hashlib.sha256(f"{os.getuid()}:{state}".encode()).hexdigest()[:12]
     candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
     for base in candidates:
@@ -190,7 +191,7 @@ def socket_directory(state: Path) -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Makes the directory for this user alone; refuses one that somebody else put there."""
+    """Create the directory for this user only. Raises FailedPrecondition for one that another user created."""
     directory.mkdir(mode=0o700, exist_ok=True)
     found = directory.lstat()
     if directory.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:

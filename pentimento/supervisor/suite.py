@@ -1,4 +1,4 @@
-"""Which processes make up a local suite, and what each is told. The services themselves are never imported."""
+"""List the processes of a local suite and their arguments. The services themselves are never imported."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,15 @@ EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range
 
 
 def longest_drain_s(suite: Suite, config_file: Path | None, environ: Mapping[str, str]) -> float:
-    """Return for how long the process that may drain the longest does, as its settings say. Raises SettingsError."""
+    """Return the longest drain timeout of all processes, in seconds, by their settings. Raises SettingsError."""
     modules = {process.module for process in suite.processes}
     sections = [module.rpartition(".")[2] for module in sorted(modules)]
     return max(float(setting_of(RpcServerSettings, "drain_timeout_s", one, config_file, environ)) for one in sections)
 
 
 def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
-    """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
+    """Return the suite: every service once, and a worker for each copy of each model. Sockets are unix sockets, and
+    stores are in the state directory."""
     called, calling = called_groups(settings, state), worker_groups(settings, state)
     cache = (gateway(settings, state),) if settings.cached else ()
     if settings.emulated is not None:
@@ -48,8 +49,7 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
 
 
 def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
-    """Return embedders and ControlNet services, as far as there are any. Workers call the latter, and are stopped
-    before them."""
+    """Return the groups of embedders and ControlNet services, if any. Workers call the latter, and stop before them."""
     groups = []
     if settings.cached:
         groups.append(ReplicaGroup("embedder", partial(embedder, settings, state), 1))
@@ -73,7 +73,7 @@ def worker_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[Repli
 
 
 def unix_address(state: StateDirectory, name: str) -> str:
-    """Return the address of a process's socket, which is short however long the name is."""
+    """Return the address of a process's socket. Long names are shortened by a hash."""
     if len(name) > MAX_SOCKET_NAME:
         name = f"{name[:8]}-{hashlib.sha256(name.encode()).hexdigest()[: MAX_SOCKET_NAME - 9]}"
     return f"unix:{state.sockets / name}.sock"
@@ -97,23 +97,23 @@ def shared_arguments(settings: SuiteSettings, instance: str) -> tuple[str, ...]:
 
 
 def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[str, ...]:
-    """Of a process that calls others: the controller's address and the token it shows them."""
+    """Return the flags of a process that calls others: the controller's address, and the token for its calls."""
     token = ("--service-token-file", str(settings.service_token_file)) if settings.service_token_file else ()
     return ("--controller-address", unix_address(state, "controller"), *token)
 
 
 def grant_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Of the gateway, which signs grants, and of workers, which check them."""
+    """Return the flags of the gateway, which signs grants, and of workers, which check them."""
     return ("--grant-key-file", str(settings.grant_key_file)) if settings.grant_key_file else ()
 
 
 def signing_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Of the frontdoor, which signs addresses of pictures, and of who serves them."""
+    """Return the flags of the frontdoor, which signs addresses of images, and of the edge, which serves them."""
     return ("--signing-key-file", str(settings.signing_key_file)) if settings.signing_key_file else ()
 
 
 def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
-    """Emulated pictures never lie in one store with real ones: what is cached there would be painted on from."""
+    """Return the folder of the stores. Emulated images have a separate one: real models would start from them."""
     return state.path / "emulated" if settings.emulated is not None else state.path
 
 
@@ -130,7 +130,7 @@ def ledger_url(settings: SuiteSettings, state: StateDirectory, service: str) -> 
 
 
 def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
-    """Return one embedder; the first has the name that others are configured with."""
+    """Return one embedder; the first has the name in the settings of other processes."""
     name = f"embedder-{number}" if number else "embedder"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = (
@@ -203,8 +203,8 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 
 def planned_cascade(settings: SuiteSettings, cascade: ServedCascade) -> tuple[str, ...]:
-    """By which the controller plans the cascade: its policy where one is chosen, else, with an SLO, the cascade itself
-    once it is registered."""
+    """Return the controller's flags for the cascade: the models of the chosen policy, else, with an SLO, the name of
+    the cascade, which is planned once it is registered."""
     if settings.policy:
         light, heavy = cascade.models
         small = ("--small", ",".join(settings.small)) if settings.small else ()
@@ -281,13 +281,13 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 
 def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    """Return the HTTP edge. What callers may do is theirs; its own token is for the history of the charts alone."""
+    """Return the HTTP edge. Callers use their own rights; its own token only reads the history of the charts."""
     address = unix_address(state, "edge")
     arguments: tuple[str, ...] = ("--listen", address, "--http-listen", settings.http)
     arguments += ("--frontdoor-address", unix_address(state, "frontdoor"))
     arguments += caller_arguments(settings, state)
     if is_local(settings.http):
-        # No load balancer is in front of it.
+        # There is no load balancer in front of a local address.
         arguments += ("--drain-delay-s", "0")
     if settings.cached:
         arguments += ("--gateway-address", unix_address(state, "gateway"))
@@ -306,8 +306,8 @@ def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def listed(option: str, values: Iterable[object]) -> str:
-    """Return the values as services read lists of them. Raises InvalidArgument for one that they would read as two, or
-    as another one."""
+    """Return the values as a list that services can read. Raises InvalidArgument for a value that they would split or
+    strip."""
     texts = [str(value) for value in values]
     for text in texts:
         if "," in text or text != text.strip():

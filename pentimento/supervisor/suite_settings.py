@@ -1,4 +1,4 @@
-"""What a local suite is to serve, and how."""
+"""Define the settings of a local suite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from pentimento.supervisor.state import StateDirectory
 
 @dataclass(frozen=True)
 class ServedCascade:
-    """Models, light first, and the directories of the discriminators that score the images of each but the last.
+    """Describe a cascade: models, light first, and a discriminator's directory for each model but the last.
 
-    `confidence_threshold`: images with less are deferred while the plan has no threshold; None for the discriminator's
-    own. `given`: the models as they were requested, by name or directory."""
+    `confidence_threshold`: images below it are deferred while the plan has no threshold; None for the discriminator's
+    own. `given`: the models as requested, by name or directory."""
 
     models: tuple[str, ...]
     discriminators: tuple[Path, ...]
@@ -25,59 +25,59 @@ class ServedCascade:
 
     @property
     def name(self) -> str:
-        """As it is registered."""
+        """Return the cascade's name in the model repository."""
         return ">".join(self.models)
 
     def scored(self) -> tuple[tuple[str, Path], ...]:
-        """Return each hand-over by the two models that it lies between, with its discriminator."""
+        """Return the name of each pair of consecutive models, with its discriminator."""
         pairs = zip(pairwise(self.models), self.discriminators, strict=True)
         return tuple((f"{light}>{heavy}", directory) for (light, heavy), directory in pairs)
 
 
 class SuitePlugin(Protocol):
-    """Emulated devices in place of models: what a plug-in of the group `pentimento.suites` makes of a fleet's file."""
+    """Replace models by emulated devices: made from a fleet's file by a plug-in of the group `pentimento.suites`."""
 
     @property
     def default_model(self) -> str: ...
 
     @property
     def models(self) -> Sequence[str]:
-        """The names of the fleet's models."""
+        """Return the names of the fleet's models."""
         ...
 
     @property
     def cached(self) -> bool:
-        """Whether embedder and gateway are started."""
+        """Return whether embedder and gateway are started."""
         ...
 
     @property
     def embedder_module(self) -> str:
-        """The embedder that a suite with a cache runs."""
+        """Return the embedder's module for a suite with a cache."""
         ...
 
     def gateway_arguments(self) -> tuple[str, ...]:
-        """Return flags of what may be reused."""
+        """Return the gateway's flags for reuse."""
         ...
 
     def workers(
         self, settings: "SuiteSettings", state: StateDirectory
     ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
-        """Return each type of device by its name, with what makes its processes by number, and their count."""
+        """Return each type of device: its name, a function that makes its process of a number, and their count."""
         ...
 
     def discriminators(self, settings: "SuiteSettings", state: StateDirectory) -> tuple[ProcessSpec, ...]: ...
 
     def controller_arguments(self, config_file: Path | None, small: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return flags of what the controller plans with, as far as neither environment nor `config_file` set it. The
-        models of `small` refine hits; empty for the fleet's own."""
+        """Return the controller's planning flags that neither environment nor `config_file` sets. The models of
+        `small` refine hits; empty for the fleet's own."""
         ...
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
-        """Return flags of the models' costs, by the files of `write_files`, and of the cascade."""
+        """Return flags for the models' costs, which `write_files` writes, and for the cascade."""
         ...
 
     def write_files(self, folder: Path) -> None:
-        """Write what `frontdoor_arguments` names."""
+        """Write the files that `frontdoor_arguments` names."""
         ...
 
 
@@ -130,7 +130,7 @@ class SuiteSettings:
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def devices_of(self, service: str) -> tuple[str, ...] | None:
-        """Return the GPUs that a service's processes are spread over, none for the CPU; None where nobody said."""
+        """Return the GPUs for a service's processes, empty for the CPU; None if no setting names any."""
         for name in (service, service.partition("/")[0]):
             if name in self.places:
                 return self.places[name]
@@ -142,5 +142,5 @@ class SuiteSettings:
 
     @property
     def cached(self) -> bool:
-        """Whether embedder and gateway are there."""
+        """Return whether embedder and gateway are started."""
         return self.emulated is None or self.emulated.cached

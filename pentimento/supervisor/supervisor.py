@@ -1,4 +1,4 @@
-"""Runs a suite of local processes: all started at once, kept up, drained in order."""
+"""Run a suite of local processes: start all together, restart them, and drain them in order."""
 
 import asyncio
 import time
@@ -11,16 +11,15 @@ from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.running import RunningProcesses
 from pentimento.supervisor.scaling import ReplicaScaler
 
-# A service drains for 30 s at most unless its settings say otherwise; what still runs then is not going to end by
-# itself.
+# A service drains for at most 30 s by default; a process that still runs then will not end by itself.
 STOP_TIMEOUT_S = 35.0
 AFTER_DRAIN_S = 5.0
-# How often a suite that does not serve yet says whom it waits for.
+# Seconds between reports of the processes that are still starting.
 TELL_EVERY_S = 15.0
 
 
 class Supervisor:
-    """`run` returns the exit code: 0 after a stop that was asked for, 1 when the suite could not start."""
+    """Run the processes of a suite. `run` returns the exit code: 0 after a requested stop, 1 after a failed start."""
 
     def __init__(
         self,
@@ -42,17 +41,17 @@ class Supervisor:
 
     @property
     def processes(self) -> list[SupervisedProcess]:
-        """Return those there are now."""
+        """Return the present processes."""
         return self._running.processes
 
     def request_scaling(self) -> None:
-        """Have as many processes as the file of wanted counts says; the other one tells how far that is. For signal
-        handlers of the event loop."""
+        """Scale the groups to the file of wanted counts; the other file reports progress. For signal handlers of the
+        event loop."""
         if self._files is not None and not self._stop_requests:
             self._scaler.follow(self._files)
 
     def request_stop(self) -> None:
-        """The first time drains in order, the second time kills. For signal handlers of the event loop."""
+        """Drain in order at the first call, kill at the second. For signal handlers of the event loop."""
         if self._stop_requests:
             return self.request_kill()
         self.view.note("stopping: the frontdoor first (once more to stop at once)")
@@ -60,14 +59,14 @@ class Supervisor:
         self._change.set()
 
     def request_kill(self) -> None:
-        """Ends everything now."""
+        """Kill all processes now, and end `run`. For signal handlers of the event loop."""
         self.view.note("stopping at once")
         self._stop_requests += 2
         self.kill()
         self._change.set()
 
     def kill(self) -> None:
-        """End everything now."""
+        """Kill all processes now."""
         self._running.kill()
 
     async def run(
@@ -76,8 +75,11 @@ class Supervisor:
         files: ReplicaFiles | None = None,
         arrival: Callable[[], Awaitable[str]] | None = None,
     ) -> int:
-        """Starts everything; `on_serving` is called once, with the seconds that it took, when all serve and `arrival`,
-        if any, has returned "" and no reason why requests reach nobody. Nothing is left running when it returns."""
+        """Start all processes, and run them until a stop or a failed start; none is left running at the return.
+
+        `on_serving` is called once, with the seconds of the start, when all serve and `arrival`, if any, has returned
+        "" (else the reason why requests reach no worker).
+        """
         started = time.monotonic()
         self._running.start_all()
         telling = asyncio.create_task(self._tell_who_starts())
@@ -98,7 +100,7 @@ class Supervisor:
             await self._running.all_ended()
 
     async def _arrived(self, arrival: Callable[[], Awaitable[str]]) -> bool:
-        """False where a stop was asked for meanwhile, or it returned a reason, which is told."""
+        """Return whether `arrival` succeeded: False after a requested stop, or for a reason, which is logged."""
         arriving = asyncio.ensure_future(arrival())
         arriving.add_done_callback(lambda _: self._change.set())
         try:
@@ -111,7 +113,7 @@ class Supervisor:
             arriving.cancel()
 
     async def _tell_who_starts(self) -> None:
-        """Now and then, while somebody waits for all to serve, and perhaps sees no logs."""
+        """Report the processes that are still starting, at intervals: the user may see no logs."""
         while True:
             await asyncio.sleep(self._tell_every_s)
             for process in self.processes:
@@ -120,7 +122,7 @@ class Supervisor:
                     self.view.note(f"{process.spec.name} is still starting; its last line: {said}")
 
     async def _until(self, reached: Callable[[], bool]) -> bool:
-        """True once `reached`; False when a stop was asked for, or a process failed, as it may until it has served."""
+        """Wait for `reached`, and return True; False after a requested stop, or if a process failed before serving."""
         while not reached():
             self._change.clear()
             if self._report_failures() or self._stop_requests:
@@ -129,7 +131,7 @@ class Supervisor:
         return True
 
     def _report_failures(self) -> bool:
-        """Says of each failed process why it ended; whether there is any."""
+        """Log the reason for each failed process, and return whether there is any. Added ones do not count."""
         failed = [
             process
             for process in self.processes
@@ -149,7 +151,7 @@ class Supervisor:
         self._tell()
 
     def _tell(self) -> None:
-        """Who looks on is told how many of each there are; that it cannot be written costs only that."""
+        """Write the status of each group for readers. A failed write is logged and has no other effect."""
         try:
             if self._files is not None:
                 self._files.tell(self._scaler.statuses())
@@ -157,11 +159,11 @@ class Supervisor:
             self.view.note(f"how many processes there are cannot be written: {error.strerror}", error=True)
 
     async def _drain(self) -> None:
-        """Stage by stage: nobody stops while one that calls it still works."""
+        """Stop the processes stage by stage, so that a caller ends before the services that it calls."""
         for members in self._running.stages():
             for process in members:
                 process.stop()
-            # One that was leaving already is forgotten as soon as it has ended.
+            # The scaler forgets a process that was already stopping as soon as it ends, so keep its task here.
             lives = {self._running.life(process): process for process in members}
             _, pending = await asyncio.wait(lives, timeout=self._stop_timeout_s)
             if pending:
