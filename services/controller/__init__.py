@@ -1,1 +1,1 @@
-"""Registry of replicas, their reports, and the plan."""
+"""Register replicas, collect their reports, and publish the plan."""

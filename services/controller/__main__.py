@@ -1,4 +1,4 @@
-"""`python -m services.controller`"""
+"""Run the controller: `python -m services.controller`."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from services.controller.wiring import wire
 
 
 async def main(argv: list[str]) -> None:
-    """Serve, over a ledger where the settings name one."""
+    """Serve, with a ledger if the settings name one."""
     settings = load_settings(ControllerSettings, "controller", argv)
     if not settings.ledger_url:
         return await wire(settings).run()
-    # Who needs no ledger starts without its libraries.
+    # A controller without a ledger starts without its libraries.
     from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 
     ledger = await asyncio.to_thread(open_fleet_ledger, settings.ledger_url)

@@ -1,4 +1,4 @@
-"""Run policies in threads with a time limit: the controller serves on while one decides, and if it never ends."""
+"""Run policies in threads with a time limit: the controller serves while one decides, even if it never ends."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _THREAD_NAME = "allocator"
-# Calls that did not end in time go on in their threads; no more are started while so many do.
+# Calls that did not end in time continue in their threads; at this number no more are started.
 MAX_STUCK = 4
 
 
 class AllocatorStuck(Exception):
-    """A policy that did not decide in time, or was not called because too many earlier calls have not ended."""
+    """Report a policy that did not decide in time, or was not called since too many earlier calls have not ended."""
 
 
 class AllocatorThreads:
-    """Run each call in a thread of its own; the process ends without waiting for them (`run_beside_allocators`)."""
+    """Run each call in a separate thread; the process ends without waiting for them (`run_beside_allocators`)."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -45,14 +45,14 @@ class AllocatorThreads:
                 return await decided
         except TimeoutError:
             if not decided.cancelled():
-                raise  # by the call itself
+                raise  # the call itself raised it
             self._stuck.add(thread)
             raise AllocatorStuck(f"no decision after {self.limit_s:g} s") from None
 
 
 def run_beside_allocators(main: Callable[[list[str]], Awaitable[None]]) -> None:
-    """Run `main(argv)` as `run_service` does, and end the process with its exit code. Where an allocator is still
-    deciding the process ends at once: an interpreter that is taken down under a solver's C++ aborts."""
+    """Run `main(argv)` as `run_service` does, and end the process with its exit code. If an allocator is still
+    deciding, the process ends immediately: an interpreter that finalises during a solver's C++ code aborts."""
     code = 0
     try:
         run_service(main)
@@ -71,7 +71,7 @@ def _run(call: Callable[[], T], loop: asyncio.AbstractEventLoop, decided: "async
         settle = partial(_settle, decided, decided.set_result, call())
     except Exception as error:  # it is raised in `run`
         settle = partial(_settle, decided, decided.set_exception, error)
-    # The loop may have ended meanwhile.
+    # The loop may have ended while the call ran.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(settle)
 

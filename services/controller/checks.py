@@ -1,4 +1,4 @@
-"""Limits of what replicas report and what operators register. Each error names the field and its limit; nothing is
+"""Check reports of replicas and registrations of operators. Each error names the field and its limit; nothing is
 stored before all checks have passed."""
 
 import hashlib
@@ -38,8 +38,8 @@ T = TypeVar("T")
 MAX_NAME_LENGTH = 256
 MAX_PATH_LENGTH = 512
 MAX_COUNT = 2**63 - 1
-# Of one pool between two reports. More than any frontdoor takes; a report that claims more would drown the averages of
-# demand for minutes.
+# Limit of one pool between two reports, above any frontdoor's rate. A larger count would distort the averages of demand
+# for minutes.
 MAX_REQUESTS = 1_000_000
 MAX_STEPS = 100_000
 MAX_BATCH = 1024
@@ -49,7 +49,7 @@ MAX_STAGES = 8
 MAX_POINTS = 1024
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
-# Whatever a loader reads; never a pickle, by whatever name.
+# Files that a loader reads; never a pickle under any name.
 FILE_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 WEIGHTS_SUFFIX = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -66,7 +66,7 @@ _COUNTS = (
 
 
 def check_replica(replica: Replica) -> None:
-    """Raise InvalidArgument for a registration that no later step could use."""
+    """Raise InvalidArgument for a registration with invalid fields."""
     check_instance(replica.instance_id, replica.generation)
     if not ADDRESS.fullmatch(replica.address) or not _port_is_valid(replica.address):
         raise InvalidArgument.of("replica.address", f"must be unix:/path or host:port, got {replica.address[:80]!r}")
@@ -81,7 +81,7 @@ def check_replica(replica: Replica) -> None:
 
 
 def check_instance(instance_id: str, generation: int) -> None:
-    """Raise InvalidArgument for an id or a generation that no process has."""
+    """Raise InvalidArgument for an invalid instance id or generation."""
     if not INSTANCE_ID.fullmatch(instance_id):
         limit = "must be 1 to 128 letters, digits and . _ : @ / -"
         raise InvalidArgument.of("instance_id", f"{limit}, got {instance_id[:80]!r}")
@@ -89,7 +89,7 @@ def check_instance(instance_id: str, generation: int) -> None:
 
 
 def check_report(report: ReplicaReport) -> None:
-    """Raise InvalidArgument for a report that cannot be true."""
+    """Raise InvalidArgument for a report with impossible values."""
     check_instance(report.instance_id, report.generation)
     _check_names("resident_models", report.resident_models)
     _check_text("held_model_digest", report.held_model_digest)
@@ -105,7 +105,7 @@ def check_report(report: ReplicaReport) -> None:
 
 
 def check_variant(variant: ModelVariant) -> None:
-    """Raise InvalidArgument for a variant that could not be served."""
+    """Raise InvalidArgument for a model variant that cannot be served."""
     check_name("model.name", variant.name)
     _check_digest("model.digest", variant.digest)
     for field in ("family", "licence"):
@@ -126,7 +126,7 @@ def check_variant(variant: ModelVariant) -> None:
 
 
 def check_cascade(cascade: CascadeVariant) -> None:
-    """Raise InvalidArgument for a cascade that no request could go through."""
+    """Raise InvalidArgument for a cascade that cannot serve requests."""
     count = len(cascade.models)
     if not 2 <= count <= MAX_STAGES:
         raise InvalidArgument.of("cascade.models", f"must be 2 to {MAX_STAGES} models, got {count}")
@@ -139,7 +139,7 @@ def check_cascade(cascade: CascadeVariant) -> None:
 
 
 def check_upload(upload: LoraUpload, max_bytes: int) -> None:
-    """Raise InvalidArgument for a LoRA that could not be served, before its file is received."""
+    """Raise InvalidArgument for a LoRA that cannot be served, before its file is received."""
     check_name("upload.name", upload.name)
     if upload.family not in ADAPTED_FAMILIES:
         limit = f"must be one of {', '.join(ADAPTED_FAMILIES)}"
@@ -155,13 +155,13 @@ def check_upload(upload: LoraUpload, max_bytes: int) -> None:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise InvalidArgument for a name that is no key of a registry."""
+    """Raise InvalidArgument for a name that cannot be a registry key."""
     if not is_adapter_name(name):
         raise InvalidArgument.of(field, f"{ADAPTER_NAME_RULE}, got {name[:80]!r}")
 
 
 def digest_of(files: tuple[ModelFile, ...]) -> str:
-    """Return the digest of a model with these files, as `pentimento.diffusion.checkpoint.digest_files` makes it."""
+    """Return the digest of a model with these files, equal to `pentimento.diffusion.checkpoint.digest_files`."""
     lines = "".join(f"{file.path}\0{file.sha256}\n" for file in sorted(files, key=lambda file: file.path))
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
@@ -222,7 +222,7 @@ def _check_thinnable(field: str, steps: ThinnableSteps) -> None:
 
 
 def _check_cost(field: str, cost: ModelCost) -> None:
-    """Raise InvalidArgument for a cost that nothing can be planned with."""
+    """Raise InvalidArgument for a cost that cannot be planned with."""
     _check_text(f"{field}.model", cost.model)
     _check_within(f"{field}.memory_bytes", cost.memory_bytes, MAX_COUNT)
     _check_within(f"{field}.step_count", cost.step_count, MAX_STEPS)
@@ -307,7 +307,7 @@ def _check_texts(field: str, value: object, *parts: str) -> None:
 
 
 def _check_text(field: str, text: str) -> None:
-    """Raise InvalidArgument for a text that is too long or cannot be shown."""
+    """Raise InvalidArgument for a text that is too long or not printable."""
     if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
         limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
         raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")
@@ -337,7 +337,7 @@ def _check_at_most(field: str, items: Sized, most: int = MAX_TOLD_COUNT, of: str
 def _check_each(
     field: str, items: Sequence[T], check: Callable[[str, T], None], of: str = "", most: int = MAX_TOLD_COUNT
 ) -> None:
-    """Check that there are not too many, then each under its number."""
+    """Check the number of items, then each item, named by its index."""
     _check_at_most(field, items, most, of)
     for index, item in enumerate(items):
         check(f"{field}[{index}]", item)

@@ -1,4 +1,4 @@
-"""The controller: replicas register, report and leave; plans follow from them, and watchers receive them."""
+"""Control the fleet: accept replicas and their reports, plan from them, and send the plans to watchers."""
 
 import asyncio
 import logging
@@ -30,14 +30,14 @@ from services.controller.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-# By then another controller may lead, or this one.
+# Another controller may lead after this time, or this one.
 STANDBY_RETRY_MS = 500
 
 
 @dataclass(frozen=True)
 class ControllerTimes:
-    """Limits in seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known.
-    The policy decides by the demand of each `plan_interval_s`."""
+    """Set the times, in seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as
+    known. The policy decides by the demand of each `plan_interval_s`."""
 
     lease_s: float
     report_interval_s: float
@@ -49,14 +49,14 @@ class ControllerTimes:
     latest_begin_s: float = 60.0
     # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
     min_plan_gap_s: float = 0.02
-    # A loop that wakes this much too late was stopped, not busy.
+    # A loop that wakes later than this was stopped, not busy.
     pause_s: float = 1.0
 
 
 class Controller:
-    """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. Without the
-    lead (`leads` False) a controller refuses all of them until `lead`. `keep` receives every new plan.
-    `registered_costs` returns costs of models that no worker has measured, `registered_digests` digests by name."""
+    """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. With
+    `leads` False a controller rejects all RPCs until `lead`. `keep` receives every new plan. `registered_costs` returns
+    costs of models that no worker has measured, `registered_digests` digests by name."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Controller:
         self._changed = asyncio.Event()
 
     def lead(self, epoch: int, left: Plan | None) -> None:
-        """Changes state: this process leads from now on, under that epoch. `left`, the last plan of the leader before
-        it, stays in force until the fleet is known."""
+        """Lead from now on, under that epoch. Changes state. `left`, the last plan of the leader before, stays in force
+        until the fleet is known."""
         self._epoch.claim(epoch)
         self._planner.rise_to(epoch)
         if left is not None:
@@ -100,12 +100,12 @@ class Controller:
         self._leads = True
 
     def name_uploaded(self, adapters: tuple[Adapter, ...]) -> None:
-        """Changes state: plans name these LoRAs of the object store from now on."""
+        """Set the LoRAs of the object store that all later plans name. Changes state."""
         self._planner.uploaded = adapters
         self._changed.set()
 
     def register(self, replica: Replica) -> ReplicaLease:
-        """Changes state."""
+        """Register a replica, and return its lease. Changes state."""
         self.check_leading()
         with _counting_refusals():
             check_replica(replica)
@@ -117,7 +117,7 @@ class Controller:
         return ReplicaLease(lease_ms, interval_ms, self._epoch.value)
 
     def report(self, report: ReplicaReport) -> int:
-        """Changes state. Return the leader's epoch. A refused report changes nothing."""
+        """Apply a report, and return the leader's epoch. Changes state; a rejected report changes nothing."""
         self.check_leading()
         with _counting_refusals():
             check_instance(report.instance_id, report.generation)
@@ -133,7 +133,7 @@ class Controller:
         return self._epoch.value
 
     def deregister(self, instance_id: str, generation: int) -> None:
-        """Changes state."""
+        """Remove a replica from the registry. Changes state."""
         self.check_leading()
         check_instance(instance_id, generation)
         self._registry.deregister(instance_id, generation)
@@ -153,8 +153,8 @@ class Controller:
         return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s, self._planner.steered)
 
     async def run(self) -> None:
-        """Plan now, then whenever the fleet changes, a lease ends, or a planning period is over; and every `pause_s`,
-        since a pause shows only by a step that was due in it."""
+        """Plan now, then when the fleet changes, a lease ends or a planning period is over, and every `pause_s`: only
+        a step that is late reveals a pause of this process."""
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
@@ -162,7 +162,7 @@ class Controller:
             self._changed.clear()
             try:
                 await self.step(now_s)
-            except Exception:  # without this loop no replica would ever come or go again
+            except Exception:  # if this loop ended, plans would never change again
                 logger.exception("planning failed; the current plan stays")
             await asyncio.sleep(self._times.min_plan_gap_s)
             due_s = self._next_step_s(now_s)
@@ -172,7 +172,7 @@ class Controller:
                     await self._changed.wait()
 
     async def step(self, now_s: float) -> None:
-        """Changes state: one round of planning from what is known at `now_s` (monotonic seconds)."""
+        """Run one planning round at `now_s` (monotonic seconds). Changes state."""
         self._registry.forget_silent(now_s)
         replicas = self._registry.live(now_s)
         if plan := await self._replan(replicas, now_s):
@@ -186,14 +186,14 @@ class Controller:
             LIVE_REPLICAS.labels(kind.value).set(kinds[kind])
 
     def forgive_pause(self, now_s: float, due_s: float) -> None:
-        """Changes state: extend leases by the seconds in which this process was stopped and could receive no report."""
+        """Extend leases by a pause of this process, which could receive no report. Changes state."""
         if now_s - due_s > self._times.pause_s:
             PAUSES.inc()
             logger.warning("the controller was paused", extra={"seconds": round(now_s - due_s, 1)})
             self._registry.forgive(now_s - due_s, now_s)
 
     def close(self) -> None:
-        """Changes state: ends the watchers' streams."""
+        """End the watchers' streams. Changes state."""
         self._feed.close()
 
     async def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
@@ -209,7 +209,7 @@ class Controller:
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 
     def _look_due_s(self) -> float:
-        """Return when the next round is due: the first one once the fleet seems whole."""
+        """Return the time of the next round, in monotonic seconds: the first one waits until the fleet seems whole."""
         if self._planner.begun:
             return self._look_s + self._times.plan_interval_s
         calm_s = min(self._joined_s + self._times.calm_s, self._started_s + self._times.latest_begin_s)
@@ -235,7 +235,8 @@ class Controller:
             raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
 
     def _overtake(self, seen: PlanVersion | None) -> None:
-        """Rise above a newer plan that a replica acts on (our clock was set back): no replica would follow ours."""
+        """Rise above the epoch of a newer plan that a replica follows (this clock was set back): else it would ignore
+        this controller's plans."""
         if seen is not None and self._epoch.overtake(seen.leader_epoch):
             logger.warning("rising above a newer epoch", extra={"leader_epoch": self._epoch.value})
             self._planner.rise_to(self._epoch.value)

@@ -1,8 +1,8 @@
-"""The leader's epoch: larger after every restart, so that a newer plan always compares as newer.
+"""Choose the leader's epoch: larger after every restart, so that a newer plan always compares as newer.
 
-An epoch is the wall clock's milliseconds at the start, or one more than the stored one if that is larger: the clock
-alone makes it grow where nothing can be stored, the stored one where the clock was set back. Where several controllers
-share a ledger, the epoch is the one that this controller claimed there.
+An epoch is the wall clock's milliseconds at the start, or the stored epoch plus one if that is larger. The clock makes
+it grow if nothing can be stored; the stored epoch does if the clock was set back. Controllers that share a ledger claim
+their epochs there.
 """
 
 import logging
@@ -19,9 +19,9 @@ FILE_NAME = "leader-epoch"
 
 
 class LeaderEpoch:
-    """`value` is the epoch in force. `state_dir` None, or not writable, leaves it to the clock. `on_rise` hears of an
-    epoch that gives way to a larger one. `now_ms` is the clock after `wall_ms`, its time at the start, which may have
-    been far too early; None where it stands still."""
+    """Hold the epoch in force as `value`. Without a writable `state_dir` only the clock determines it. `on_rise`
+    receives an epoch and the larger one that replaces it. `wall_ms`: the clock's time at the start, which may be far
+    too early; `now_ms` returns its present time, None for a constant clock."""
 
     def __init__(
         self,
@@ -38,15 +38,16 @@ class LeaderEpoch:
         self._store()
 
     def believable(self, epoch: int) -> bool:
-        """Whether some leader can have had this epoch. A liar must not push the epochs to their end."""
+        """Return whether a leader can have had this epoch. A false report must not exhaust the epochs."""
         return 0 <= epoch <= max(self._started_ms, self._now_ms()) + BELIEVABLE_LEAD_MS
 
     def claim(self, epoch: int) -> None:
-        """Changes state: lead under an epoch that was claimed elsewhere."""
+        """Lead under an epoch that was claimed in the ledger. Changes state."""
         self.value = epoch
 
     def overtake(self, seen: int) -> bool:
-        """Rise above an epoch that a replica acts on (changes state); False if it is not above ours."""
+        """Rise above an epoch that a replica follows, and return True; False if it is not above this one, or
+        impossible. Changes state."""
         if seen <= self.value or not self.believable(seen):
             return False
         self._on_rise(self.value, seen + 1)

@@ -1,7 +1,7 @@
-"""Who leads, by the ledger that several controllers share; and the plans that outlive a leader.
+"""Elect the leader through the ledger that several controllers share, and store plans for the next leader.
 
-The ledger is never waited for while a plan is made: followers have the plan at once, and a leader that was taken over
-from is refused by its epoch, by the ledger and by every follower.
+Planning never waits for the ledger: followers receive a plan immediately. The ledger and every follower reject a
+replaced leader by its epoch.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One controller's part in it. `controller_id` is written beside the epoch that it claims."""
+    """Claim and hold the lead for one controller. The ledger stores `controller_id` with the epoch that it claims."""
 
     def __init__(self, ledger: FleetLedger, lease: LedgerLease, controller_id: str, clock: Clock) -> None:
         self._ledger = ledger
@@ -32,8 +32,8 @@ class Leadership:
         self._clock = clock
 
     async def begin(self, standby: bool) -> tuple[int, Plan | None]:
-        """Changes state: lead at once, or as a standby once nobody does. Return the epoch, and the plan of the leader
-        before; None where there is none that can be believed."""
+        """Take the lead immediately, or as a standby once no other controller leads. Changes state. Return the epoch,
+        and the plan of the leader before; None without a believable one."""
         if standby:
             epoch = await self._lease.wait_and_take_over()
         else:
@@ -41,15 +41,15 @@ class Leadership:
         return epoch, await self._left()
 
     async def hold(self, epoch: Callable[[], int], on_lost: Callable[[], None]) -> None:
-        """Changes state: lead until another controller does."""
+        """Hold the lead until another controller takes it. Changes state."""
         await self._lease.hold(epoch, on_lost)
 
     def rise(self, epoch: int, to: int) -> None:
-        """Changes state: somebody acts on a newer epoch, so lead under a larger one."""
+        """Raise the epoch in the ledger above a newer one that a replica follows. Changes state."""
         _logged(self._ledger.rise(epoch, to), "the epoch could not be raised")
 
     def keep(self, plan: Plan) -> None:
-        """Changes state: save the plan, for the next leader."""
+        """Save the plan for the next leader. Changes state."""
         _logged(self._ledger.save_plan(plan.version, to_bytes(plan, controller_pb.Plan)), "the plan could not be saved")
 
     async def _left(self) -> Plan | None:

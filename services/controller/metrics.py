@@ -1,4 +1,4 @@
-"""What the controller counts, beside the RPC metrics that every process has."""
+"""Define the controller's metrics, in addition to the RPC metrics of every process."""
 
 from pentimento.telemetry import counter, gauge
 

@@ -13,9 +13,9 @@ from services.controller.metrics import WATCHERS
 class PlanFeed:
     """Publish plans on one event loop.
 
-    A watcher that holds a plan of an earlier leader gets nothing until the feed is `settle`d: right after a restart the
-    fleet is known in part only, and a plan without half of the workers would be an outage. Until then the plan that the
-    earlier leader left, where there is one (`restore`), is in force for everybody.
+    A watcher with a plan of an earlier leader receives none until `settle`: right after a restart only a part of the
+    fleet is known, and a plan without half of the workers would be an outage. Until then the earlier leader's last
+    plan, if any (`restore`), is in force for all watchers.
     """
 
     def __init__(self, max_watchers: int) -> None:
@@ -29,27 +29,27 @@ class PlanFeed:
 
     @property
     def in_force(self) -> Plan | None:
-        """The plan that watchers receive, unless they hold it or a newer one."""
+        """Return the plan that watchers receive, unless they hold it or a newer one."""
         return self._plan if self._settled or self._restored is None else self._restored
 
     def restore(self, plan: Plan) -> None:
-        """Changes state: put the earlier leader's last plan in force."""
+        """Put the earlier leader's last plan in force. Changes state."""
         self._restored = plan
         self._notify()
 
     def publish(self, plan: Plan) -> None:
-        """Changes state."""
+        """Set the newest plan, and wake the watchers. Changes state."""
         self._plan = plan
         self._notify()
 
     def settle(self) -> None:
-        """Changes state: the plan is good enough for watchers that hold one."""
+        """Allow the newest plan for watchers that hold one of an earlier leader. Changes state."""
         if not self._settled:
             self._settled = True
             self._notify()
 
     def close(self) -> None:
-        """Changes state: ends every stream."""
+        """End every stream. Changes state."""
         self._closed = True
         self._notify()
 

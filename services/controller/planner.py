@@ -1,7 +1,7 @@
-"""From what the registry knows to the plan in force.
+"""Make the plan in force from the live fleet and its demand.
 
-Whatever a policy does, some plan serves: the last good one, or the one by which workers keep their models where the
-policy lacks profiles or no live worker holds a part of its last plan.
+If a policy fails, its last good plan stays. If it lacks profiles, or no live worker holds a part of that plan, workers
+keep their models.
 """
 
 import logging
@@ -35,64 +35,64 @@ RESIDENT_SERVES = "the workers keep the models that they hold"
 
 
 class Planner:
-    """Calls a policy within a time limit and numbers its plans. `plan` is None until the first one.
+    """Call a policy within a time limit and number its plans. `plan` is None until the first one.
 
-    Until `begin`, every worker keeps what it holds: a policy that decides by the half of a fleet that has registered so
-    far would have models loaded for nothing.
+    Until `begin`, every worker keeps its model: a policy that sees only the replicas registered so far would make
+    workers load models in vain.
     """
 
     def __init__(
         self, policy: ServingPolicy, leader_epoch: int, allocator_limit_s: float = 0.5, *, skip_light_below: float = 0.0
     ) -> None:
-        """`skip_light_below`: the bound of cascades' first stages whose policy sets none."""
+        """Start without a plan. `skip_light_below`: the bound of cascades' first stages if the policy sets none."""
         self._skip_light_below = skip_light_below
         self._policy = policy
         self._threads = AllocatorThreads(allocator_limit_s)
         self._epoch = leader_epoch
         self.begun = False
-        # What the last round found in force, and what it decided.
+        # The decision in force before the last round, and the last round's own.
         self._before = self._decision = Decision()
         self._failing = False
         self.plan: Plan | None = None
-        # Requests by adapter, by which popular adapters are placed.
+        # Requests by adapter, to place the popular ones.
         self._asked = AskedShares()
         # LoRAs of the object store, which every plan names.
         self.uploaded: tuple[Adapter, ...] = ()
-        # The repository's digests by name, and what workers were found to hold under these names.
+        # The repository's digests by name, and the digests that workers hold under the same names.
         self.registered: Mapping[str, str] = {}
         self._held = HeldDigests()
-        # What the policy could not plan in the last round, and why.
+        # Models that the policy could not plan in the last round, with reasons.
         self.unplanned: tuple[UnplannedModel, ...] = ()
 
     def rise_to(self, leader_epoch: int) -> None:
-        """Changes state: the next plan is the first of a newer epoch, whatever it says."""
+        """Make the next plan the first of a newer epoch, even if it is unchanged. Changes state."""
         self._epoch = leader_epoch
 
     def follow(self, policy: ServingPolicy) -> None:
-        """Changes state: that policy decides from the next round on. A policy of another name starts without memory."""
+        """Use that policy from the next round on. Changes state. A policy of another name starts without memory."""
         if policy.name != self._policy.name:
             self._before = self._decision = Decision()
         self._policy = policy
 
     def begin(self) -> None:
-        """Changes state: the policy decides from now on, at first without memory. Harmless once it does."""
+        """Let the policy decide from now on, at first without memory. Changes state; later calls have no effect."""
         if not self.begun:
             self.begun = True
             self._before = self._decision = Decision()
 
     async def look(self, given: PlanInput) -> Plan | None:
-        """Changes state: decide by new demand. Return the new plan, None while the one in force stays."""
+        """Decide by new demand. Changes state. Return the new plan; None if the plan in force stays."""
         self._asked = self._asked.seen(given.demand)
         return await self._replan(given, self._decision)
 
     async def look_again(self, given: PlanInput) -> Plan | None:
-        """Changes state: decide by the last round's time and demand on the fleet as it is now, as `look` returns. A
-        policy's memory takes each round once, however often the fleet changes."""
+        """Decide by the present fleet, with the last round's time and demand. Changes state; returns like `look`. The
+        policy's memory counts each round once, however often the fleet changes."""
         return await self._replan(given, self._before)
 
     @property
     def steered(self) -> SteeredCount | None:
-        """Return what the policy moves towards; None for a policy that does not move step by step."""
+        """Return the worker count that the policy moves towards; None for a policy that does not move in steps."""
         return self._decision.steered
 
     @property
@@ -108,7 +108,7 @@ class Planner:
         policy = self._in_force
         made = await self._make(policy, replace(given, last=last), facts)
         if made is None or self._in_force.name != policy.name:
-            # A policy that took over meanwhile could not read what another one remembers.
+            # The policy was replaced during the call, and its successor could not read this memory.
             return None
         self._before, self._decision, self._asked = last, made.decision, made.asked
         return self._publish(made.plan)
@@ -123,11 +123,11 @@ class Planner:
         return new
 
     async def _make(self, policy: ServingPolicy, given: PlanInput, facts: FleetFacts) -> MadePlan | None:
-        """Return the policy's plan, or the one by which workers keep their models where it cannot plan. None where it
-        raised, hung or decided nonsense and its last good plan stands."""
+        """Return the policy's plan, or a plan that keeps the workers' models if it cannot plan. None if it raised, hung
+        or decided an invalid plan, and its last good plan stays."""
         try:
             made = await self._threads.run(partial(make_plan, policy, given, facts))
-        except Exception as error:  # a policy's defect must not take the fleet's plan away
+        except Exception as error:  # a policy's defect must not remove the fleet's plan
             lacks = isinstance(error, FailedPrecondition) and error.reason == Reason.PROFILE_MISSING
             lacking = str(error) if lacks else ""
             self._note_failure(policy.name, lacking)
@@ -139,7 +139,7 @@ class Planner:
         return made
 
     def _note_failure(self, name: str, lacking: str) -> None:
-        """Count a failure, and log the first of several in a row. `lacking`: what the policy needs and has not."""
+        """Count a failure, and log the first of several in a row. `lacking`: the profiles that the policy misses."""
         ALLOCATION_FAILURES.labels(name).inc()
         if not self._failing and lacking:
             logger.warning(
@@ -158,7 +158,7 @@ class Planner:
         return not live or not live.isdisjoint(held)
 
     def _note_unplanned(self, seen: PlanInput, mismatched: tuple[UnplannedModel, ...]) -> None:
-        """Log once which models and workers no plan has, and keep metrics of them."""
+        """Log each set of unplanned models and workers once, and set their metrics."""
         lacking = unprofiled_models(seen) if self._policy.plans_batches else ()
         if lacking and not set(lacking) <= set(self.unplanned):
             models = [f"{one.model} on {one.device or 'any device'}: {one.reason}" for one in lacking]

@@ -1,4 +1,4 @@
-"""The live replicas, by lease. Soft state: after a restart their registrations and reports rebuild it.
+"""Track the live replicas by lease. Soft state: after a restart their registrations and reports rebuild it.
 
 Times are monotonic seconds and come as arguments.
 """
@@ -13,7 +13,7 @@ from pentimento.policies.plan.inputs import ReplicaView
 
 @dataclass(frozen=True)
 class _RegisteredReplica:
-    """Hold a replica. `received_s`: its silence counts from here; `heard_s`: its last call."""
+    """Hold a replica. `received_s`: start of its silence, later after a pause; `heard_s`: time of its last call."""
 
     replica: Replica
     received_s: float
@@ -23,14 +23,15 @@ class _RegisteredReplica:
 
 @dataclass(frozen=True)
 class ReceivedReport:
-    """Say whether the plan depends on the change, and the seconds since the replica's last report."""
+    """Hold whether the plan depends on the change, and the seconds since the replica's last call."""
 
     changed: bool
     covered_s: float
 
 
 class Registry:
-    """Hold at most `capacity` replicas. One silent for `lease_s` is not live, after `retention_s` it is dropped."""
+    """Hold at most `capacity` replicas. A replica silent for `lease_s` is not live; after `retention_s` it is
+    dropped."""
 
     def __init__(self, lease_s: float, retention_s: float, capacity: int) -> None:
         self._lease_s = lease_s
@@ -39,21 +40,21 @@ class Registry:
         self._entries: dict[str, _RegisteredReplica] = {}
 
     def register(self, replica: Replica, now_s: float) -> None:
-        """Changes state. Of two live replicas with one identity, which is instance id or address, the later start is
-        the one: it takes the other's place, and the other one is rejected with FailedPrecondition."""
+        """Add or replace a replica. Changes state. Of two live replicas with one instance id or one address, the later
+        start replaces the earlier one, which is rejected with FailedPrecondition."""
         known = self._entries.get(replica.instance_id)
         if known and self._is_live(known, now_s) and _outranks(known.replica, replica):
             raise _superseded(replica.instance_id, replica.generation, known.replica)
         self._take_address(replica, now_s)
         if known is None:
             self._make_room(now_s)
-        # What it reported of itself stands, where it only says more of itself now.
+        # A second registration of the same start keeps its last report.
         is_same = known is not None and known.replica.generation == replica.generation
         report = known.report if known is not None and is_same else None
         self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
-        """Changes state. NotFound asks the replica to register."""
+        """Apply a report. Changes state. Raises as `require`; NotFound makes the replica register."""
         known = self.require(report.instance_id, report.generation)
         resident, digest = report.resident_models, report.held_model_digest
         replica = replace(known.replica, resident_models=resident, held_model_digest=digest)
@@ -63,8 +64,8 @@ class Registry:
         return ReceivedReport(changed, max(0.0, now_s - known.heard_s))
 
     def require(self, instance_id: str, generation: int) -> _RegisteredReplica:
-        """Return what is known of that start. Raises NotFound where it is not registered, FailedPrecondition where a
-        later one is."""
+        """Return the entry of that start. Raises NotFound if it is not registered, FailedPrecondition if a later start
+        is."""
         known = self._entries.get(instance_id)
         if known is None or known.replica.generation < generation:
             message = f"{instance_id} generation {generation} is not registered"
@@ -74,29 +75,29 @@ class Registry:
         return known
 
     def deregister(self, instance_id: str, generation: int) -> None:
-        """Changes state. A start that is not the registered one cannot take it away."""
+        """Remove a replica. Changes state. Raises as `require`: another start cannot remove the registered one."""
         self.require(instance_id, generation)
         del self._entries[instance_id]
 
     def forget_silent(self, now_s: float) -> None:
-        """Changes state: drop replicas that were silent for longer than the retention."""
+        """Drop replicas that were silent for longer than the retention. Changes state."""
         silent = [name for name, entry in self._entries.items() if now_s - entry.received_s > self._retention_s]
         for name in silent:
             del self._entries[name]
 
     def forgive(self, seconds: float, now_s: float) -> None:
-        """Changes state: extend leases by the seconds in which the controller could receive nothing."""
+        """Extend leases by the seconds of a pause of the controller. Changes state."""
         for name, entry in self._entries.items():
             self._entries[name] = replace(entry, received_s=min(entry.received_s + seconds, now_s))
 
     def live(self, now_s: float) -> tuple[ReplicaView, ...]:
-        """Replicas that may be planned with: live and not draining, ordered by instance id."""
+        """Return the replicas to plan with: live and not draining, ordered by instance id."""
         usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
         views = (ReplicaView(entry.replica, entry.report) for entry in usable)
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
 
     def next_expiry_s(self, now_s: float) -> float | None:
-        """Return when the next lease ends unless its replica reports; None without live replicas."""
+        """Return the time of the next end of a lease without a report; None without live replicas."""
         ends = [entry.received_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
         return min(ends, default=None)
 
@@ -108,7 +109,8 @@ class Registry:
         return now_s - entry.received_s < self._lease_s
 
     def _take_address(self, replica: Replica, now_s: float) -> None:
-        """Changes state: forget the earlier start that had the address. FailedPrecondition where a later one has it."""
+        """Forget an earlier start with the same address. Changes state. Raises FailedPrecondition if a later start has
+        it."""
         for entry in tuple(self._entries.values()):
             other = entry.replica
             if other.address != replica.address or other.instance_id == replica.instance_id:
@@ -128,7 +130,7 @@ class Registry:
 
 
 def _planned_by(replica: Replica) -> Replica:
-    """Return the part of a replica that a plan cannot wait for. Workers load LoRAs all the time: those are for the next
+    """Return the part of a replica that changes the plan immediately. Workers often load LoRAs: these count in the next
     planning round."""
     if replica.kind is not ReplicaKind.UNET_WORKER:
         return replica
@@ -140,7 +142,7 @@ def _is_draining(entry: _RegisteredReplica) -> bool:
 
 
 def _outranks(known: Replica, replica: Replica) -> bool:
-    """Return whether `known`, of the same instance id, is another process and did not start before `replica`."""
+    """Return whether `known`, with the same instance id, is another process and did not start before `replica`."""
     if known.generation == replica.generation:
         return known.address != replica.address
     return known.generation > replica.generation

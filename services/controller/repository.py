@@ -1,4 +1,4 @@
-"""Registers, removes and lists variants and cascades: in the ledger first, then in memory, where plans are made."""
+"""Register, remove and list variants and cascades: in the ledger first, then in memory, which plans are made from."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ MAX_REGISTERED = 4096
 
 
 class ModelRepository:
-    """Belongs to one event loop. Without a ledger nothing can be registered. `on_change` is called when what is
-    registered has changed. `promise`: what is asked of hand-over profiles."""
+    """Hold the registered models and cascades, on one event loop. Registration needs a ledger. `on_change` is called
+    after every change. `promise`: the requirements for hand-over profiles."""
 
     def __init__(
         self,
@@ -37,25 +37,25 @@ class ModelRepository:
         self._ledger = ledger
         self._on_change = on_change
         self._promise = promise or ReusePromise()
-        # Checks and changes of two callers never mix.
+        # Serialises the checks and changes of all callers.
         self._turn = asyncio.Lock()
         self._models: dict[str, ModelVariant] = {}
         self._cascades: dict[str, CascadeVariant] = {}
 
     @property
     def registered(self) -> RegisteredModels:
-        """Everything that is registered, ordered by name."""
+        """Return all registered models and cascades, ordered by name."""
         models = tuple(self._models[name] for name in sorted(self._models))
         return RegisteredModels(models, tuple(self._cascades[name] for name in sorted(self._cascades)))
 
     @property
     def costs(self) -> tuple[DeviceCost, ...]:
-        """What the registered models cost."""
+        """Return the costs of the registered models."""
         return tuple(on for name in sorted(self._models) for on in self._models[name].costs)
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digests of the registered models, by name."""
+        """Return the digests of the registered models, by name."""
         return {name: variant.digest for name, variant in self._models.items()}
 
     def cascade(self, name: str) -> CascadeVariant | None:
@@ -63,25 +63,26 @@ class ModelRepository:
         return self._cascades.get(name)
 
     def handover(self, light: str, heavy: str) -> Handover | None:
-        """Return the hand-over of the cascade of these two; None where none is registered."""
+        """Return the hand-over of the cascade `light>heavy`; None where none is registered."""
         cascade = self._cascades.get(f"{light}>{heavy}")
         return cascade.handovers[0] if cascade else None
 
     async def load(self) -> None:
-        """Changes state: what the ledger holds. What this version cannot read is passed over, and stays there."""
+        """Load the ledger's registrations. Changes state. Unreadable ones are skipped, and stay in the ledger."""
         rows = await asyncio.wrap_future(self._writable().registered())
         self._models = {one.name: one for one in _read(rows, MODEL, ModelVariant)}
         self._cascades = {one.name: one for one in _read(rows, CASCADE, CascadeVariant)}
         self._on_change()
 
     async def register_model(self, variant: ModelVariant) -> None:
-        """Changes state. FailedPrecondition NAME_TAKEN where the name stands for another variant."""
+        """Register a variant. Changes state. Raises FailedPrecondition NAME_TAKEN if the name has another variant."""
         check_variant(variant)
         async with self._turn:
             await self._register(self._models, MODEL, variant, variant.digest)
 
     async def remove_model(self, name: str) -> None:
-        """Changes state. NotFound; FailedPrecondition MODEL_IN_USE while a cascade names it."""
+        """Remove a variant. Changes state. Raises NotFound, and FailedPrecondition MODEL_IN_USE while a cascade names
+        it."""
         check_name("name", name)
         async with self._turn:
             if users := [cascade.name for cascade in self._cascades.values() if name in cascade.models]:
@@ -89,7 +90,7 @@ class ModelRepository:
             await self._remove(self._models, MODEL, name)
 
     async def register_cascade(self, cascade: CascadeVariant, handover_profiles: Sequence[str] = ()) -> CascadeVariant:
-        """Changes state. Return the cascade as it is registered, with the shares that the profiles' texts allow.
+        """Register a cascade, and return it with the reuse shares that the profiles' texts allow. Changes state. Raises
         FailedPrecondition MODEL_NOT_REGISTERED, NAME_TAKEN."""
         check_cascade(cascade)
         async with self._turn:
@@ -102,7 +103,7 @@ class ModelRepository:
         return cascade
 
     async def remove_cascade(self, name: str) -> None:
-        """Changes state. NotFound."""
+        """Remove a cascade. Changes state. Raises NotFound."""
         for index, model in enumerate(name.split(">")):
             check_name(f"name[{index}]", model)
         async with self._turn:
@@ -131,7 +132,7 @@ class ModelRepository:
 
         async def change() -> None:
             there = await asyncio.wrap_future(ledger.unregister(kind, name))
-            # One that the ledger has lost already was removed by a call that never heard of it.
+            # If only the ledger lacks it, an earlier call removed it there without learning of its success.
             if known.pop(name, None) is None and not there:
                 raise NotFound("NOT_REGISTERED", f"name: no {kind} {name} is registered")
             logger.info("removed", extra={"kind": kind, "model": name})
@@ -147,7 +148,7 @@ class ModelRepository:
 
 
 def _other(known: ModelVariant | CascadeVariant | None, one: ModelVariant | CascadeVariant) -> str:
-    """Say what of a registration is not what is to be registered."""
+    """Name the fields that differ between an existing registration and the new one."""
     fields = [name for name, value in to_json(one).items() if known is not None and to_json(known)[name] != value]
     return f"other {', '.join(fields)}" if fields else "something else"
 
@@ -165,8 +166,8 @@ def _read(rows: Iterable[RegisteredRow], kind: str, of: type[T]) -> list[T]:
 
 
 async def wholly(change: Coroutine[Any, Any, R]) -> R:
-    """Return the result of a change of the ledger and then of memory. A caller who is cancelled once meanwhile ends
-    after it, since memory would lack what the ledger has; cancelled again, it ends at once."""
+    """Return the result of a change of the ledger and then of memory. A caller that is cancelled still waits for the
+    change, so that memory matches the ledger; a second cancel ends the wait immediately."""
     changing = asyncio.ensure_future(change)
     try:
         return await asyncio.shield(changing)

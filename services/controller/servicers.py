@@ -1,4 +1,4 @@
-"""The controller's three services over protobuf: replicas and plans, models, uploaded LoRAs."""
+"""Serve the controller's three services over protobuf: replicas and plans, models, uploaded LoRAs."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -58,7 +58,7 @@ class ControllerServicer(ControllerServiceServicer):
 
 
 class ModelRepositoryServicer(ModelRepositoryServiceServicer):
-    """`check_leading` raises where another controller is to be asked."""
+    """Serve the model repository. `check_leading` raises Unavailable on a standby."""
 
     def __init__(self, repository: ModelRepository, check_leading: Callable[[], None]) -> None:
         self._repository = repository
@@ -102,7 +102,7 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
 
 
 class AdapterRegistryServicer(AdapterRegistryServiceServicer):
-    """`uploads` is None where the controller has no ledger or no object store: then nothing can be uploaded.
+    """Serve uploads of LoRAs. `uploads` is None without a ledger or an object store: then all calls fail.
     `check_leading` raises Unavailable on a standby."""
 
     def __init__(self, uploads: "UploadedAdapters | None", check_leading: Callable[[], None]) -> None:

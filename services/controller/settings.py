@@ -1,4 +1,4 @@
-"""Settings of the controller: flags, PENTIMENTO_CONTROLLER_… and the table [controller]."""
+"""Define the controller's settings: flags, PENTIMENTO_CONTROLLER_… and the table [controller]."""
 
 import math
 from collections.abc import Sequence, Set
@@ -17,9 +17,9 @@ from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 
 _DEFAULT = ServingSettings("")
-# Of quality, spread and reuse.
+# Upper limits of quality, spread and reuse.
 _MOST = (1.0, 1.0, 2.0)
-# Of what a policy may lack.
+# Flags of the fields that a policy may need.
 _FLAGS = {
     "heavy": "--heavy",
     "light": "--light",
@@ -27,7 +27,7 @@ _FLAGS = {
     "slo_s": "--slo-s",
     "peak_per_s": "--policy-options peak_per_s",
 }
-# What `--policy-options` may set of ServingSettings, and within which limits.
+# Fields of ServingSettings that `--policy-options` may set, with their limits.
 _OPTIONS = {
     "expected_per_s": (0.0, math.inf),
     "peak_per_s": (0.0, math.inf),
@@ -41,7 +41,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What the policy plans with, as `ServingSettings` explains it. Each policy reads what it needs."""
+    """Hold the settings of policies; `ServingSettings` explains them. Each policy reads its own."""
 
     heavy: str = setting("", help="model for misses and deferred requests")
     light: str = setting("", help="first model of a cascade")
@@ -118,7 +118,7 @@ class PolicySettings:
         return found
 
     def _qualities(self, models: Set[str]) -> tuple[ModelQuality, ...]:
-        """ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
+        """Return the stated qualities. Raises ValueError for an invalid entry, or a model outside `models`."""
         found: dict[str, ModelQuality] = {}
         for given in self.qualities:
             model, _, numbers = given.partition("=")
@@ -144,7 +144,7 @@ class PolicySettings:
 
 
 def _quality_of(model: str, numbers: Sequence[str]) -> ModelQuality | None:
-    """None where they are not one to three numbers within their limits."""
+    """Return the quality; None unless `numbers` are one to three numbers within their limits."""
     try:
         values = [float(number) for number in numbers]
     except ValueError:
@@ -224,12 +224,12 @@ class ControllerSettings:
 
     @property
     def reuse_promise(self) -> ReusePromise:
-        """What is asked of hand-over profiles."""
+        """Return the requirements for hand-over profiles."""
         return ReusePromise(self.handover_alpha, self.profile_rule.rule)
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
-        """Raises ValueError naming the flag that the policy lacks. `handover`: what is registered of the light model's
-        pictures that go on to the heavy one; its f(t) takes the place of the settings' own."""
+        """Build the policy. `handover`: the registered hand-over from the light to the heavy model; its f(t) replaces
+        the settings' own. Raises ValueError naming the flag that the policy lacks."""
         serving = self.serving.serving()
         if handover is not None:
             serving = serving.handing_over(handover)
@@ -243,7 +243,7 @@ class ControllerSettings:
 
 
 def builder_of(name: str) -> PolicyBuilder:
-    """Return what builds a policy: one of every installation, or a plug-in. Raises SettingsError."""
+    """Return the builder of a policy, built in or of a plug-in. Raises SettingsError."""
     if (built_in := SERVING_POLICIES.get(name)) is not None:
         return built_in
     check_policy(name, "--allocator")

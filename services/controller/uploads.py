@@ -1,5 +1,5 @@
-"""LoRAs judged, stored under their digests and registered by name: in the ledger first, then in memory, where plans are
-made."""
+"""Validate uploaded LoRAs, store them under their digests, and register them by name: in the ledger first, then in
+memory, which plans are made from."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ from services.controller.repository import wholly
 logger = logging.getLogger(__name__)
 
 KIND = "lora"
-# Of the registry itself: objects of another ledger's LoRAs may lie in the same store.
+# Kind of the row that identifies the registry: the object store may also hold LoRAs of another ledger.
 STORE_KIND = "lora_store"
-# A plan names them all, to every frontdoor.
+# Limited, since every plan names all LoRAs to every frontdoor.
 MAX_UPLOADED = 1024
-# An upload of which nothing comes for so long is given up, and one that comes slower than the rate, but for as long.
+# An upload is aborted after this silence, or once it is that long behind the least rate.
 SILENCE_S = 30.0
 LEAST_BYTES_PER_S = 256 * 1024
 
@@ -62,20 +62,20 @@ class UploadedAdapters:
         self._known: dict[str, Adapter] = {}
         self._prefix = ""
         self._silence_s = silence_s
-        # Of whoever changes what there is, or deletes what is not named. Nobody waits for a client meanwhile.
+        # Held while LoRAs change or unnamed objects are deleted, never while an upload is received.
         self._turn = asyncio.Lock()
         self._room = asyncio.Condition()
-        # Of uploads under way, by caller.
+        # Bytes of running uploads, by caller.
         self._received: Counter[str] = Counter()
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those that there are, ordered by name."""
+        """Return the registered LoRAs, ordered by name."""
         return tuple(self._known[name] for name in sorted(self._known))
 
     async def load(self) -> None:
-        """Changes state: take what the ledger has. Raises what it raises."""
-        # Refused where there is one.
+        """Load the ledger's LoRAs. Changes state. Raises the ledger's errors."""
+        # The ledger rejects this if it already has an id.
         await asyncio.wrap_future(
             self._ledger.register(RegisteredRow(STORE_KIND, "id", "", f'"{secrets.token_hex(8)}"'))
         )
@@ -86,9 +86,9 @@ class UploadedAdapters:
         self._changed(self.adapters)
 
     async def add(self, upload: LoraUpload, chunks: AsyncIterator[bytes], caller: str = "") -> Adapter:
-        """Changes state, and returns the LoRA as it is served from now on. `caller`: the tenant who uploads. Raises
+        """Receive, validate and store a LoRA, and return it as an adapter. Changes state. `caller`: the tenant. Raises
         InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, DeadlineExceeded
-        (UPLOAD_STALLED), and what the stores raise."""
+        (UPLOAD_STALLED), and the stores' errors."""
         check_upload(upload, self._max_bytes)
         adapter = self._adapter_of(_row_of(upload))
         self._check_room_for(adapter)
@@ -132,7 +132,7 @@ class UploadedAdapters:
         return fits and self._received[caller] + size_bytes <= self._max_bytes
 
     async def remove(self, name: str) -> None:
-        """Changes state. Raises NotFound."""
+        """Remove the name of a LoRA. Changes state. Raises NotFound."""
         async with self._turn:
             await wholly(self._unname(name))
 
@@ -144,7 +144,7 @@ class UploadedAdapters:
         logger.info("a LoRA was removed", extra={"lora": name})
 
     async def run(self) -> None:
-        """Delete objects that no name stands for: those that were so at two looks, `keep_s` apart."""
+        """Delete objects that had no name at two sweeps, `keep_s` apart."""
         before: frozenset[str] = frozenset()
         while True:
             try:
@@ -154,8 +154,8 @@ class UploadedAdapters:
             await asyncio.sleep(self._keep_s)
 
     async def sweep(self, unnamed_before: frozenset[str]) -> frozenset[str]:
-        """Changes state: delete those objects of `unnamed_before` that are unnamed still. Return the keys of the other
-        unnamed ones. Raises what the store raises."""
+        """Delete the objects of `unnamed_before` that still have no name, and return the keys of the other unnamed
+        ones. Changes state. Raises the store's errors."""
         async with self._turn:
             named = {self._key_of(adapter.digest) for adapter in self._known.values()}
             keys = frozenset(await asyncio.to_thread(lambda: list(self._objects.keys(self._prefix)))) - named

@@ -1,4 +1,4 @@
-"""Puts a controller process together."""
+"""Construct a controller process."""
 
 import signal
 from dataclasses import dataclass
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from services.controller.leadership import Leadership
     from services.controller.uploads import UploadedAdapters
 
-# Every replica that lived through a restart has registered again after two leases.
+# After two leases every replica that survived a restart of the controller has registered again.
 LEASES_TO_SETTLE = 2
 REPORTS_A_LEASE = 3
 # Time that a silent replica stays visible in the fleet.
 RETENTION_S = 60.0
-# A look at the demand between two reports would see none.
+# A planning period between two reports would see no demand.
 REPORTS_A_LOOK = 2
 
 
 @dataclass(kw_only=True)
 class ControllerProcess(ServiceProcess):
-    """`leadership` is None where no ledger says who leads: then this controller does. A standby prepares until it is
-    its turn."""
+    """Run a controller. Without a ledger `leadership` is None, and this controller leads. A standby waits in `prepare`
+    until it leads."""
 
     controller: Controller
     epoch: LeaderEpoch
@@ -61,7 +61,7 @@ class ControllerProcess(ServiceProcess):
             begun = await self.leadership.begin(self.standby)
             await self.repository.load()
             if self.uploads is not None:
-                # Whoever leads takes uploads: it has to know by then where they lie, and which there are.
+                # A leader accepts uploads, so it loads the store's id and the registered LoRAs first.
                 await self.uploads.load()
             self.controller.lead(*begun)
             self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
@@ -73,13 +73,13 @@ class ControllerProcess(ServiceProcess):
         self.controller.close()
 
     def _on_superseded(self) -> None:
-        """Another controller leads: started again, this one waits for its turn."""
+        """End the process, since another controller leads: started again, it waits for the lead."""
         self.controller.close()
         signal.raise_signal(signal.SIGTERM)
 
 
 def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> ControllerProcess:
-    """Call it inside the event loop that the process runs on. The ledger is closed by whoever opened it."""
+    """Construct the process. Call it inside the event loop that the process runs on. The caller closes the ledger."""
     clock = SystemClock()
     server = RpcServer(settings.rpc, "controller")
     leadership = _leadership(settings, ledger, server.instance_id, clock) if ledger is not None else None
@@ -121,8 +121,8 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
 
 
 def _policy(settings: ControllerSettings, repository: ModelRepository) -> ServingPolicy:
-    """What plans: the cascade of the settings once it is registered, else their policy, by what is registered of its
-    light model's pictures that go on to the heavy one."""
+    """Return the policy: the settings' cascade once it is registered, else their allocator, with the registered
+    hand-over from its light to its heavy model, if any."""
     serving = settings.serving.serving()
     if (cascade := repository.cascade(settings.cascade)) is not None:
         return registered_cascade(serving, cascade)
@@ -141,7 +141,7 @@ def _uploads(
 
 
 def _leadership(settings: ControllerSettings, ledger: "FleetLedger", instance_id: str, clock: Clock) -> "Leadership":
-    # Who needs no ledger starts without its libraries.
+    # A controller without a ledger starts without its libraries.
     from services.controller.leadership import Leadership
 
     return Leadership(ledger, LedgerLease(ledger, instance_id, settings.leader_lease_s), instance_id, clock)
