@@ -14,5 +14,5 @@
 | `mixture` | MoDM's global monitor |
 | `one_model` | one model on every device |
 
-Nothing is imported from here: a front door follows plans and starts without a solver.
+This module imports nothing: a frontdoor follows plans and starts without a solver.
 """

@@ -21,7 +21,8 @@ from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, me
 
 @dataclass(frozen=True)
 class CascadeMemory:
-    """Keep what the policy knew at `at_s`: the averaged demand, and the exponent that bends each hand-over's curve."""
+    """Hold the policy's estimates at `at_s`: the averaged demand, and the exponent that bends each hand-over's
+    curve."""
 
     demand: float
     at_s: float
@@ -33,10 +34,10 @@ class CascadeMemory:
 class CascadePolicy:
     """Plan the models of a cascade, light first.
 
-    `settings` give the SLO, the batch sizes and the rules for demand, which is averaged with `demand_weight`, times
-    `overprovision`; models, discriminators and deferral curves are the cascade's. Each curve begins as measured and is
-    bent towards the share that is observed to be deferred there. Where no worker can hold one of the models, those
-    before it are planned, or those behind it where there are none before it.
+    `settings` give the SLO, the batch sizes and the rules for demand: averaged with `demand_weight`, multiplied by
+    `overprovision`. Models, discriminators and deferral curves are the cascade's. Each curve begins as measured and is
+    bent towards the observed deferral rate. If no worker can hold one of the models, the models before it are planned,
+    or, without any, the models after it.
     """
 
     settings: ServingSettings
@@ -58,14 +59,14 @@ class CascadePolicy:
         return solve_cascade(problem)
 
     def wait_s(self, demand: ModelDemand, cost: BatchCost) -> float:
-        """Return q(b), the seconds that a request waits before its batch of that cost: Little's law, W = L / lambda."""
-        # The law holds of averages. A pool without arrivals drains within the SLO, or is late anyway.
+        """Return q(b), the seconds that a request waits before its batch, by Little's law: W = L / lambda."""
+        # The law holds for averages. A pool without arrivals drains within the SLO, or is late anyway.
         length = demand.queue_length if demand.mean_queue_length is None else demand.mean_queue_length
         least = 1.0 / self.settings.slo_s if math.isfinite(self.settings.slo_s) else 1e-3
         return length / max(demand.arrivals_per_s, least)
 
     def stage(self, context: PlanInput, index: int) -> tuple[BatchCost, ...]:
-        """Return the costs of a stage with their waits. A start from the image before takes fewer steps."""
+        """Return the costs of a stage with their waits. A start from the previous stage's image takes fewer steps."""
         model, saved_share = self.cascade.models[index], self.cascade.handovers[index - 1].reuse_share if index else 0.0
         demand = demand_of(context, model)
         costs = batch_costs(context, model, self.settings.batch_sizes, saved_share)
@@ -77,7 +78,7 @@ class CascadePolicy:
         newest, elapsed_s = demand_of(context, models[0]).arrivals_per_s, context.now_s - before.at_s
         demand = averaged_demand(newest, before.demand, self.settings.demand_weight, elapsed_s)
         curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
-        # Observations of one curve say nothing about a curve that was registered later.
+        # Observations of one curve do not apply to a curve that was registered later.
         bends = tuple(
             curve.follow(bend, threshold_of(context.last.plan, model), demand_of(context, model).deferred_share)
             if curve == known
@@ -102,7 +103,7 @@ class CascadePolicy:
         return Plan(UNNUMBERED, assignments, pools, solution.admission_rate, cascades=cascades)
 
     def _planned(self, workers: dict[str, tuple[str, ...]], solution: CascadeSolution) -> CascadePlan:
-        """Return the cascade as far as there are workers, and requests reach them."""
+        """Return the cascade up to the last stage that has workers and receives requests."""
         models, stages = self.cascade.models, list[StagePlan]()
         behind = zip(models[1:], solution.reached[1:], solution.thresholds, self.cascade.handovers, strict=True)
         for model, (following, share, threshold, handover) in zip(models[:-1], behind, strict=True):
@@ -126,7 +127,7 @@ class CascadePolicy:
         )
 
     def _able(self, context: PlanInput) -> range:
-        """Return the first stages in a row whose models a worker can hold; all where none can be held."""
+        """Return the first run of stages with models that a worker can hold; all stages if there is none."""
         able, models = context.able_models(), self.cascade.models
         first = next((index for index, model in enumerate(models) if model in able), None)
         if first is None:
@@ -134,8 +135,7 @@ class CascadePolicy:
         return range(first, next((i for i in range(first, len(models)) if models[i] not in able), len(models)))
 
     def _of_a_part(self, context: PlanInput, stages: range) -> Decision:
-        """Plan these stages alone. The memory of the other stages stays, and so do their pools, for requests that wait
-        there."""
+        """Plan only `stages`. The memory of the other stages stays, and so do their pools, for waiting requests."""
         models, handovers = self.cascade.models[stages.start : stages.stop], slice(stages.start, stages.stop - 1)
         if len(models) == 1:
             alone = OneModel(models[0], self.settings.slo_s, self.settings.batch_sizes)(context)
@@ -158,8 +158,8 @@ class CascadePolicy:
 
 
 def with_measured(cascade: CascadeVariant, context: PlanInput) -> CascadeVariant:
-    """Return the cascade with f(t) of the fleet's discriminators at hand-overs that are not registered, unless the
-    operator gave a curve."""
+    """Return the cascade with f(t) of the fleet's discriminators at unregistered hand-overs, unless the operator gave
+    a curve."""
     replicas, straight = [view.replica for view in context.replicas], DeferralCurve()
 
     def measured(handover: Handover, pair: tuple[str, str]) -> Handover:

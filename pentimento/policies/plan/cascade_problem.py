@@ -4,7 +4,7 @@
     sum of e(b_k) + q(b_k) <= L         x_k * T(b_k) >= D * r_k         sum of x_k <= S
     r_1 = 1                             r_(k+1) = r_k * f_k(t_k)
 
-r_k is the share of requests that reach stage k, x_k its devices, b_k its batch size, and t_k the threshold behind it.
+r_k is the share of requests that reach stage k, x_k its devices, b_k its batch size, and t_k the threshold after it.
 With two models it is the paper's problem: the largest threshold. The fewest devices that carry the first stages leave
 most for the last one, and f is monotone: a bisection for each choice of batch sizes finds the optimum.
 """
@@ -29,10 +29,10 @@ def grid(count: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CascadeProblem:
-    """The numbers of the problem.
+    """Hold the numbers of the problem.
 
     `demand` is D in requests a second. `stages`: the costs of each model by batch size, with the wait before a batch.
-    `curves`: f(t) behind each stage but the last. `thresholds` ascend; they are those behind the last stage but one.
+    `curves`: f(t) after each stage but the last. `thresholds`: ascending choices for the last threshold.
     `discriminator_s`: seconds of one scoring.
     """
 
@@ -45,20 +45,20 @@ class CascadeProblem:
     thresholds: tuple[float, ...] = grid(THRESHOLD_COUNT)
 
     def latency_s(self, costs: Sequence[BatchCost]) -> float:
-        """Return the seconds of a request that reaches the last stage, in batches of these costs."""
+        """Return the seconds of a request that reaches the last stage, in batches of `costs`."""
         return sum(cost.felt_s for cost in costs) + self.discriminator_s * (len(costs) - 1)
 
     def devices(self, share: float, cost: BatchCost) -> int:
-        """Return the devices of a stage that this share reaches: at least one, also without demand."""
+        """Return the devices of a stage for this share of requests: at least one for any share, even without demand."""
         return max(1, math.ceil(self.demand * share / cost.throughput - 1e-9)) if share > 0.0 else 0
 
 
 @dataclass(frozen=True)
 class CascadeSolution:
-    """By stage: devices, batch size, the share of requests that reach it; the threshold behind each but the last.
+    """Hold, by stage: devices, batch size, the share of requests that reach it; the threshold after each but the last.
 
-    Not `feasible` where no choice keeps all constraints: then the first stage has all devices, and `admission_rate` is
-    the share of the demand that it carries.
+    `feasible` is False if no choice keeps all constraints: then the first stage has all devices, and `admission_rate`
+    is the share of the demand that it carries.
     """
 
     counts: tuple[int, ...]
@@ -77,7 +77,7 @@ class CascadeSolution:
 def solve_cascade(problem: CascadeProblem) -> CascadeSolution:
     """Return the best solution. Spare devices go to the last stage that requests reach.
 
-    Among equal solutions the first stage with most to spare counts, then the latency, then small batches at the end.
+    Equal solutions are ranked by the throughput of the first stage, then by latency, then by small last batches.
     """
     last_shares = [problem.curves[-1].share(threshold) for threshold in problem.thresholds]
     ranked = []
@@ -92,7 +92,7 @@ def solve_cascade(problem: CascadeProblem) -> CascadeSolution:
 
 
 def _needed(costs: Sequence[BatchCost]) -> list[BatchCost]:
-    """Return the costs of batches that get more done than every quicker one."""
+    """Return the costs of batches with a higher throughput than every quicker one."""
     kept: list[BatchCost] = []
     for cost in sorted(costs, key=lambda each: each.latency_s):
         if not kept or cost.throughput > kept[-1].throughput:
@@ -115,7 +115,7 @@ def _best_for(
 
 @dataclass(frozen=True)
 class _Start:
-    """Thresholds of the first stages, the devices of these and the next one, and the shares that reach them."""
+    """Hold the thresholds of the first stages, and the devices and shares of requests, also of the next stage."""
 
     thresholds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -134,15 +134,15 @@ def _starts(problem: CascadeProblem, costs: Sequence[BatchCost], start: _Start) 
         share = start.reached[-1] * curve.share(threshold)
         counts = (*start.counts, problem.devices(share, costs[stage + 1]))
         if sum(counts) > problem.device_count:
-            return  # a higher threshold takes more
+            return  # a higher threshold needs more devices
         yield from _starts(problem, costs, _Start((*start.thresholds, threshold), counts, (*start.reached, share)))
 
 
 def _with_last(
     problem: CascadeProblem, costs: Sequence[BatchCost], start: _Start, last_shares: Sequence[float]
 ) -> CascadeSolution:
-    """Give the other devices to the last stage, with the largest threshold that they carry; to the stage before it
-    where they carry none."""
+    """Return the solution that gives the other devices to the last stage, with the largest threshold that they carry;
+    if they carry none, to the stage before it."""
     left = problem.device_count - sum(start.counts)
     asked = problem.demand * start.reached[-1]
     most = left * costs[-1].throughput / asked if asked > 0 else 1.0
@@ -157,8 +157,8 @@ def _with_last(
 
 
 def first_stage_alone(problem: CascadeProblem) -> CascadeSolution:
-    """Return the solution where nothing keeps the constraints: no deferral, the batch that carries most within the SLO
-    (or the quickest)."""
+    """Return the solution if no choice keeps the constraints: no deferral, and the batch with the highest throughput
+    within the SLO (or the quickest)."""
     costs, rest = problem.stages[0], len(problem.stages) - 1
     in_time = [cost for cost in costs if cost.latency_s <= problem.slo_s]
     best = max(in_time, key=lambda cost: cost.throughput) if in_time else min(costs, key=lambda cost: cost.latency_s)

@@ -12,8 +12,8 @@ from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """The cost of a batch: a whole run (every step) of `batch_size` requests together takes `latency_s`. A request
-    waits for `wait_s` before its place in one."""
+    """Hold the cost of a batch: a whole run (every step) of `batch_size` requests takes `latency_s`. A request waits
+    for `wait_s` before its batch."""
 
     batch_size: int
     latency_s: float
@@ -21,12 +21,12 @@ class BatchCost:
 
     @property
     def throughput(self) -> float:
-        """T(b): requests a second of one device that always runs full batches."""
+        """Return T(b), the requests a second of one device that always runs full batches."""
         return self.batch_size / self.latency_s
 
     @property
     def felt_s(self) -> float:
-        """Seconds of a whole run with the wait before it."""
+        """Return the seconds of a whole run with the wait before it."""
         return self.wait_s + self.latency_s
 
 
@@ -35,8 +35,8 @@ def batch_costs(
 ) -> tuple[BatchCost, ...]:
     """Return a model's cost by batch size, ascending.
 
-    `sizes` limits them; a size between two profiled ones lies on the straight line. `saved_share` (0..1) of the steps
-    are left out. On a mixed fleet the slowest kind of device decides, since DiffServe and MoDM know one; without
+    `sizes` limits them; a size between two profiled ones is interpolated linearly. `saved_share` (0..1) of the steps
+    are skipped. On a mixed fleet the slowest kind of device decides, since DiffServe and MoDM assume one kind; without
     devices all kinds count. Raises FailedPrecondition for a model without a profile, which is never planned.
     """
     measured = _measured(context, model, saved_share)
@@ -48,7 +48,7 @@ def batch_costs(
 
 
 def profiled_steps(context: PlanInput, model: str) -> int:
-    """Return the denoising steps of a run of `model` as its profile says, 0 where there is none."""
+    """Return the denoising steps of a run of `model` by its profile; 0 without a profile."""
     return next((one.step_count for one in context.profiles if one.model == model), 0)
 
 
@@ -87,8 +87,8 @@ def _latency(measured: dict[int, float], size: int) -> float | None:
 
 
 def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """Return the costs that workers report of their models, once a kind of device; the slowest report counts, and an
-    estimate only without a profile."""
+    """Return the costs that workers report of their models, by kind of device. The slowest report counts; an estimate
+    counts only without a profile."""
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
     profiled = {(device, cost.model) for device, cost in said if not cost.estimated}
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}

@@ -14,7 +14,7 @@ from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 MIN_WINDOW_S = 0.05
 _SETTLED_COUNT = 40.0
 _SLOWEST_S = 120.0
-# Requests that an average of shares is of.
+# Requests in an average of shares.
 SHARED_COUNT = 50.0
 
 
@@ -34,7 +34,7 @@ class _Queue:
 
 @dataclass
 class _Asked:
-    """Count what one frontdoor reported of one model in this period."""
+    """Add up one frontdoor's reports of one model in this period."""
 
     arrived: int = 0
     violated: int = 0
@@ -80,7 +80,7 @@ class DemandWindow:
         self._reported: defaultdict[str, _Reported] = defaultdict(_Reported)
 
     def add(self, report: ReplicaReport, covered_s: float) -> None:
-        """Add a report of the `covered_s` seconds before it."""
+        """Add a report, which covers the `covered_s` seconds before it."""
         reported = self._reported[report.instance_id]
         reported.covered_s += covered_s
         lengths = defaultdict[str, int](int)
@@ -135,30 +135,31 @@ def _order_of(start: StartShare) -> tuple[int, str, int, str]:
 
 
 def demand_of(context: PlanInput, model: str) -> ModelDemand:
-    """Return the demand for a model, zero where no request named it."""
+    """Return the demand for a model; zero without reports of it."""
     return next((demand for demand in context.demand if demand.model == model), ModelDemand(model, 0.0))
 
 
 def smoothed(newest: float, before: float, weight: float) -> float:
-    """Return the exponentially weighted moving average after `newest`, which counts `weight`; all of it where nothing
-    is known (0)."""
+    """Return the exponentially weighted moving average after `newest`, with that weight; `newest` itself if `before` is
+    unknown (0)."""
     return before + weight * (newest - before) if before > 0.0 else newest
 
 
 def settled_weight(weight: float, rate: float) -> float:
-    """Return the weight of the newest second in an average of the demand that has been `rate` (requests a second): a
-    smaller one where it would be of fewer than forty requests, but never one of more than two minutes. A few seconds of
-    a slow fleet's demand say little."""
+    """Return the weight of the newest second in an average of the demand, which has been `rate` (requests a second).
+
+    It is reduced until the average covers forty requests, but at most two minutes: a few seconds of a slow fleet's
+    demand carry little information.
+    """
     return min(weight, max(rate / _SETTLED_COUNT, 1.0 / _SLOWEST_S))
 
 
 def share_weight(request_count: int) -> float:
-    """Return the weight of so many requests in an average over the last fifty or so."""
+    """Return the weight of `request_count` new requests in an average over about the last fifty."""
     return 1.0 - (1.0 - 1.0 / SHARED_COUNT) ** request_count
 
 
 def averaged_demand(newest: float, before: float, weight: float, elapsed_s: float) -> float:
-    """Return the average of demand `elapsed_s` after it was `before`, demand having been `newest` all the while. It is
-    as if demand had been sampled every second with `weight`, so that it does not depend on how often an allocator is
-    asked."""
+    """Return the average of demand `elapsed_s` after it was `before`, with demand `newest` since then. The result is
+    that of one sample a second with `weight`, so that it does not depend on the number of planning rounds."""
     return smoothed(newest, before, 1.0 - (1.0 - weight) ** elapsed_s)

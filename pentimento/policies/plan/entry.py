@@ -1,8 +1,8 @@
 """Read from a plan the stages of a new request, so that a router needs only the plan.
 
-A pool's `routes` give its share of the requests of each start (`noise`, `latent`, `image`), and the cascade that they
-go through from there. A pool with the route `spare` takes hits of other pools while it is idle (MoDM's large workers).
-A stage of a cascade defers images by a threshold for each kind of start.
+A pool's `routes` give its share of the requests of each start (`noise`, `latent`, `image`), and their cascade. A pool
+with the route `spare` takes hits of other pools while it is idle (MoDM's large workers). A stage of a cascade defers
+images by a threshold for each kind of start.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ from pentimento.domain.tenants import TenantQuota
 NOISE, LATENT, IMAGE, SPARE = "noise", "latent", "image", "spare"
 STARTS = (NOISE, LATENT, IMAGE)
 EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
-# Every pool may be used.
+# A quota that allows every pool.
 NO_QUOTA = TenantQuota()
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a request: its pool, its model, and the scoring of its images where another stage follows.
+    """Describe a stage of a request: its pool, its model, and the scoring of its images if another stage follows.
 
-    `cascade`: the plan's cascade, empty for the operator's own or none. `planned`: the plan's shares sent the request
-    there, not its own model. `skip_below`: the probability of the prompt below which the stage is skipped; 0 for never.
+    `cascade`: the plan's cascade, empty for the operator's own or none. `planned`: the plan's shares chose the stage,
+    not the request's model. `skip_below`: the stage is skipped for prompts with a lower probability; 0 for never.
     `reuse_share` (0..1) of the next stage's steps are skipped, since it starts from this stage's image. `deserted`: no
     worker was left, and the following stages were planned in its place. The other fields are those of `StagePlan`.
     """
@@ -54,62 +54,62 @@ class PlanIndex:
 
     @property
     def version(self) -> PlanVersion:
-        """The plan's version, 0.0 without a plan."""
+        """Return the plan's version, 0.0 without a plan."""
         return self.plan.version if self.plan is not None else PlanVersion()
 
     @property
     def pools(self) -> tuple[PoolPlan, ...]:
-        """The plan's pools, in its order."""
+        """Return the plan's pools, in its order."""
         return self.plan.pools if self.plan is not None else ()
 
     @property
     def cascades(self) -> tuple[CascadePlan, ...]:
-        """The plan's cascades, in its order."""
+        """Return the plan's cascades, in its order."""
         return self.plan.cascades if self.plan is not None else ()
 
     @cached_property
     def routes_requests(self) -> bool:
-        """Whether the plan says which pools take requests that name no model; else the frontdoor's settings do."""
+        """Return whether the plan routes requests that name no model; else the frontdoor's settings do."""
         return any(pool.routes for pool in self.pools)
 
     @cached_property
     def models(self) -> Mapping[str, str]:
-        """The model of each pool."""
+        """Return the model of each pool."""
         return {pool.pool: pool.model for pool in self.pools}
 
     @cached_property
     def assigned(self) -> frozenset[str]:
-        """Workers with an assignment."""
+        """Return the workers with an assignment."""
         return frozenset(one.worker_id for one in self.plan.assignments) if self.plan is not None else frozenset()
 
     @cached_property
     def staffed(self) -> frozenset[str]:
-        """Pools with workers."""
+        """Return the pools with workers."""
         return frozenset(pool.pool for pool in self.pools if pool.worker_ids)
 
     @cached_property
     def unstaffed(self) -> frozenset[str]:
-        """Pools without workers."""
+        """Return the pools without workers."""
         return frozenset(self.models) - self.staffed
 
     @cached_property
     def entered(self) -> frozenset[str]:
-        """Pools with workers that receive requests from noise."""
+        """Return the pools with workers that receive requests from noise."""
         return self.staffed & {pool.pool for pool in self.pools if takes(pool, NOISE)}
 
     @cached_property
     def thinned(self) -> frozenset[str]:
-        """Pools that the plan relies on to skip steps."""
+        """Return the pools that must skip steps by the plan."""
         return frozenset(pool.pool for pool in self.pools if pool.thins)
 
     @cached_property
     def registered(self) -> Mapping[str, str]:
-        """Digests of the model repository, by the model's name."""
+        """Return the digests of the model repository, by the model's name."""
         return {one.model: one.digest for one in self.plan.registered} if self.plan is not None else {}
 
     @cached_property
     def thresholds(self) -> Mapping[str, Mapping[tuple[str, str], float]]:
-        """Confidences that images must exceed, by cascade, then by pool and start."""
+        """Return the confidences that images must exceed, by cascade, then by pool and start."""
         return {
             cascade.cascade: {
                 (stage.pool, threshold.start): threshold.confidence
@@ -121,21 +121,21 @@ class PlanIndex:
 
     @cached_property
     def skip_bounds(self) -> Mapping[str, Mapping[str, float]]:
-        """Probabilities of a prompt below which a stage is skipped, by cascade, then by pool."""
+        """Return the skip bound of each stage, a probability of the prompt, by cascade, then by pool."""
         return {one.cascade: {stage.pool: stage.skip_below for stage in one.stages} for one in self.cascades}
 
     @cached_property
     def stages(self) -> Mapping[str, tuple[Stage, ...]]:
-        """The stages of each cascade."""
+        """Return the stages of each cascade."""
         return {cascade.cascade: _stages_of(cascade, self.models) for cascade in self.cascades}
 
     def stages_at(self, entry: "EnteredPool") -> tuple[Stage, ...]:
-        """Return the stages of a request that enters there."""
+        """Return the stages of a request that enters at `entry`."""
         alone = (Stage(entry.pool.pool, entry.pool.model, planned=True),)
         return self.stages.get(entry.cascade, alone)
 
     def pools_of(self, worker_id: str, model: str) -> tuple[str, ...]:
-        """Return the pools of the model that name the worker; the model's own where none does."""
+        """Return the model's pools that list the worker; the pool with the model's name if none does."""
         return tuple(p.pool for p in self.pools if p.model == model and worker_id in p.worker_ids) or (model,)
 
 
@@ -158,7 +158,7 @@ def _stages_of(cascade: CascadePlan, models: Mapping[str, str]) -> tuple[Stage, 
 
 @dataclass(frozen=True, slots=True)
 class EnteredPool:
-    """The pool where a request enters, and the cascade that it goes through from there, if any."""
+    """Hold the pool where a request enters, and the cascade that it goes through from there, if any."""
 
     pool: PoolPlan
     cascade: str = ""
@@ -172,8 +172,8 @@ def every_start(cascade: str) -> tuple[RouteShare, ...]:
 def entry_of(
     pools: Sequence[PoolPlan], start: str, draw: float, suits: Callable[[EnteredPool], bool] | None = None
 ) -> EnteredPool | None:
-    """Return the pool where a request of this start enters, of those that suit it; None where no pool takes the start.
-    `draw` is uniform in 0..1 and decides by the pools' shares."""
+    """Return the pool where a request of this start enters, among entries that pass `suits`; None if no pool takes the
+    start. `draw` is uniform in 0..1 and decides by the pools' shares."""
     taking = [
         (EnteredPool(pool, route.cascade), route.share)
         for pool in pools
@@ -195,9 +195,9 @@ def request_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages of a request before its start is known.
 
-    They are the pool of the model that it names, else the stages of the plan, else the models of `cascade`. A pool that
-    no plan names has its model's name. Several pools of a model share its requests by their workers. The draw is among
-    pools that `quota` allows, where there are any; `allowed_stages` removes the other stages.
+    They are the pool of the requested model, else the stages of the plan, else the models of `cascade`. A pool outside
+    the plan has its model's name. Several pools of a model share its requests by their workers. The draw is among pools
+    that `quota` allows, if there are any; `allowed_stages` removes the other stages.
     """
     if model:
         of_model = [pool for pool in index.pools if pool.model == model]
@@ -210,18 +210,19 @@ def request_stages(
 
 
 def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, ...]:
-    """Return the stages in pools that the tenant may use; all stages where it may use none, so that admission refuses
-    the first."""
+    """Return the stages in pools that the tenant may use; all stages if it may use none, so that admission rejects the
+    first."""
     return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
 def replanned_stages(index: PlanIndex, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
-    """Return the stages by the plan in force of a request that an earlier plan sent; those that its tenant may use."""
+    """Return the stages, by the plan in force, of a request that an earlier plan routed, in pools that its tenant may
+    use."""
     return tuple(stage for stage in request_stages(index, "", draw, quota=quota) if quota.allows(stage.pool))
 
 
 def _entry(index: PlanIndex, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
-    """Draw among entries with a stage that the tenant may use; among all entries where there is none."""
+    """Draw among entries with a stage that the tenant may use; among all entries if there is none."""
     if not quota.pools:
         return entry_of(index.pools, start, draw)
 
@@ -240,10 +241,10 @@ def stages_from(
     draw: float,
     quota: TenantQuota = NO_QUOTA,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a request whose start is known, and which begins in `pool` with `model`.
+    """Return the stages of a request once its start is known. It begins in `pool` with `model`.
 
-    They are the plan's stages for such starts there, else its `own` earlier stages where they begin in that pool, else
-    that pool alone. The draw is that of `request_stages`.
+    They are the plan's stages for such starts in that pool, else its `own` earlier stages if they begin in that pool,
+    else only that pool. The draw is that of `request_stages`.
     """
     entry = _entry(index, start, draw, quota)
     if entry is not None and entry.pool.pool == pool and own[0].planned:
@@ -262,8 +263,8 @@ def _drawn(pools: Sequence[PoolPlan], draw: float) -> PoolPlan | None:
 
 @dataclass(frozen=True, slots=True)
 class StartCandidate:
-    """A pool that may take a request, and the kinds of cached start that it takes there. `stands_in`: it takes images
-    only where the planned pool cannot start from any."""
+    """Describe a pool that may take a request, and the kinds of cached start that it accepts. `stands_in`: it takes
+    images only if the planned pool cannot start from any."""
 
     pool: str
     model: str
@@ -275,8 +276,8 @@ class StartCandidate:
 def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tuple[StartCandidate, ...]:
     """Return the candidates of one lookup, the request's own stage first. `pools` can generate its image.
 
-    A latent belongs to its model, so the own stage may always resume one, and so may the pool that the plan sends
-    latents to. An image goes to the pool that the plan sends images to, else to the own stage.
+    A latent belongs to its model, so the own stage may always resume one, and so may the planned pool for latents. An
+    image goes to the planned pool for images, else to the own stage.
     """
     latent_pools, image_pools = _entered(pools, LATENT, draw), _entered(pools, IMAGE, draw)
     others = {pool: model for pool, model in (latent_pools | image_pools).items() if pool != own.pool}
@@ -288,7 +289,7 @@ def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """The start that a lookup found for a candidate. `saved_share` (0..1) of its model's steps are saved;
+    """Describe the start that a lookup found for a candidate. `saved_share` (0..1) of its model's steps are saved;
     `seconds_left`: of the other steps there, None if unknown; `stands_in` as the candidate's."""
 
     kind: str
@@ -298,10 +299,10 @@ class FoundStart:
 
 
 def choose_start(found: Sequence[FoundStart]) -> int:
-    """Return the number of the candidate that takes the request.
+    """Return the index of the candidate that takes the request.
 
-    Of candidates with a cached start it is the one that ends first, or saves the largest share of its steps where the
-    seconds of one are unknown; without any, the first candidate. The earlier of equals is chosen.
+    Among candidates with a cached start the earliest to end is chosen, or, if the seconds of any are unknown, the one
+    with the largest saved share; without a cached start, the first candidate. The earlier of equals is chosen.
     """
     hits = [number for number, start in enumerate(found) if start.kind != NOISE]
     hits = [number for number in hits if found[number].kind != IMAGE or not found[number].stands_in] or hits
@@ -314,8 +315,8 @@ def choose_start(found: Sequence[FoundStart]) -> int:
 
 
 def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) -> tuple[PoolPlan, ...]:
-    """Return the other pools with the route `spare` that may take the request while they are idle: all of them for an
-    image, those of its model for a latent, none for noise."""
+    """Return the other pools with the route `spare` that may take the request while they are idle: all for an image,
+    pools of its model for a latent, none for noise."""
     if start == NOISE:
         return ()
     spare = [pool for pool in pools if pool.pool != entered.pool and pool.worker_ids and takes(pool, SPARE)]
@@ -324,19 +325,19 @@ def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) 
 
 def scaled_start_step(start_step: int, asked_steps: int, own_steps: int) -> int:
     """Return the first step of a model of `own_steps` for a start at `start_step` of `asked_steps`: at the same share,
-    and at its last step at the latest."""
+    but no later than its last step."""
     return min(round(start_step * own_steps / asked_steps), own_steps - 1)
 
 
 def threshold_of(plan: Plan, pool: str, start: str = NOISE) -> float:
-    """Return the confidence that images of the pool must exceed; 0 where they are not scored."""
+    """Return the confidence that images of the pool must exceed; 0 if they are not scored."""
     stages = (stage for cascade in plan.cascades for stage in cascade.stages if stage.pool == pool)
     found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
     return next(found, 0.0)
 
 
 def takes(pool: PoolPlan, route: str) -> bool:
-    """Return whether the plan sends any requests of that route to the pool first."""
+    """Return whether requests of that route enter at the pool by the plan."""
     return any(entry.route == route and entry.share > 0 for entry in pool.routes)
 
 

@@ -1,8 +1,8 @@
-"""Define the input and the decision of policies, which are pure functions from the one to the other.
+"""Define the input and the decision of policies, which are pure functions between them.
 
-A policy is a function of its input alone. What it wants to remember (the integral of a PID controller, the time of the
-last switch) it returns in `Decision.memory` and finds again in `PlanInput.last`. Here: `hold_resident`, which lets
-every worker keep its model; the others are in `policies.plan`.
+A policy depends only on its input. It returns its memory (the integral of a PID controller, the time of the last
+switch) in `Decision.memory`, and receives it again in `PlanInput.last`. This module has `hold_resident`, which lets
+every worker keep its model; other modules of `policies.plan` have the other policies.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """A live replica that is not draining. `report` is None until its first one."""
+    """Hold a live replica that is not draining. `report` is None until its first report."""
 
     replica: Replica
     report: ReplicaReport | None = None
@@ -34,12 +34,12 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """The demand for a model since the last planning round.
+    """Hold the demand for a model since the last planning round.
 
-    Arrivals per second; requests that wait, now and on average (`mean_queue_length`, None where only the newest count
-    is known); their starts (step 0 is noise); the share of scored ones that a cascade deferred; `violation_count` of
-    the SLO (late or dropped). `sent_on_per_s`: requests that went to a cascade's next stage, scored or not.
-    `confidences`, `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests for each.
+    Arrivals per second; waiting requests, now and on average (`mean_queue_length`, None if only the newest count is
+    known); `starts` of requests (step 0 is noise); `deferred_share` of scored requests; `violation_count` of the SLO
+    (late or dropped). `sent_on_per_s`: requests that a cascade sent to its next stage, scored or not. `confidences`,
+    `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests for each.
     """
 
     model: str
@@ -59,8 +59,8 @@ class ModelDemand:
 
 @dataclass(frozen=True)
 class AllocationProfile:
-    """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load.
-    `step_count`, `fixed_s`, `finish_s` and `estimated` as in `ModelCost`."""
+    """Hold the measured cost of a model on a kind of device: seconds of a batch of that size, bytes held, seconds to
+    load. `step_count`, `fixed_s`, `finish_s` and `estimated` as in `ModelCost`."""
 
     model: str
     device: str
@@ -74,7 +74,7 @@ class AllocationProfile:
     estimated: bool = False
 
     def seconds_left(self, saved_share: float) -> float:
-        """Return the seconds of a batch whose requests leave out that share (0..1) of their steps. The fixed part of a
+        """Return the seconds of a batch of requests that skip that share (0..1) of their steps. The fixed part of a
         request stays."""
         once_s = min(self.batch_size * self.fixed_s, self.latency_s)
         return once_s + (self.latency_s - once_s) * (1.0 - saved_share)
@@ -87,12 +87,11 @@ NOTHING_PLANNED = Plan(UNNUMBERED)
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan that a policy decides on, and what the policy remembers until its next decision. `steered` is for
-    people: the workers that it moves towards.
+    """Hold a policy's plan, and its memory until its next decision. `steered` is for people: the worker count that the
+    policy moves towards.
 
-    `plan` says nothing about the rest of the fleet: version, endpoints, placements. `memory` is a frozen value of the
-    policy that wrote it, which finds it again in `PlanInput.last`; it never leaves the process. A policy that reads
-    the memory of another one ignores it.
+    `plan` lacks the rest of the fleet's facts: version, endpoints, placements. `memory` is a frozen value, which the
+    policy receives again in `PlanInput.last`; it never leaves the process. A policy ignores the memory of another one.
     """
 
     plan: Plan = NOTHING_PLANNED
@@ -102,7 +101,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class PlanInput:
-    """Describe everything a policy may look at. `now_s` is monotonic; `last` is the decision in force."""
+    """Hold all inputs of a policy. `now_s` is monotonic; `last` is the decision in force."""
 
     now_s: float
     replicas: tuple[ReplicaView, ...]
@@ -116,11 +115,11 @@ class PlanInput:
         return tuple(sorted(workers, key=lambda worker: worker.instance_id))
 
     def able_models(self) -> frozenset[str]:
-        """Return the models that some worker can hold."""
+        """Return the models that at least one worker can hold."""
         return frozenset(model for worker in self.workers() for model in worker.models)
 
     def holder_count(self, *models: str) -> int:
-        """Return the number of workers that can hold any of these models. Workers of another suite do not count."""
+        """Return the number of workers that can hold any of `models`. Workers of another suite do not count."""
         return sum(not set(models).isdisjoint(worker.models) for worker in self.workers())
 
 
@@ -128,7 +127,7 @@ Policy = Callable[[PlanInput], Decision]
 
 
 def hold_resident(context: PlanInput) -> Decision:
-    """Assign to every worker the model that it holds, one pool a model. A worker that holds none is left out."""
+    """Assign to every worker the model that it holds, one pool a model. A worker without a model is skipped."""
     assignments = tuple(
         WorkerAssignment(worker.instance_id, worker.address, worker.held_model, worker.generation)
         for worker in context.workers()
@@ -138,8 +137,8 @@ def hold_resident(context: PlanInput) -> Decision:
 
 
 def decide(allocator: Policy, context: PlanInput) -> Decision:
-    """Return what the allocator decides. Without workers it is not called: no request is refused then, and the memory
-    stays for when one has come."""
+    """Return the allocator's decision. Without workers it is not called: no request is rejected then, and the memory
+    stays until a worker joins."""
     return allocator(context) if context.workers() else Decision(memory=context.last.memory)
 
 

@@ -36,8 +36,8 @@ class FleetFacts:
 
     `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
     name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
-    `asked`: requests by adapter, to place the popular ones. `skip_light_below`: the skip bound of first stages where
-    the policy sets none.
+    `asked`: requests by adapter, to place the popular ones. `skip_light_below`: the skip bound of first stages if the
+    policy sets none.
     """
 
     registered: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class FleetFacts:
 
 @dataclass(frozen=True)
 class MadePlan:
-    """Hold a plan without a version, the decision that the policy finds again, and `FleetFacts.asked` with the placed
+    """Hold a plan without a version, the decision for the policy's next round, and `FleetFacts.asked` with the placed
     adapters."""
 
     plan: Plan
@@ -58,8 +58,8 @@ class MadePlan:
 
 
 def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = FleetFacts()) -> MadePlan:
-    """Return the policy's plan for that input. Raises ValueError and InvalidArgument for a decision that no plan may
-    have (`check_decision`), and what the policy itself raises."""
+    """Return the policy's plan for that input. Raises ValueError and InvalidArgument for an invalid decision
+    (`check_decision`), and the policy's own errors."""
     seen = without_mismatched(given, facts.mismatched)
     decision = decide(policy.allocator, seen)
     check_decision(seen, decision)
@@ -107,8 +107,8 @@ def _check_assignments(context: PlanInput, assignments: tuple[WorkerAssignment, 
 
 
 def keeps_models(policy: ServingPolicy, note: str = "") -> ServingPolicy:
-    """Return the policy by which every worker keeps what it holds, in place of that one: the cache stays its own. It
-    remembers what the policy remembered. `note` says why, in the plan."""
+    """Return a policy that lets every worker keep its model, with the cache rules and memory of `policy`. `note` states
+    the reason in the plan."""
 
     def hold(given: PlanInput) -> Decision:
         held = hold_resident(given).plan
@@ -120,8 +120,8 @@ def keeps_models(policy: ServingPolicy, note: str = "") -> ServingPolicy:
 
 
 def numbered(plan: Plan, last: Plan | None) -> Plan | None:
-    """Return the plan with the version after the last one's; None where it says the same. `last` None, or with the
-    sequence 0: the first plan."""
+    """Return the plan with the version after the last one's; None if it is unchanged. The plan is the first if `last`
+    is None or has the sequence 0."""
     before = last.version if last is not None else UNNUMBERED
     if last is not None and before.sequence and replace(plan, version=before) == last:
         return None
@@ -129,8 +129,8 @@ def numbered(plan: Plan, last: Plan | None) -> Plan | None:
 
 
 def unprofiled_models(given: PlanInput) -> tuple[UnplannedModel, ...]:
-    """Return the models that workers could hold and that have no profile on the workers' type of device, ordered by
-    name and device: no policy that plans by profiles assigns them."""
+    """Return the models that workers could hold but that have no profile on their type of device, ordered by name and
+    device. Policies that plan by profiles never assign them."""
     profiled = {(profile.model, profile.device) for profile in given.profiles}
     there = {(model, worker.device) for worker in given.workers() for model in worker.models}
     lacking = sorted(pair for pair in there if not profiled & {pair, (pair[0], "")})
@@ -138,7 +138,7 @@ def unprofiled_models(given: PlanInput) -> tuple[UnplannedModel, ...]:
 
 
 def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:
-    """Return where the services other than the workers are reached, ordered by kind and instance id."""
+    """Return the endpoints of all services except the workers, ordered by kind and instance id."""
     services = (view.replica for view in replicas if view.replica.kind is not ReplicaKind.UNET_WORKER)
     endpoints = (
         ServiceEndpoint(service.kind, service.instance_id, service.address, service.available_models)
@@ -148,8 +148,8 @@ def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoin
 
 
 def _reported_placements(replicas: tuple[ReplicaView, ...]) -> tuple[AdapterPlacement, ...]:
-    """Place each adapter on the replicas that report it, ordered by kind, name and digest. One name with other weights
-    is another adapter."""
+    """Place each adapter on the replicas that report it, ordered by kind, name and digest. The same name with other
+    weights is another adapter."""
     there: defaultdict[Adapter, list[ReplicaView]] = defaultdict(list)
     for view in sorted(replicas, key=lambda view: view.replica.instance_id):
         for adapter in view.replica.adapters:
@@ -161,7 +161,7 @@ def _reported_placements(replicas: tuple[ReplicaView, ...]) -> tuple[AdapterPlac
 def _uploaded_placements(
     uploaded: tuple[Adapter, ...], replicas: tuple[ReplicaView, ...]
 ) -> tuple[AdapterPlacement, ...]:
-    """Place each LoRA of the object store on every worker that loads such."""
+    """Place each LoRA of the object store on every worker that can load uploaded LoRAs."""
     there = sorted(replicas, key=lambda view: view.replica.instance_id)
     loading = [view for view in there if Capability.UPLOADED_LORA in view.replica.capabilities]
     return tuple(_placement(adapter, loading) for adapter in uploaded)

@@ -1,7 +1,7 @@
 """Decide how many devices hold the large model, as MoDM's global monitor does (section 5.3, Algorithm 1 of the paper).
 
-Misses need the large model; hits are refined by a small one, and by large devices that have capacity to spare. A PID
-controller damps the number: a pure function of its memory, with the integral held inside what the output can reach.
+Misses need the large model; a small model refines hits, and so do large devices with spare capacity. A PID controller
+damps the number: a pure function of its memory, with the integral limited to the range of the output.
 """
 
 import math
@@ -20,14 +20,14 @@ from pentimento.policies.plan.settings import MixtureMode, ServingSettings
 # Misses go to the large model, hits to the small one; large workers without misses take hits.
 SPARING = (RouteShare(NOISE, 1.0), RouteShare(SPARE, 1.0))
 HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
-# Of models that share a device. Nothing is spared: a hit that the large model takes would take its time from the small.
+# Routes of models that share a device. None are spare: a hit on the large model would take time from the small one.
 OWN_STARTS = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0))
 IMAGES_ALONE = (RouteShare(IMAGE, 1.0),)
 
 
 @dataclass(frozen=True)
 class MixtureLoad:
-    """The load in requests a second of the large model's full runs: W_miss of Eq. 7, W_hit of Eq. 8."""
+    """Hold the load in full runs of the large model a second: W_miss of Eq. 7, W_hit of Eq. 8."""
 
     misses: float
     hits: float
@@ -41,7 +41,7 @@ class MixtureLoad:
 
 
 def work_shares(starts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the full runs of misses and of hits that a request is on average; starts as in `MixtureLoad.of`."""
+    """Return the mean full runs of misses and of hits in a request; starts as in `MixtureLoad.of`."""
     hit_share = sum(share for saved, share in starts if saved > 0)
     refined = sum(share * max(0.0, 1.0 - saved) for saved, share in starts if saved > 0)
     return max(0.0, 1.0 - hit_share), refined
@@ -50,9 +50,9 @@ def work_shares(starts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: float, small: float) -> int:
     """Return N_large before damping; `large` and `small` are a device's full runs a second (P_large, P_small).
 
-    Quality: as many as leave enough for the hits (Eq. 6-10). Throughput: by the ratio of the work (Eq. 11-12), not
-    rounded down as Algorithm 1 does it, which would starve the misses. Quality mode does the same where even the fewest
-    large devices leave too little for the hits: with the misses first, hits would starve.
+    Quality: the largest number that leaves enough for the hits (Eq. 6-10). Throughput: by the ratio of the work (Eq.
+    11-12), not rounded down as in Algorithm 1, which would starve the misses. Quality mode does the same if even the
+    fewest large devices leave too little for the hits: with the misses first, hits would starve.
     """
     needed = math.ceil(load.misses / large - 1e-9)
     if mode is MixtureMode.THROUGHPUT or not carries(load, device_count, needed, large, small):
@@ -72,8 +72,8 @@ def carries(load: MixtureLoad, device_count: int, count: int, large: float, smal
 
 @dataclass(frozen=True)
 class PidGains:
-    """The gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned for a step every
-    180 s, `period_s`, with times in minutes, `unit_s`."""
+    """Hold the gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned for a step
+    every 180 s, `period_s`, with times in minutes, `unit_s`."""
 
     proportional: float = 0.6
     integral: float = 0.05
@@ -84,7 +84,7 @@ class PidGains:
 
 @dataclass(frozen=True)
 class PidMemory:
-    """The memory of a PID controller: the steered `value`, the last `error`, `integral` in error times minutes."""
+    """Hold the state of a PID controller: the steered `value`, the last `error`, `integral` in error times minutes."""
 
     value: float
     integral: float = 0.0
@@ -92,14 +92,14 @@ class PidMemory:
 
 
 def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, low: float, high: float) -> PidMemory:
-    """Return the memory after `value` was moved towards `target`, `elapsed_s` after the last step, and kept within
-    `low` and `high`.
+    """Return the memory after a step of `value` towards `target`, `elapsed_s` after the last one, limited to `low` and
+    `high`.
 
-    The gains say how far a whole period moves it. A shorter step moves it by that share, so that steps every 5 s lead
-    to the same course as steps every 180 s; a longer one moves it no further than a period does.
+    The gains give the move of a whole period. A shorter step makes that share of the move, so that steps every 5 s
+    follow the same course as steps every 180 s; a longer step moves no further than a period.
 
-    Anti-windup: while the output is held at a limit, an error that pushes further out is not integrated, and of an
-    integral that does, what reaches beyond the limit is forgotten.
+    Anti-windup: at a limit, an error that pushes further out is not integrated, and an integral that pushes further out
+    loses the part beyond the limit.
     """
     dt = elapsed_s / gains.unit_s
     error = target - memory.value
@@ -112,7 +112,7 @@ def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float
     beyond = wanted - value
     if beyond * error > 0:
         integral = memory.integral
-    # Without elapsed time the part beyond comes from a limit that moved, not from the integral.
+    # Without elapsed time the part beyond comes from a moved limit, not from the integral.
     if share > 0 and beyond * integral * gains.integral > 0:
         integral -= math.copysign(min(abs(integral), abs(beyond / (gains.integral * share))), integral)
     return PidMemory(value, integral, error)
@@ -120,7 +120,7 @@ def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float
 
 @dataclass(frozen=True)
 class MixtureMemory:
-    """Keep what the monitor knew at `at_s`. `misses` and `refined` as in `work_shares`; `count` large devices since
+    """Hold the monitor's estimates at `at_s`. `misses` and `refined` as in `work_shares`; `count` large devices since
     `moved_at_s`."""
 
     pid: PidMemory
@@ -135,12 +135,12 @@ class MixtureMemory:
 
 @dataclass(frozen=True)
 class MixturePolicy:
-    """MoDM's monitor as a policy. `headroom` is the share of the throughput that is planned with (0.9 in MoDM's
-    artefact, quality mode).
+    """Plan as MoDM's monitor. `headroom` is the share of the throughput that is planned with (0.9 in MoDM's artefact,
+    quality mode).
 
-    The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load, and
-    goes back to a better one only with `settings.hysteresis` to spare. Devices change their models at most once in
-    `settings.dwell_s`, by default shorter than the paper's period. Where few requests come between two plans, rate and
+    The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load; a
+    better one returns only with `settings.hysteresis` to spare. Devices change their models at most once in
+    `settings.dwell_s`, by default shorter than the paper's period. If few requests arrive between two plans, rate and
     starts are averages over several plans.
     """
 
@@ -201,12 +201,12 @@ class MixturePolicy:
         )
 
     def _throughput(self, context: PlanInput, model: str) -> float:
-        """Of one device, from profiles: the largest batch that is planned with."""
+        """Return the runs a second of one device in its largest planned batch, by profiles."""
         return batch_costs(context, model, self.settings.batch_sizes)[-1].throughput
 
     def _best_small(self, context: PlanInput, load: MixtureLoad, current: int) -> int:
-        """Return the index of the best small model that carries the load, or of the last; those without a profile are
-        passed over while there is another."""
+        """Return the index of the best small model that carries the load, or of the last one. Models without a profile
+        are skipped while another has one."""
         models = self.settings.small_models
         profiled = [index for index, model in enumerate(models) if has_profile(context, model)] or [len(models) - 1]
         large = self.headroom * self._throughput(context, self.settings.heavy)
@@ -237,7 +237,7 @@ class MixturePolicy:
             PoolPlan(heavy, heavy, workers[heavy], routes=SPARING if workers[small] else EVERY_START),
             PoolPlan(small, small, workers[small], routes=HITS if workers[small] else ()),
         ]
-        # Small models that are being replaced serve the requests that wait for them.
+        # Replaced small models serve the requests that wait for them.
         for model in self.settings.small_models:
             if model != small and workers[model]:
                 pools.append(PoolPlan(model, model, workers[model]))

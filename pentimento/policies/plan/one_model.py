@@ -1,4 +1,4 @@
-"""Plan one model on every device: by itself, or where no worker can hold the others of a policy."""
+"""Plan one model on every device: as a policy, or if no worker can hold a policy's other models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class OneModel:
         workers = {model: tuple(one.worker_id for one in assignments if one.model == model) for model in models}
         pools = (
             PoolPlan(self.model, self.model, workers[self.model], routes=EVERY_START),
-            # Models that are being replaced serve the requests that wait for them.
+            # Replaced models serve the requests that wait for them.
             *(PoolPlan(model, model, workers[model]) for model in models if model != self.model),
         )
         return Decision(Plan(UNNUMBERED, assignments, pools))
@@ -41,10 +41,10 @@ def _largest_in_time(costs: tuple[BatchCost, ...], slo_s: float) -> int:
 
 
 def one_left(context: PlanInput, settings: ServingSettings, lighter: Sequence[str]) -> Decision | None:
-    """Return the decision of one model on all devices, where the heavy or all lighter ones can be held by no worker.
+    """Return the decision of one model on all devices, if no worker can hold the heavy or any lighter model.
 
-    It is the heavy model, or the first lighter one that a worker can hold; None where both kinds can be held, or
-    neither. The memory stays for the time when the others are back.
+    The model is the heavy one, or the first lighter one that a worker can hold; None if workers can hold both kinds, or
+    neither. The memory stays until the other models are back.
     """
     able = context.able_models()
     light = next((model for model in lighter if model in able), "")

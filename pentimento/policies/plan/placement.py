@@ -1,4 +1,4 @@
-"""Build the parts of plans that all policies share: which worker holds which model, empty pools, scored stages."""
+"""Build the parts of plans that all policies share: assignments of models to workers, empty pools, scored stages."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
@@ -15,9 +15,9 @@ def place(
     """Assign workers to each model, in the order of their ids. Counts beyond the fleet are cut from the end of
     `counts`.
 
-    A worker keeps its model where that model still needs it. A model without workers for which requests wait keeps one
-    until they are done, unless that is the last worker of a model with demand. No worker gets a model without a profile
-    on its kind of device.
+    A worker keeps its model while that model still needs it. A model with a count of 0 but waiting requests keeps a
+    worker until they are done, unless that is the last worker of a model with demand. No worker receives a model
+    without a profile on its kind of device.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))
@@ -54,7 +54,7 @@ def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
 
 
 def _with_drains(context: PlanInput, counts: dict[str, int]) -> dict[str, int]:
-    """Add a worker for each model that is left with a queue only: one of many, or one that has nothing to do."""
+    """Give a worker to each model that has only a queue left: from the largest count above 1, or from an idle model."""
     known = {worker.held_model for worker in context.workers()} | counts.keys()
     idle = {name for name in counts if _is_idle(demand_of(context, name))}
     for demand in context.demand:
@@ -71,24 +71,24 @@ def _is_idle(demand: ModelDemand) -> bool:
 
 
 def _is_profiled(profiled: Set[tuple[str, str]], model: str, worker: Replica) -> bool:
-    """Profiles that name no device are of any."""
+    """Return whether the model has a profile for the worker's device, or one without a device, which fits any."""
     return (model, worker.device) in profiled or (model, "") in profiled
 
 
 def with_pools_of(
     plan: Plan, models: Iterable[str], names: Callable[[str], Iterable[str]] = lambda model: (model,)
 ) -> Plan:
-    """Return the plan with an empty pool for each model that has none, for requests that wait there. `names` gives the
-    pool names of a model."""
+    """Return the plan with an empty pool for each model without one, for waiting requests. `names` returns a model's
+    pool names."""
     there = {pool.pool for pool in plan.pools}
     empty = (PoolPlan(name, model, ()) for model in dict.fromkeys(models) for name in names(model) if name not in there)
     return replace(plan, pools=(*plan.pools, *empty))
 
 
 def scored_stage(pool: str, thresholds: tuple[StartThreshold, ...], handover: Handover | None) -> StagePlan:
-    """Return a stage whose deferred images go to the next one, with the registered discriminator and reuse.
+    """Return a stage that defers images to the next one, with the registered discriminator and reuse.
 
-    Without a registration any discriminator of the two models scores it, and the next stage starts from noise.
+    Without a registration any discriminator of the two models scores the images, and the next stage starts from noise.
     """
     if handover is None:
         return StagePlan(pool, thresholds)

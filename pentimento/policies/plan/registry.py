@@ -1,4 +1,4 @@
-"""Name the policies: everything that one system of the literature decides, as one value for any runner."""
+"""Name the policies: all decisions of one system of the literature, as one value for the controller and simulator."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,8 @@ from pentimento.policies.plan.settings import ServingSettings
 
 
 class CacheUse(Enum):
-    """The reuse of a policy: none, intermediate latents (NIRVANA), refined images (MoDM), both, unchanged images."""
+    """Name the reuse of a policy: none, intermediate latents (NIRVANA), refined images (MoDM), both, unchanged
+    images."""
 
     NONE = auto()
     LATENTS = auto()
@@ -25,22 +26,22 @@ class CacheUse(Enum):
 
     @property
     def latents(self) -> bool:
-        """Whether latents are kept and resumed."""
+        """Return whether latents are stored and resumed."""
         return self in (CacheUse.LATENTS, CacheUse.BOTH)
 
     @property
     def images(self) -> bool:
-        """Whether images are kept, and refined or answered."""
+        """Return whether images are stored, and refined or returned unchanged."""
         return self in (CacheUse.IMAGES, CacheUse.BOTH, CacheUse.RETRIEVAL)
 
 
 @dataclass(frozen=True)
 class ServingPolicy:
-    """A serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers follow the
-    plan (`plan.entry`).
+    """Describe a serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers
+    follow the plan (`plan.entry`).
 
     `plans_batches`: whether devices take the plan's batch sizes, or their own. `moves_models`: whether devices load the
-    models assigned to them, or keep what they hold.
+    models assigned to them, or keep their present ones.
     `eviction` names the cache's rule (`policies.eviction_rules`). `cache_hits`: whether refined hits are cached too.
     `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
     """
@@ -57,8 +58,8 @@ class ServingPolicy:
     def cache_plan(self, decided: CachePlan) -> CachePlan:
         """Return the cache part of a plan: as decided, else by the system's own admission and eviction.
 
-        A policy without reuse leaves a cache that others may read alone. Only the policy itself decides the choice of
-        hits.
+        A policy without reuse does not change the cache, which other policies may read. Only the policy's allocator
+        decides the choice of hits.
         """
         if self.cache is CacheUse.NONE or replace(decided, alpha=None, bias=0) != CachePlan():
             return decided
@@ -67,7 +68,7 @@ class ServingPolicy:
 
 @dataclass(frozen=True)
 class PolicyBuilder:
-    """A policy under its name. `needs` are the fields of ServingSettings without which it cannot plan."""
+    """Build a policy of that name. `needs`: the fields of ServingSettings that it requires."""
 
     name: str
     needs: tuple[str, ...]
@@ -77,7 +78,7 @@ class PolicyBuilder:
         return self.build(settings)
 
     def check(self, settings: ServingSettings) -> None:
-        """Raise InvalidArgument that names a field which is missing."""
+        """Raise InvalidArgument that names a missing or invalid field."""
         for field in self.needs:
             value = getattr(settings, field)
             if field in ("slo_s", "peak_per_s"):
@@ -94,7 +95,7 @@ CASCADE = ("heavy", "light", "slo_s")
 
 
 def policy(*needs: str) -> Callable[[Callable[[ServingSettings], ServingPolicy]], PolicyBuilder]:
-    """Return the decorator that makes a function a builder under its own name."""
+    """Return the decorator that turns a function into a builder with the function's name."""
     return lambda build: PolicyBuilder(build.__name__.replace("_", "-"), needs, build)
 
 
@@ -106,7 +107,7 @@ def resident(settings: ServingSettings) -> ServingPolicy:
 
 @policy(*CASCADE)
 def diffserve(settings: ServingSettings) -> ServingPolicy:
-    """Build DiffServe: a cascade of two models whose allocation is solved again for each period's demand."""
+    """Build DiffServe: a cascade of two models, with the allocation solved again for each period's demand."""
     return ServingPolicy("diffserve", CascadePolicy(settings, diffserve_cascade(settings)))
 
 
@@ -124,7 +125,7 @@ def modm(settings: ServingSettings) -> ServingPolicy:
 @policy("heavy", "small_models")
 def resident_mixture(settings: ServingSettings) -> ServingPolicy:
     """Build MoDM's routes without its monitor, for devices that hold both models: latents and images are reused, and
-    nothing is ever loaded."""
+    no model is ever loaded."""
     return ServingPolicy(
         "resident-mixture", ResidentMixture(settings), CacheUse.BOTH, drops_late=False, plans_batches=False
     )
@@ -139,7 +140,7 @@ def joint(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("joint", JointPolicy(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)
 
 
-# In every installation; plug-ins of the group `pentimento.policies` add others.
+# Policies of every installation; plug-ins of the group `pentimento.policies` add others.
 SERVING_POLICIES: Mapping[str, PolicyBuilder] = {
     built.name: built for built in (resident, diffserve, modm, resident_mixture, joint)
 }

@@ -12,18 +12,18 @@ from pentimento.domain.models import Handover
 
 THRESHOLD_COUNT = 201
 
-# The share of the way to an observed exponent in one planning round, where the observation tells most; and its bounds.
+# The share of the way to an observed exponent in one planning round, for the most informative observation; its bounds.
 _FOLLOWED_SHARE = 0.2
 _LEAST_BEND, _MOST_BEND = 0.2, 5.0
-# Of s ln(s)^2 / (1 - s), at s = 0.203.
+# Maximum of s ln(s)^2 / (1 - s), at s = 0.203.
 _LARGEST_INFORMATION = 0.64762
 
 
 @dataclass(frozen=True)
 class DeferralCurve:
-    """f(t) of a cascade (DiffServe, 3.3): the share of light images with a confidence of t or less.
+    """Hold f(t) of a cascade (DiffServe, 3.3): the share of light images with a confidence of t or less.
 
-    Straight lines between the points; from 0 at t = 0 to 1 at t = 1 unless the points say otherwise.
+    The curve is linear between the points; by default from 0 at t = 0 to 1 at t = 1.
     """
 
     thresholds: tuple[float, ...] = (0.0, 1.0)
@@ -50,13 +50,13 @@ class DeferralCurve:
         return _between(threshold, self.thresholds, self.shares)
 
     def confidence(self, quantile: float) -> float:
-        """Return the confidence that a share `quantile` (0..1) of light images does not exceed. A simulator draws
-        it."""
+        """Return the confidence that a share `quantile` (0..1) of light images does not exceed, for a simulator's
+        draws."""
         return _between(quantile, self.shares, self.thresholds)
 
     def bent(self, exponent: float) -> "DeferralCurve":
-        """Return the curve f(t) ** exponent: still monotone, with the same ends. Above 1 fewer defer than was
-        profiled."""
+        """Return the curve f(t) ** exponent: still monotone, with the same ends. Above 1 fewer requests defer than in
+        the profile."""
         if exponent == 1.0:
             return self
         thresholds, shares = self._points_to_bend
@@ -64,22 +64,22 @@ class DeferralCurve:
 
     @cached_property
     def _points_to_bend(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Add points to straight lines: a curve bends only at its points. They are the same in every planning round."""
+        """Return the curve with more points, since it bends only at its points; equal in every planning round."""
         even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
         thresholds = tuple(sorted({*self.thresholds, *even}))
         return thresholds, tuple(self.share(threshold) for threshold in thresholds)
 
     def bend_towards(self, threshold: float, observed_share: float) -> float | None:
-        """Return the exponent with which the curve meets the share observed at `threshold`; None where the observation
-        fixes none."""
+        """Return the exponent that gives the curve the share observed at `threshold`; None if the observation fixes
+        none."""
         profiled = self.share(threshold)
         if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
             return None
         return math.log(observed_share) / math.log(profiled)
 
     def tells(self, threshold: float) -> float:
-        """Return how much a share observed at `threshold` says about that exponent, 0..1: its Fisher information over
-        the largest one. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
+        """Return the information of a share observed at `threshold` about that exponent, 0..1: its Fisher information
+        over the largest one. Near 0 and 1 all exponents give the same share, and differences are chance."""
         share = self.share(threshold)
         if not 0.0 < share < 1.0:
             return 0.0
@@ -88,7 +88,7 @@ class DeferralCurve:
     def follow(self, before: float, threshold: float, observed_share: float, certainty: float = 1.0) -> float:
         """Return the exponent `before`, moved towards the one of the share observed at `threshold`, within bounds.
 
-        The step is larger where the observation tells more; `certainty` (0..1) reduces it.
+        The step is larger for a more informative observation; `certainty` (0..1) reduces it.
         """
         seen = self.bend_towards(threshold, observed_share)
         if seen is None:
@@ -98,7 +98,7 @@ class DeferralCurve:
 
 
 def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
-    """Linear interpolation; the last of equal `xs` counts."""
+    """Interpolate linearly; the last of equal `xs` counts."""
     index = bisect.bisect_right(xs, x)
     if index == 0:
         return ys[0]
@@ -110,8 +110,8 @@ def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class ModelQuality:
-    """The mean quality of a model's images, 0..1. `spread`: the most confident ones are better than the mean by half of
-    it, the least confident worse. A start from the cache keeps the share `reuse` of the quality."""
+    """Hold the mean quality of a model's images, 0..1. `spread`: the most confident images exceed the mean by half of
+    it, the least confident fall short by half. A start from the cache keeps the share `reuse` of the quality."""
 
     model: str
     quality: float
@@ -120,7 +120,7 @@ class ModelQuality:
 
 
 class MixtureMode(Enum):
-    """What MoDM's monitor optimises: quality (section 5.3.1 of the paper) or throughput (section 5.3.2)."""
+    """Name the objective of MoDM's monitor: quality (section 5.3.1 of the paper) or throughput (section 5.3.2)."""
 
     QUALITY = "quality"
     THROUGHPUT = "throughput"
@@ -134,14 +134,14 @@ def measured_deferral(cascade: str, replicas: Iterable[Replica]) -> DeferralCurv
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """Settings of every policy; each reads its own. Times in seconds, rates per second.
+    """Hold the settings of all policies; each reads its own. Times in seconds, rates per second.
 
     - Models: `light` and `heavy` of a cascade, `handover` the registration of the pair, `deferral` its f(t); `small`
-      those that refine hits, best first (empty: the light one). `step_count` is T.
+      refine hits, best first (empty: the light one). `step_count` is T.
     - `slo_s`: L of DiffServe's allocation problem. `discriminator_s`: of one scoring; 0: as discriminators measured.
-    - Demand: `expected_per_s` is the first value of dynamic policies (0: the first demand), `peak_per_s` the one that
-      static policies are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of the
-      newest second in the average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1).
+    - Demand: `expected_per_s` is the first value of dynamic policies (0: the first demand), `peak_per_s` the demand
+      for static policies. `overprovision` is DiffServe's lambda, `demand_weight` the weight of the newest second in the
+      average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1).
     - MoDM: `modm_mode`; `hysteresis`, the share of its throughput that a smaller model must spare before the better one
       returns; `dwell_s` between two changes of the devices' models; `damping_period_s`, the period of the paper's PID
       controller, which moves the number of large devices by one step; 0 for undamped.

@@ -1,8 +1,8 @@
-"""Decide on the devices and batch sizes of each model: no device is idle, and equal demand gives equal plans.
+"""Decide the devices and batch sizes of each model: no device is idle, and equal demand gives equal plans.
 
-Solvers return any of the best solutions, and a little noise in the demand makes another one the best. The rates of a
-solution stand; its units are counted again here, from the devices that each model gets: one pool a model, in the
-smallest batches that carry the load.
+Solvers return any of the best solutions, and slight noise in the demand changes the best one. So the rates of a
+solution are kept, but its units are counted again from the devices of each model: one pool a model, in the smallest
+batches that carry the load.
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pentimento.policies.plan.costs import BatchCost
 from pentimento.policies.plan.joint.problem import AllocationProblem, AllocationSolution, Component, PlannedPool
 
-# A model this busy gets devices of others that are this little busy without them.
+# Utilisation above which a model receives devices, and below which another one, without them, gives some.
 _BUSY = 0.8
 _IDLE = 0.6
-# Utilisation up to which batches are large enough, and below which smaller ones come back.
+# Highest utilisation at which batches are large enough; below the second, smaller batches return.
 _ROOM = 0.8
 _MUCH_ROOM = 0.6
 
@@ -24,10 +24,10 @@ Counts = Mapping[tuple[str, str], int]
 
 
 def share_out(problem: AllocationProblem, solution: AllocationSolution, may_load: bool) -> dict[tuple[str, str], int]:
-    """Return the number of devices that each model gets, by (kind, model); together they are all of the problem's.
+    """Return the number of devices of each model, by (kind, model); they add up to all devices of the problem.
 
-    Devices that the solution does not need keep their models. A device that holds none of them goes to the busiest
-    model that it can hold; where `may_load`, a device of a model with little to do also goes to a busy one.
+    Devices that the solution does not need keep their models. A device without a model of the problem goes to the
+    busiest model that it can hold. With `may_load`, a device of a lightly loaded model also goes to a busy one.
     """
     shares = (_kind_of_devices(problem, solution, kind) for kind in problem.devices)
     return {
@@ -47,7 +47,7 @@ def _kind_of_devices(problem: AllocationProblem, solution: AllocationSolution, k
         most = max(units, key=lambda p: works.get(p, 0.0), default=None)
         share.speeds[component.name] = speeds[most.batch_size] if most is not None else max(speeds.values())
         share.work[component.name] = work_of(problem, solution, component.name, kind)
-        # Solutions may give a pool more than it needs, and a device that loads carries less.
+        # Solutions may give a pool surplus units, and a device that loads carries less.
         busy = sum(min(n, math.ceil(works.get(p, 0.0) / speeds[p.batch_size] - 1e-6)) for p, n in units.items())
         is_plain = busy <= held and not _runs_beside(problem, component.name)
         share.counts[component.name] = busy if is_plain else sum(units.values())
@@ -55,7 +55,7 @@ def _kind_of_devices(problem: AllocationProblem, solution: AllocationSolution, k
 
 
 def _works(problem: AllocationProblem, solution: AllocationSolution) -> dict[PlannedPool, float]:
-    """Return whole runs a second on the path of requests, by pool."""
+    """Return the whole runs a second on the path of requests, by pool."""
     routes = {route.name: route for route in problem.routes}
     found: dict[PlannedPool, float] = {}
     for course, rate in solution.rates.items():
@@ -69,8 +69,8 @@ def _runs_beside(problem: AllocationProblem, component: str) -> bool:
 
 
 def work_of(problem: AllocationProblem, solution: AllocationSolution, component: str, kind: str = "") -> float:
-    """Return the whole runs a second that a component has to carry, on devices of one kind where it is given. Work
-    aside counts on any kind."""
+    """Return the whole runs a second that a component must carry, on devices of `kind` if it is given. Work aside
+    counts on any kind."""
     routes = {route.name: route for route in problem.routes}
     found = 0.0
     for course, rate in solution.rates.items():
@@ -82,8 +82,8 @@ def work_of(problem: AllocationProblem, solution: AllocationSolution, component:
 
 @dataclass
 class _DevicesOfKind:
-    """Devices of one kind among models: by model the number, the runs a second of one device and of the demand, and the
-    number that holds it."""
+    """Share the devices of one kind among models. By model: `counts` of devices, `speeds` (runs a second of one
+    device), `work` (runs a second of the demand), and the number of devices that hold it."""
 
     kind: str
     devices: int
@@ -93,7 +93,7 @@ class _DevicesOfKind:
     held: dict[str, int] = field(default_factory=dict)
 
     def filled(self, may_load: bool) -> Mapping[str, int]:
-        """Changes `counts`, and returns them."""
+        """Add the spare devices to `counts`, and return them. Changes `counts`."""
         if not self.counts:
             return {}
         needed, spare = dict(self.counts), self.devices - sum(self.counts.values())
@@ -109,7 +109,7 @@ class _DevicesOfKind:
         return self.counts
 
     def _busy(self, model: str, fewer: int = 0) -> float:
-        """Return the utilisation of a model's devices with `fewer` of them."""
+        """Return the utilisation of a model's devices without `fewer` devices."""
         carried = (self.counts[model] - fewer) * self.speeds[model]
         return self.work[model] / carried if carried > 0 else float(self.work[model] > 0)
 
@@ -117,7 +117,7 @@ class _DevicesOfKind:
         return max(self.counts, key=self._busy)
 
     def _giver(self, busiest: str, needed: Mapping[str, int]) -> str:
-        """Return a model that needs one device less than it has; empty where there is none."""
+        """Return the least busy model that can give a device; empty if there is none."""
         can = (m for m, count in self.counts.items() if m != busiest and count > needed[m] and self._busy(m, 1) < _IDLE)
         return min(can, key=lambda model: self._busy(model, 1), default="")
 
@@ -127,8 +127,8 @@ def settle_sizes(
 ) -> dict[PlannedPool, int] | None:
     """Return the units of a plan that carries the solution's rates with one batch size a model and kind of device.
 
-    `counts`: the devices that each model has, spare ones included; `before`: the sizes in force, which stay unless they
-    are too small, or smaller ones have much room. None where one size cannot keep the SLO.
+    `counts`: the devices of each model, with spare ones; `before`: the sizes in force, which stay unless they are too
+    small, or smaller ones have much room. None if one size cannot keep the SLO.
     """
     for room in (_ROOM, 1.0 + 1e-6):
         found = [_Sizes(problem, solution, component, counts).settled(before, room) for component in problem.components]
@@ -146,7 +146,7 @@ def settle_sizes(
 
 
 def keeps_slo(problem: AllocationProblem, solution: AllocationSolution, felt_s: Mapping[str, float]) -> bool:
-    """Return whether every request of a solution is in time where a run with its wait takes `felt_s` by component."""
+    """Return whether every request of a solution is in time if a run with its wait takes `felt_s`, by component."""
     used, waits_s = {course.route for course in solution.rates}, {one.name: one.wait_s for one in problem.components}
     return all(
         sum(waits_s[use.component] + use.path * felt_s.get(use.component, 0.0) for use in route.on_path)
@@ -157,7 +157,8 @@ def keeps_slo(problem: AllocationProblem, solution: AllocationSolution, felt_s: 
 
 
 class _Sizes:
-    """The sizes of one component: for a limit of the seconds of a batch the quickest on each kind of device."""
+    """Choose the sizes of one component: for a limit of a batch's seconds, the highest throughput on each kind of
+    device."""
 
     def __init__(
         self, problem: AllocationProblem, solution: AllocationSolution, component: Component, counts: Counts
@@ -203,7 +204,7 @@ class _Sizes:
         return found if found.keys() == self._units.keys() else None
 
     def _carried(self, sizes: Mapping[str, BatchCost]) -> float:
-        """Return the whole runs a second. A device that loads carries nothing meanwhile."""
+        """Return the whole runs a second within the horizon. A device carries nothing while it loads."""
         lost = min(self._component.load_s / self._horizon_s, 1.0)
         new = {kind: max(0, n - self._held.get((kind, self._component.name), 0)) for kind, n in self._units.items()}
         return sum((n - lost * new[kind]) * sizes[kind].throughput for kind, n in self._units.items())

@@ -1,7 +1,7 @@
 """Forecast the demand: its level and trend, the shares of starts, the bend of the deferral curve.
 
-Level and trend are Holt's: averages whose weights do not depend on the number of planning rounds. A model that takes
-`load_s` to load is planned for the demand at that time, where it is the larger one.
+Level and trend are Holt's, averaged with weights that do not depend on the number of planning rounds. A model that
+takes `load_s` to load is planned for the demand at that time, if it is larger than now.
 """
 
 import math
@@ -13,32 +13,32 @@ from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, scaled_start_st
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 
-# Weight of the newest second in the trend, at most a share of that in the level.
+# Weight of the newest second in the trend, limited to a share of its weight in the level.
 _TREND_WEIGHT = 0.05
 _TREND_SHARE = 0.2
-# Scored requests by which the deferral curve is followed in full.
+# Scored requests after which the deferral curve is followed in full.
 _SURE_COUNT = 20.0
-# That many requests since the last planning round give the rate without those before.
+# Requests since the last planning round that are enough to estimate the rate from.
 _TOLD_COUNT = 20.0
-# The most that a forecast is, as a multiple of the level.
+# Upper limit of a forecast, as a multiple of the level.
 _MOST_GROWTH = 2.0
-# The starts of requests that may come before the next plan, and the worth of room for one a second, in quality.
+# Starts of requests that may arrive before the next plan, and the worth of room for one a second, in quality.
 NEAR, FAR = "near surge", "far surge"
 ROOMS = {NEAR: 0.02, FAR: 0.001}
-# Load by chance and load that jumps, as multiples of the rate. The highest rate counts half after `_FORGOTTEN_S`.
+# Random load and jumps of load, as multiples of the rate. The highest rate counts half after `_FORGOTTEN_S`.
 _CHANCE, _JUMP = 0.2, 3.0
 _FORGOTTEN_S = 300.0
 
 
 @dataclass(frozen=True)
 class DemandForecast:
-    """The demand at `at_s`, in requests a second and shares 0..1.
+    """Hold the demand at `at_s`, in requests a second and shares 0..1.
 
-    `rate` is averaged, `trend` its change a second, `highest` the highest of late. `latent_share`, `image_share`: of
-    hits; `latent_saved`, `image_saved`: of the steps that they save; `latent_told`, `image_told`: requests in these
-    averages, at most `SHARED_COUNT`. `bend`: exponent of the deferral curve `curve` (None if unknown). `moved_at_s`:
-    when devices last changed their models. `spare_share` of the heavy model's steps from noise may be left out under
-    load, with `lost_share` of quality.
+    `rate` is averaged, `trend` its change a second, `highest` the recent maximum. `latent_share`, `image_share`: shares
+    of hits; `latent_saved`, `image_saved`: shares of steps that they save; `latent_told`, `image_told`: requests in
+    these averages, at most `SHARED_COUNT`. `bend`: exponent of the deferral curve `curve` (None if unknown).
+    `moved_at_s`: time of the last change of models. `spare_share` of the heavy model's steps from noise may be skipped
+    under load, at a loss of `lost_share` of quality.
     """
 
     rate: float = 0.0
@@ -58,12 +58,12 @@ class DemandForecast:
     curve: DeferralCurve | None = None
 
     def forecast(self, ahead_s: float) -> float:
-        """Return the requests a second to plan for: those in `ahead_s` seconds, where they are more than now."""
+        """Return the requests a second to plan for: the rate `ahead_s` seconds from now, if it is above the present."""
         return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
 
     def surges(self, planned: float, borne: float = 0.0) -> dict[str, float]:
-        """Return the requests a second beyond `planned` that may come before the next plan: by chance, and of a jump to
-        the highest load of late or to a multiple of the rate. `borne` of them can wait for another plan."""
+        """Return the requests a second beyond `planned` that may arrive before the next plan: by chance, and by a jump
+        to the recent maximum or to a multiple of the rate. `borne` requests a second can wait for another plan."""
         near = _CHANCE * planned
         far = max(self.highest, _JUMP * self.rate, planned + near) - planned - near
         return {NEAR: max(near - borne, 0.0), FAR: max(far - max(borne - near, 0.0), 0.0)}
@@ -91,13 +91,13 @@ def observed_demand(context: PlanInput, settings: ServingSettings, before: Deman
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
     expected, trend = before.rate + before.trend * elapsed_s, before.trend
     if expected < 0.0:
-        # A load that fell to nothing falls no further: the next requests count at once.
+        # A load that fell to 0 falls no further: the next requests count immediately.
         expected, trend = 0.0, 0.0
     rate = expected + weight * (max(came, 0.0) - expected)
     if elapsed_s > 0.0:
         share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)
-    # Observations of one curve say nothing about a curve that was registered later.
+    # Observations of one curve do not apply to a curve that was registered later.
     curve = settings.deferral
     bend = _bend(context, settings, before.bend) if before.curve in (None, curve) else 1.0
     highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
@@ -111,15 +111,14 @@ def refines(context: PlanInput, settings: ServingSettings, saved: float) -> bool
 
 
 def starts_from_images(context: PlanInput, settings: ServingSettings, model: str, saved: float) -> bool:
-    """Return whether the model can start from such an image: one with too few steps to leave any out cannot."""
+    """Return whether the model can start from such an image: a model with too few steps to skip any cannot."""
     steps = profiled_steps(context, model)
     total = profiled_steps(context, settings.heavy) or settings.step_count
     return not steps or scaled_start_step(round(saved * total), total, steps) > 0
 
 
 def as_planned_for(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
-    """Return the demand that routes are planned for: without hits of images where only the heavy model can start from
-    them."""
+    """Return the demand for planning routes: without hits of images if only the heavy model can start from them."""
     return known if refines(context, settings, known.image_saved) else replace(known, image_share=0.0)
 
 
@@ -145,7 +144,7 @@ def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandFor
             if kind == LATENT or starts_from_images(context, settings, demand.model, before)
         ]
         total = sum(start.request_count for start in told)
-        # The first requests count alike: an average that began at 0 would take the first hits for misses.
+        # The first requests have equal weights: an average that began at 0 would count the first hits as misses.
         weight = max(share_weight(total), total / max(counts[kind] + total, 1.0))
         counts[kind] = min(counts[kind] + total, SHARED_COUNT)
         own = [start for start in told if start.kind == kind and start.step_count > 0]
@@ -165,7 +164,7 @@ def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandFor
 
 
 def _bend(context: PlanInput, settings: ServingSettings, before: float) -> float:
-    """Return the exponent of f(t), updated from the counted confidences at the edge that tells most."""
+    """Return the exponent of f(t), updated from the counted confidences at the most informative edge."""
     counts = demand_of(context, settings.light).confidences if settings.light else ()
     scored = sum(counts)
     if not scored:

@@ -1,12 +1,12 @@
 """Lay out a solution of the allocation problem as assignments, pools, cascades and shares.
 
-A model has one pool where every request is in time in batches of one size, else at most `MOST_POOLS`. Their names never
+A model has one pool if every request is in time in batches of one size, else at most `MOST_POOLS`. Their names never
 change: a running request finds its pool in every later plan. A pool has every worker of its model that is no slower
-than those of the solution: a request that is in time at one of these is in time at all. Pools that a solution does not
-use have all workers, and no share.
+than the solution's slowest worker for it: a request in time at that worker is in time at all others. Pools that a
+solution does not use have all workers, and no share.
 
-Behind a model that generates alone comes the quickest one of the same start, which stands in where the first would be
-too late: a cascade without a threshold.
+A model that generates without a cascade is followed by the quickest model of the same start, which stands in if the
+first would be too late: a cascade without a threshold.
 """
 
 import math
@@ -38,7 +38,7 @@ from pentimento.policies.plan.joint.routes import kind_of, quickest_routes
 from pentimento.policies.plan.placement import place, scored_stage
 
 MOST_POOLS = 3
-# Solvers stop a little short of the best: no request is refused for that.
+# Solvers stop slightly below the best: no request is rejected for that.
 _WHOLE = 0.99
 
 
@@ -49,7 +49,7 @@ def lay_out(
     solution: AllocationSolution,
     may_load: bool = True,
 ) -> Plan:
-    """Return the plan that carries the solution out. `may_load`: whether spare devices may change their models."""
+    """Return the plan that implements the solution. `may_load`: whether spare devices may change their models."""
     routes = {route.name: route for route in problem.routes}
     models = [component.name for component in problem.components]
     counts = share_out(problem, solution, may_load)
@@ -90,7 +90,7 @@ def lay_out(
 def _is_worth_hits(problem: AllocationProblem, model: str) -> bool:
     """Return whether a hit of an image is worth the device-seconds of this model while it is idle."""
     alone = [route for route in problem.routes if route.start == IMAGE and len(route.uses) == 1]
-    # The best of a model comes last.
+    # The best route of a model comes last.
     worths = {route.uses[0].component: problem.worth(route) for route in sorted(alone, key=problem.worth)}
     return worths.get(model, -math.inf) >= max(worths.values(), default=-math.inf)
 
@@ -98,10 +98,10 @@ def _is_worth_hits(problem: AllocationProblem, model: str) -> bool:
 def _thinned(
     solution: AllocationSolution, routes: Mapping[str, PlannedRoute], carried: Mapping[PlannedPool, float]
 ) -> str:
-    """Return the model that leaves out steps; empty for none.
+    """Return the model that skips steps; empty for none.
 
-    Most of its images are planned so, and its pools could not carry all of them whole (`carried`, runs a second). Where
-    fewer are, a pool leaves out steps when too many requests wait.
+    The solution skips steps for most of its images, and its pools could not carry all images whole (`carried`, runs a
+    second). For a smaller part, a pool skips steps only when too many requests wait.
     """
     model = next((one.models[-1] for one in routes.values() if one.left_out > 0.0), "")
     whole = thinned = 0.0
@@ -116,7 +116,7 @@ def _thinned(
 
 
 def _latencies(problem: AllocationProblem) -> dict[PlannedPool, float]:
-    """Seconds of a batch."""
+    """Return the seconds of a batch, by pool."""
     return {
         PlannedPool(component.name, kind, cost.batch_size): cost.latency_s
         for component in problem.components
@@ -126,7 +126,7 @@ def _latencies(problem: AllocationProblem) -> dict[PlannedPool, float]:
 
 
 def _sizes_in_force(context: PlanInput) -> dict[tuple[str, str], int]:
-    """The largest batch by (kind, model)."""
+    """Return the largest batch of the plan in force, by (kind, model)."""
     kinds = {worker.instance_id: kind_of(worker) for worker in context.workers()}
     found: dict[tuple[str, str], int] = {}
     for last in context.last.plan.assignments:
@@ -151,8 +151,8 @@ def _with_spare(problem: AllocationProblem, solution: AllocationSolution, counts
 def _serve_the_rest(
     shares: dict[str, list[RouteShare]], assignments: Sequence[WorkerAssignment], models: Sequence[str]
 ) -> None:
-    """Changes `shares`: requests of a start that the solution does not serve go to the last model that a worker holds,
-    since admission does not tell starts apart."""
+    """Send requests of a start that the solution does not serve to the last model that a worker holds, since admission
+    does not distinguish starts. Changes `shares`."""
     served = {share.route for found in shares.values() for share in found}
     held = {assignment.model for assignment in assignments}
     last = next((model for model in reversed(models) if model in held), None)
@@ -162,7 +162,7 @@ def _serve_the_rest(
 
 
 def _slots(units: Mapping[PlannedPool, int], most: int) -> dict[PlannedPool, str]:
-    """Return the plan's pool for each of the solution's, at most that number a model; the one with most units keeps the
+    """Return the plan's pool for each pool of the solution, at most `most` a model; the pool with most units has the
     model's name."""
     names: dict[PlannedPool, str] = {}
     taken: dict[str, int] = {}
@@ -205,8 +205,8 @@ def _assigned(
 def planned_models(context: PlanInput) -> dict[str, str]:
     """Return the model of every worker once the plan in force is carried out, by instance id.
 
-    A load under way counts as done. A model that the worker can no longer hold does not count: it was restarted, or has
-    other weights under that name. Workers that hold nothing are left out.
+    A running load counts as done. A model that the worker can no longer hold does not count: the worker was restarted,
+    or has other weights under that name. Workers without a model are skipped.
     """
     workers = {worker.instance_id: worker for worker in context.workers()}
     held = {name: worker.held_model for name, worker in workers.items() if worker.held_model}
@@ -215,7 +215,7 @@ def planned_models(context: PlanInput) -> dict[str, str]:
 
 
 def as_planned(context: PlanInput) -> PlanInput:
-    """Return the input as if every worker held the model that the plan in force has for it."""
+    """Return the input with every worker holding its model of the plan in force."""
     planned = planned_models(context)
     return replace(context, replicas=tuple(_holding(view, planned) for view in context.replicas))
 
@@ -229,10 +229,10 @@ def _holding(view: ReplicaView, planned: Mapping[str, str]) -> ReplicaView:
 
 @dataclass(frozen=True)
 class _Way:
-    """The way of requests of one start: the pool where they enter, and the one that follows.
+    """Describe the way of requests of one start: the pool where they enter, and the pool `beyond` it.
 
-    They stay in the first from the confidence `threshold` on; None where they always do, and the second stands in where
-    the first would be late. `handover` is the registration of the pair.
+    Images with the confidence `threshold` or more stay in the first pool. None: all stay, and the second pool stands in
+    if the first would be late. `handover` is the registration of the pair.
     """
 
     pool: str
@@ -242,19 +242,19 @@ class _Way:
 
 
 class _Entries:
-    """The shares of each way, by kind of start."""
+    """Collect the rates of each way, by kind of start."""
 
     def __init__(
         self, slots: Mapping[PlannedPool, str], routes: Mapping[str, PlannedRoute], stand_ins: Mapping[str, str]
     ) -> None:
-        """`stand_ins`: the model that stands in, by start."""
+        """Start without rates. `stand_ins`: the model that stands in, by start."""
         self._slots = slots
         self._routes = routes
         self._stand_ins = stand_ins
         self._rates: dict[str, dict[_Way, float]] = {}
 
     def add(self, course: Course, rate: float) -> None:
-        """Changes state."""
+        """Add the rate of a course to its way. Changes state."""
         planned = self._routes[course.route]
         first, *rest = (self._slots.get(pool, pool.component) for pool in course.pools)
         start = planned.start
@@ -266,7 +266,7 @@ class _Entries:
         rates[way] = rates.get(way, 0.0) + rate
 
     def shares(self) -> dict[str, list[RouteShare]]:
-        """By pool."""
+        """Return the shares of each pool."""
         found: dict[str, list[RouteShare]] = {}
         for start, rates in sorted(self._rates.items(), key=lambda item: STARTS.index(item[0])):
             total = sum(rates.values())
@@ -276,7 +276,7 @@ class _Entries:
         return found
 
     def cascades(self) -> tuple[CascadePlan, ...]:
-        """One for each way that may go on. Its name does not change with its threshold."""
+        """Return a cascade for each way with a second pool. Its name does not change with its threshold."""
         return tuple(
             CascadePlan(
                 self._name(start, way),
@@ -310,8 +310,8 @@ def _pools(
     is_spare: bool,
     thinned: str,
 ) -> tuple[PoolPlan, ...]:
-    """Return the pools. Where `is_spare` the first model, which is the best, takes hits of others while it is idle (as
-    MoDM's monitor lets it, section 5.3). Pools of the model `thinned` leave out steps."""
+    """Return the pools. With `is_spare` the first model, which is the best, takes hits of others while it is idle (as
+    under MoDM's monitor, section 5.3). Pools of the model `thinned` skip steps."""
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in models}
     found = []
     for model in models:
@@ -321,7 +321,7 @@ def _pools(
                 routes = (*routes, RouteShare(SPARE, 1.0))
             own = tuple(name for name in workers[model] if name in members[slot]) if slot in members else workers[model]
             found.append(PoolPlan(slot, model, own, routes, model == thinned))
-    # Models that are being replaced serve the requests that wait for them.
+    # Replaced models serve the requests that wait for them.
     for assignment in assignments:
         if assignment.model not in models:
             found.append(PoolPlan(assignment.model, assignment.model, (assignment.worker_id,)))

@@ -35,13 +35,13 @@ from pentimento.policies.plan.joint.routes import (
 from pentimento.policies.plan.placement import with_pools_of
 from pentimento.policies.plan.settings import ServingSettings
 
-# The quality a request by which a plan with loads must be better than one without, for each second of the longest load
-# (a tenth of it in the share served); at least `_WON_FREELY`.
+# Least gain in quality a request of a plan with loads over one without, for each second of the longest load (a tenth of
+# it in the share served); at least `_WON_FREELY`.
 _WON_A_SECOND = 0.0005
 _WON_FREELY = 0.001
 _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
-# Where a smaller share is served, a load may take longer than the horizon: its costs count within twice its time.
+# Below this share served, a load may take longer than the horizon: its costs count within twice its time.
 _MANY_SERVED, _LOADS_OF_PATIENCE = 0.5, 2.0
 # Requests a second of every start that are always planned for, so that each start has a way.
 _FLOOR_PER_S = 1e-3
@@ -49,7 +49,7 @@ _FLOOR_PER_S = 1e-3
 
 @dataclass(frozen=True)
 class JointMemory:
-    """Keep what the policy knows of the demand and of the quality of light images and hits."""
+    """Hold the policy's estimates of the demand, and of the quality of light images and hits."""
 
     demand: DemandForecast
     quality: LearntQuality
@@ -57,7 +57,7 @@ class JointMemory:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The best solution, and whether it serves all requests in the best way."""
+    """Hold the best solution, and whether it serves all requests in the best way."""
 
     problem: AllocationProblem
     solution: AllocationSolution
@@ -68,18 +68,18 @@ class _Chosen:
 class JointPolicy:
     """Turn profiles, f(t) and demand into the allocation problem, and its solution into a plan.
 
-    - Loads: a load costs the device's seconds out of `horizon_s`, or out of twice the longest load where that is longer
+    - Loads: a load costs the device's seconds out of `horizon_s`, or out of twice the longest load if that is longer
       and fewer than half are served without it. Devices change their models at most once in six of the longest loads,
-      or in `dwell_s` where that is shorter, unless the demand cannot be carried otherwise.
-    - Demand is forecast over the longest load. Room for load that jumps is kept by the quickest model where it costs
-      little quality; without such a model the settings' `overprovision` is kept. A backlog is served within `horizon_s`
-      where devices can, before quality counts.
-    - Admission: demand that cannot be carried in time is not admitted, the worst routes first; nothing is refused
-      before the first request. Where no image from noise can keep the SLO, the seconds of the quickest way replace it.
+      or in `dwell_s` if that is shorter, unless the demand cannot be carried otherwise.
+    - Demand is forecast over the longest load. The quickest model keeps room for jumps of load if that costs little
+      quality; without such a model the settings' `overprovision` applies. A backlog is served within `horizon_s` if
+      devices can, before quality counts.
+    - Admission: demand that cannot be carried in time is not admitted, the worst routes first; nothing is rejected
+      before the first request. If no image from noise can keep the SLO, the seconds of the quickest way replace it.
     - Quality of light images and hits is estimated from comparisons with the heavy model's images, with the settings'
       as the prior (`quality`). `settings.run_price` is the quality that a whole run of the heavy model must add.
-    - The search ends `gap` (a share) below the best, or after `most_relaxations`, never by a clock. Where it ends
-      without a proof, the plans of single papers are searched too, and the best plan counts.
+    - The search ends `gap` (a share) below the best, or after `most_relaxations`, never by a clock. If it ends without
+      a proof, the plans of single papers are searched too, and the best plan counts.
 
     `notes` of the plan name models without a profile, a replaced SLO, and estimated qualities.
     """
@@ -132,11 +132,11 @@ class JointPolicy:
         return JointMemory(demand, learnt.seen(context, self.settings, self.settings.deferral.bent(demand.bend)))
 
     def _solve_patiently(self, problem: AllocationProblem, may_load: bool) -> _Chosen:
-        """Return the best solution, by a longer horizon where few are served within the usual one."""
+        """Return the best solution, by a longer horizon if the usual one serves few requests."""
         solution, is_enough = self._solve(problem, may_load)
         patient = replace(problem, horizon_s=_LOADS_OF_PATIENCE * _longest_load_s(problem.components))
         if solution.served_share < _MANY_SERVED and patient.horizon_s > problem.horizon_s:
-            # Within the horizon no load of theirs pays, and so they would be refused for as long as they come.
+            # No load for the other requests pays within the horizon, so they would be rejected as long as they arrive.
             problem = patient
             solution, is_enough = self._solve(problem, may_load)
         return _Chosen(problem, solution, is_enough)
@@ -150,7 +150,7 @@ class JointPolicy:
         demand: DemandForecast,
     ) -> AllocationProblem:
         ahead_s = _longest_load_s(components)
-        # Room for chance is kept by the quickest model, unless that is the heavy one.
+        # The quickest model keeps room for random load, unless that is the heavy one.
         has_room = any(route.start in ROOMS for route in routes)
         beyond = 1.0 if has_room else self.settings.overprovision
         wanted = {start: rate * beyond for start, rate in demand.by_start(ahead_s).items()}
@@ -165,7 +165,7 @@ class JointPolicy:
             rooms=ROOMS,
             second_price=self._second_price(components),
         )
-        # Images are generated even where none can keep the SLO: deadlines belong to the clients.
+        # Images are generated even if none can keep the SLO: deadlines belong to the clients.
         quickest_s, planned = least_s(problem, NOISE), sum(wanted.values())
         # Requests that may wait while devices load another model need no room now.
         borne = MAY_WAIT * max(problem.slo_s - quickest_s, 0.0) / (self.horizon_s + ahead_s) * planned
@@ -186,7 +186,7 @@ class JointPolicy:
 
     def _solve(self, problem: AllocationProblem, may_load: bool) -> tuple[AllocationSolution, bool]:
         """Return the solution, and whether it serves all requests in the best way. Devices keep their models while a
-        load gains nothing, or within the dwell time while all are served."""
+        load gains too little, or within the dwell time while all requests are served."""
         program = AllocationProgram(problem)
         stays = program.search(self.gap, self.most_relaxations, may_load=False)
         longest_s = _longest_load_s(problem.components)
@@ -204,7 +204,7 @@ class JointPolicy:
         return solution, False
 
     def _best_single(self, problem: AllocationProblem, found: AllocationSolution | None) -> AllocationSolution | None:
-        """Return the best of an unfinished search and of the plans of single papers."""
+        """Return the best plan of an unfinished search and of single papers."""
         singles = single_plans(problem, self.settings.heavy, self.settings.light).values()
         searches = (AllocationProgram(one).search(self.gap, self.most_relaxations, may_load=True) for one in singles)
         others = [other for other in searches if other is not None]

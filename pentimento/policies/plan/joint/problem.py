@@ -2,22 +2,22 @@
 
 It is a mixed integer linear program (`program`).
 
-A *route* is one of these ways: the heavy model from noise, a cascade at one threshold, a latent resumed, an image
-refined by a small model. A *component* is held by a device: a model or a ControlNet. A *pool* is a component in batches
-of one size on devices of one kind; a *course* is a route through certain pools that keeps the SLO.
+A *route* is a way to generate an image: the heavy model from noise, a cascade at one threshold, a latent resumed, an
+image refined by a small model. A *component* is held by a device: a model or a ControlNet. A *pool* is a component in
+batches of one size on devices of one kind; a *course* is a route through certain pools that keeps the SLO.
 
     max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
                                                                       i: courses; p: pools; n_p: units of a pool
     rate     sum of rate_i over the courses of a start <= the demand of that start
     work     sum_i rate_i * work_ip + aside_p <= (n_p - new_p * load_s / horizon_s) * T_p
     aside    sum of aside_p over the pools of a component = need of it by routes next to their course
-    new      sum of new_p over a component's pools on a kind of device >= their units - those that are held
+    new      sum of new_p over a component's pools on a kind of device >= their units - units that are held
     devices  sum of n_p over the pools of a kind <= the devices of that kind
 
 A device that loads a component carries nothing for `load_s` of the `horizon_s` that the demand is expected to hold: a
-switch is made where it pays within the horizon. Each device-second of a request costs `second_price` of quality. Demand
-that cannot be carried in time is not served, the worst route first. All latencies are known beforehand, so that only
-the units are integer: hundreds of devices are quick to plan.
+switch is made if it pays within the horizon. Each device-second of a request costs `second_price` of quality. Demand
+that cannot be carried in time is not served, the worst route first. All latencies are constants of the problem, so that
+only the units are integer: hundreds of devices are quick to plan.
 
 The plans of single papers are the same problem with fewer routes (`single_plans`).
 """
@@ -36,8 +36,8 @@ HEAVY_ONLY, LIGHT_ONLY, CASCADE, MIXTURE = "heavy only", "light only", "cascade"
 
 @dataclass(frozen=True)
 class Component:
-    """A model or ControlNet that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds until it
-    serves. `wait_s`: seconds that its requests wait for their batch."""
+    """Describe a model or ControlNet that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds
+    until it serves. `wait_s`: seconds that its requests wait for their batch."""
 
     name: str
     costs: Mapping[str, tuple[BatchCost, ...]]
@@ -47,8 +47,8 @@ class Component:
 
 @dataclass(frozen=True)
 class Use:
-    """The part of a component that a route needs, in whole runs. `work`: of a mean request. `path`: of a request that
-    needs all of it, for its latency; 0 for a component that runs aside, such as a ControlNet."""
+    """Describe the part of a component that a route needs, in whole runs. `work`: of a mean request. `path`: of a
+    request that needs all of it, for its latency; 0 for a component that runs aside, such as a ControlNet."""
 
     component: str
     work: float
@@ -57,11 +57,11 @@ class Use:
 
 @dataclass(frozen=True)
 class PlannedRoute:
-    """A way to generate the image of a request with that start.
+    """Describe a way to generate the image of a request with that start.
 
-    `quality`: the mean of its images, 0..1. `threshold`: the confidence from which on a cascade keeps the light image,
-    and `handover` the registration of the pair. `left_out`: the share (0..1) of the heavy model's work that is left out
-    where as many steps as allowed are left out.
+    `quality`: the mean of its images, 0..1. `threshold`: the least confidence with which a cascade keeps the light
+    image; `handover`: the registration of the pair. `left_out`: the share (0..1) of the heavy model's work that is
+    skipped on a route that skips all the steps allowed.
     """
 
     name: str
@@ -74,28 +74,28 @@ class PlannedRoute:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Return the components that its requests go through, in their order."""
+        """Return the components on its path, in order."""
         return tuple(use.component for use in self.on_path)
 
     @property
     def on_path(self) -> tuple[Use, ...]:
-        """Return the uses that make up its latency, in their order."""
+        """Return the uses that make up its latency, in order."""
         return tuple(use for use in self.uses if use.path > 0.0)
 
     @property
     def path(self) -> tuple[Use, ...]:
-        """Return the same without the work: routes with one path are in time together."""
+        """Return `on_path` without the work: routes with equal paths are in time together."""
         return tuple(Use(use.component, 0.0, use.path) for use in self.on_path)
 
 
 @dataclass(frozen=True)
 class AllocationProblem:
-    """The numbers of the problem.
+    """Hold the numbers of the problem.
 
     `demand`: requests a second by start. `devices`: their number by kind. `held`: units by (kind, component).
-    `may_load`: False where devices keep their components, or are left idle. `rooms`: starts of requests that are not in
-    the demand, and the worth of carrying one of them a second, in quality: requests that may come before the next plan,
-    and a backlog. `second_price`: the quality that a request must gain for each second of a device, 0..1.
+    `may_load`: False if devices keep their components or stay idle. `rooms`: starts of requests outside the present
+    demand (a backlog, or requests that may arrive before the next plan), and the worth of carrying one a second, in
+    quality. `second_price`: the quality that a request must gain for each second of a device, 0..1.
     """
 
     demand: Mapping[str, float]
@@ -112,7 +112,7 @@ class AllocationProblem:
 
     @property
     def wanted(self) -> float:
-        """Return the requests a second without those of rooms."""
+        """Return the requests a second, without rooms."""
         return sum(rate for start, rate in self.demand.items() if start not in self.rooms)
 
     def worth(self, route: PlannedRoute) -> float:
@@ -122,7 +122,7 @@ class AllocationProblem:
         return self.served_weight + route.quality - self.second_price * self.device_seconds(route)
 
     def device_seconds(self, route: PlannedRoute) -> float:
-        """Return the seconds of devices that a mean request takes by that route, where it takes fewest."""
+        """Return the device-seconds of a mean request on that route, in the batches with the highest throughput."""
         return sum(use.work * self._seconds_of_run.get(use.component, 0.0) for use in route.uses)
 
     @cached_property
@@ -135,7 +135,7 @@ class AllocationProblem:
 
     @property
     def bound(self) -> float:
-        """Return an upper bound of every plan's objective: all are served, each by the best way for its start."""
+        """Return an upper bound of every plan's objective: all requests are served, by the best route of each start."""
         best: dict[str, float] = {}
         for route in self.routes:
             best[route.start] = max(self.worth(route), best.get(route.start, 0.0))
@@ -144,7 +144,7 @@ class AllocationProblem:
 
 @dataclass(frozen=True, order=True)
 class PlannedPool:
-    """A component in batches of one size on devices of one kind."""
+    """Identify a pool: a component in batches of one size on devices of one kind."""
 
     component: str
     kind: str
@@ -153,7 +153,7 @@ class PlannedPool:
 
 @dataclass(frozen=True)
 class Course:
-    """A route through certain pools, those of its path in their order."""
+    """Identify a route through certain pools, listed in the order of its path."""
 
     route: str
     pools: tuple[PlannedPool, ...]
@@ -161,8 +161,8 @@ class Course:
 
 @dataclass(frozen=True)
 class AllocationSolution:
-    """The units of each pool and the requests a second of each course, where there are any. `is_optimal` is False where
-    a limit ended the search."""
+    """Hold the units of each pool and the requests a second of each course, without zeros. `is_optimal` is False if a
+    limit ended the search."""
 
     units: Mapping[PlannedPool, int]
     rates: Mapping[Course, float]
@@ -179,7 +179,7 @@ Speeds = tuple[float, ...]
 def pools_in_time(problem: AllocationProblem, paths: Iterable[Path]) -> dict[Path, list[Pools]]:
     """Return the choices of pools that keep the SLO, for each path.
 
-    Choices with a pool that no path needs are left out: every path has another choice on the same kinds of device that
+    Choices with a pool that no path needs are removed: every path has another choice on the same kinds of device that
     is no slower in any of its pools.
     """
     batches = {component.name: list(batches_of(problem, component)) for component in problem.components}
@@ -193,7 +193,7 @@ def pools_in_time(problem: AllocationProblem, paths: Iterable[Path]) -> dict[Pat
 
 
 def least_s(problem: AllocationProblem, start: str) -> float:
-    """Return the seconds of the quickest way of that start, with the waits before its batches; 0 where it has none."""
+    """Return the seconds of the quickest route of that start, with the waits before its batches; 0 without a route."""
     quickest_s = {
         component.name: min(cost.felt_s for _, cost in batches)
         for component in problem.components
@@ -226,7 +226,8 @@ def _choices_in_time(
 
 
 def _fastest(choices: list[tuple[Pools, Speeds]]) -> Iterator[Pools]:
-    """Yield the choices that no other one on the same kinds of device beats: faster in one pool, no slower in any."""
+    """Yield the choices that no other choice on the same kinds of device beats: faster in one pool, no slower in
+    any."""
     by_kinds: dict[tuple[str, ...], list[tuple[Pools, Speeds]]] = {}
     for pools, speeds in choices:
         by_kinds.setdefault(tuple(pool.kind for pool in pools), []).append((pools, speeds))
@@ -245,8 +246,8 @@ def _is_no_slower(speeds: Speeds, others: Speeds) -> bool:
 
 
 def single_plans(problem: AllocationProblem, heavy: str, light: str) -> Mapping[str, AllocationProblem]:
-    """Return the problems of single papers: every start by one model, DiffServe's cascade, MoDM's mixture. Plans that
-    leave a start without a route are left out."""
+    """Return the problems of single papers: every start by one model, DiffServe's cascade, MoDM's mixture. Problems
+    without a route for some start are skipped."""
     allowed: Mapping[str, Callable[[PlannedRoute], bool]] = {
         HEAVY_ONLY: lambda route: route.models == (heavy,),
         LIGHT_ONLY: lambda route: route.models == (light,),
@@ -259,6 +260,6 @@ def single_plans(problem: AllocationProblem, heavy: str, light: str) -> Mapping[
 
 
 def _with_routes(problem: AllocationProblem, is_allowed: Callable[[PlannedRoute], bool]) -> AllocationProblem:
-    """Room and backlogs are carried by any plan."""
+    """Return the problem with the allowed routes, and those for rooms and backlogs, which every plan carries."""
     kept = [route for route in problem.routes if route.start in problem.rooms or is_allowed(route)]
     return replace(problem, routes=kept)

@@ -15,17 +15,17 @@ from pentimento.policies.plan.joint.problem import (
 )
 from pentimento.policies.plan.joint.solver import BranchAndBound, Budget, LinearProgram
 
-# Of equal plans the one with fewer loads.
+# Weight of a load, so that the plan with fewer loads wins among equal ones.
 _LOAD_WEIGHT = 1e-6
-# Relaxations after which HiGHS searches on, where no other limit is given.
+# Relaxations after which HiGHS continues the search, if no other limit is given.
 _MANY = 2_000
 
 
 def solve_allocation(
     problem: AllocationProblem, gap: float = 0.0, most_relaxations: int | None = None
 ) -> AllocationSolution | None:
-    """Return a solution within the share `gap` of the best one, or the best that was found after `most_relaxations`;
-    None where none was."""
+    """Return a solution within the share `gap` of the best one, or the best found within `most_relaxations`; None if
+    none was found."""
     program = AllocationProgram(problem)
     solution = program.search(gap, most_relaxations or _MANY, may_load=problem.may_load)
     if most_relaxations is not None or (solution is not None and solution.is_optimal):
@@ -35,7 +35,7 @@ def solve_allocation(
 
 @dataclass(frozen=True)
 class _Columns:
-    """The variables of a program by their meaning."""
+    """Map the meanings of a program's variables to their numbers."""
 
     rates: Mapping[Course, int]
     units: Mapping[PlannedPool, int]
@@ -43,7 +43,7 @@ class _Columns:
 
 
 class AllocationProgram:
-    """The linear program of a problem, the meaning of its variables, and the searches for its best values."""
+    """Build the linear program of a problem, and search for its best values."""
 
     def __init__(self, problem: AllocationProblem) -> None:
         self._problem = problem
@@ -63,14 +63,14 @@ class AllocationProgram:
         for kind, count in problem.devices.items():
             self._program.require([(unit, 1.0) for p, unit in units.items() if p.kind == kind], at_most=count)
         self._searched: BranchAndBound | None = None
-        # An upper bound of plans without loads, once that was searched for.
+        # Upper bound of plans without loads, set by a finished search for them.
         self._best_held = math.inf
 
     def search(
         self, gap: float, most_relaxations: int, *, may_load: bool, above: float = -math.inf
     ) -> AllocationSolution | None:
         """Return a solution within the share `gap` of the best and above the objective `above`, or the best one after
-        `most_relaxations`; None where there is none."""
+        `most_relaxations`; None if none is found."""
         if self._searched is None:
             self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
         new = list(self._columns.new.values())
@@ -85,7 +85,7 @@ class AllocationProgram:
         return self._solution(found.values, found.is_optimal) if found.values else None
 
     def solved_by_highs(self, limit_s: float, gap: float) -> AllocationSolution | None:
-        """Return the same by HiGHS's own search, which has `limit_s` seconds."""
+        """Return a solution by HiGHS's own search, which has `limit_s` seconds; None if it finds none."""
         solved = self._program.solve(limit_s, gap)
         return self._solution(solved.values, solved.is_optimal) if solved is not None else None
 
@@ -103,14 +103,14 @@ class AllocationProgram:
         )
 
     def _devices(self) -> list[Budget]:
-        """The devices of each kind, which pools share."""
+        """Return the devices of each kind as a budget, which the kind's pools share."""
         return [
             Budget({place: 1 for place, pool in enumerate(self._pools) if pool.kind == kind}, count)
             for kind, count in self._problem.devices.items()
         ]
 
     def _held(self) -> list[Budget]:
-        """The units that devices hold of a component, shared by its pools on a kind of device: they need no loads."""
+        """Return the held units by kind of device and component, which need no load, as budgets that pools share."""
         own: dict[tuple[str, str], dict[int, int]] = {}
         for place, pool in enumerate(self._pools):
             own.setdefault((pool.kind, pool.component), {})[place] = 1
@@ -135,7 +135,7 @@ class AllocationProgram:
         return rates
 
     def _add_aside(self) -> dict[PlannedPool, int]:
-        """Let work aside run in any pool of its component."""
+        """Add variables for work aside, which may run in any pool of its component, and return them by pool."""
         works: dict[str, dict[str, float]] = {}
         for route in self._problem.routes:
             for use in route.uses:

@@ -1,13 +1,13 @@
-"""The quality of light images and of hits, learnt from comparisons with the heavy model's image of the same request.
+"""Learn the quality of light images and of hits from comparisons with the heavy model's image of the same request.
 
 Comparisons come from deferrals (both models answered the request) and from shadows (the heavy model answered it again
 while idle). The quality of a light image is a straight line over the quantile of its confidence:
 
     share kept = mean + spread * (quantile - 1/2)
 
-The profile is the prior and counts as `PRIOR_COUNT` images, evenly spread over the quantiles. Confidence alone decides
+The profile is the prior and counts as `PRIOR_COUNT` images, evenly spread over the quantiles. Only confidence decides
 which images are compared, so a line over low confidences holds for high ones. Plans use the lower confidence bound of
-the spread: a cascade gains nothing if its discriminator cannot tell quality.
+the spread: a cascade gains nothing if its discriminator cannot distinguish quality.
 """
 
 import math
@@ -20,22 +20,22 @@ from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 
 # Images that a profile counts as, and the standard deviation of the share that a single image keeps (benchmark router:
-# 0.17 to 0.19) before any was compared.
+# 0.17 to 0.19) before the first comparison.
 PRIOR_COUNT = 50.0
 PRIOR_DEVIATION = 0.2
 # Standard errors between the spread and its lower bound.
 BOUND_ERRORS = 1.0
-# Evidence counts half after this many seconds, so that a discriminator is tried again.
+# Seconds after which evidence counts half, so that a discriminator is tried again.
 HALF_LIFE_S = 3_600.0
 # Variance of the quantile, which is uniform.
 _UNIFORM_VARIANCE = 1.0 / 12.0
-# Hits have no confidence: all of them lie at the quantile 1/2.
+# Hits have no confidence: all have the quantile 1/2.
 _EVEN = DeferralCurve()
 
 
 @dataclass(frozen=True)
 class LearntLine:
-    """Sums over compared images: their number, `x` the quantile of the confidence less 1/2, `y` the share kept."""
+    """Hold sums over compared images: their number, `x` the quantile of the confidence less 1/2, `y` the share kept."""
 
     n: float = 0.0
     x: float = 0.0
@@ -45,7 +45,7 @@ class LearntLine:
     yy: float = 0.0
 
     def seen(self, compared: Sequence[KeptQuality], curve: DeferralCurve) -> "LearntLine":
-        """Return the sums with comparisons by equal parts of confidence."""
+        """Return the sums with new comparisons, which are grouped by equal parts of confidence."""
         line, size = self, max(len(compared), 1)
         for part, one in enumerate(compared):
             x = (curve.share(part / size) + curve.share((part + 1) / size) - 1.0) / 2.0
@@ -60,7 +60,7 @@ class LearntLine:
         return line
 
     def faded(self, share: float) -> "LearntLine":
-        """Return the sums of that share (0..1) of the images."""
+        """Return the sums, reduced to that share (0..1) of the images."""
         return LearntLine(*(share * value for value in astuple(self)))
 
     def estimate(self, mean: float, spread: float) -> tuple[float, float]:
@@ -74,7 +74,7 @@ class LearntLine:
         return level, max(0.0, slope - BOUND_ERRORS * error)
 
     def _variance(self, level: float, slope: float) -> float:
-        """The variance of a single image around the line."""
+        """Return the variance of a single image around the line."""
         missed = self.yy - 2.0 * (level * self.y + slope * self.xy)
         missed += level * level * self.n + 2.0 * level * slope * self.x + slope * slope * self.xx
         return (PRIOR_COUNT * PRIOR_DEVIATION**2 + max(missed, 0.0)) / (PRIOR_COUNT + self.n)
@@ -82,7 +82,7 @@ class LearntLine:
 
 @dataclass(frozen=True)
 class LearntQuality:
-    """Sums at `at_s`: of light images, and of the hits of each of `models`, which have no confidence."""
+    """Hold sums at `at_s`: of light images, and of the hits of each of `models`, which have no confidence."""
 
     models: tuple[str, ...]
     at_s: float = 0.0
@@ -91,7 +91,7 @@ class LearntQuality:
 
     @classmethod
     def empty(cls, settings: ServingSettings) -> "LearntQuality":
-        """Return empty sums for the models of these settings."""
+        """Return empty sums for the models of the settings."""
         models = tuple(dict.fromkeys(one for one in (settings.heavy, settings.light, *settings.small_models) if one))
         return cls(models, hits=(LearntLine(),) * len(models))
 
@@ -139,5 +139,5 @@ class LearntQuality:
 
 
 def _about(count: float) -> str:
-    """A power of two: plans are not to change with every comparison."""
+    """Return the count in words, rounded down to a power of two: plans must not change with every comparison."""
     return f"{2 ** int(math.log2(count))} or more"

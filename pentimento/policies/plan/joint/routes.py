@@ -1,7 +1,7 @@
 """List the components and routes of the allocation problem: from profiles, f(t), qualities and the backlog.
 
-A backlog is the requests that wait for longer than the SLO bears. Averages of arrivals do not contain them: a plan
-whose devices carry just the arrivals leaves them waiting for as long as it stands, and all later requests too.
+A backlog is the requests that wait for longer than the SLO allows. Averages of arrivals do not contain them: if the
+devices of a plan carry just the arrivals, these and all later requests wait as long as the plan is in force.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ from pentimento.policies.plan.joint.problem import (
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 
 _THRESHOLD_COUNT = 11
-# Of the heavy model's work: plans do not count on a smaller share that may be left out.
+# Share of the heavy model's work; plans do not rely on skipping a smaller share.
 _LEAST_SPARE = 0.02
-# The worth of a request a second of the backlog: as much as quality can be, and less than any arrival.
+# Worth of a request a second of the backlog: as much as quality can be, and less than any arrival.
 BACKLOG_WORTH = 1.0
 _BACKLOG = "backlog of "
 # Requests may wait for this share of the time that the SLO leaves after a run.
@@ -49,7 +49,7 @@ def kinds_of(context: PlanInput) -> dict[str, list[Replica]]:
 def components_of(
     context: PlanInput, settings: ServingSettings, kinds: Mapping[str, Sequence[Replica]]
 ) -> tuple[list[Component], list[str]]:
-    """Return the models that can be planned, and notes for people about those that cannot."""
+    """Return the models that can be planned, and notes for people about the other models."""
     components, notes = [], []
     scored_s = scoring_s(context, settings.discriminator_s, [settings.discriminator])
     for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
@@ -75,16 +75,16 @@ def components_of(
 def _cost(profile: AllocationProfile, joins: bool) -> BatchCost:
     """Return the cost with its wait: one batch before its own, q(b) = e(b).
 
-    A request that `joins` at any step waits for a place: one of `batch_size` becomes free in e(b), at most one a step,
-    and half of that is to come on average.
+    A request that `joins` at any step waits for a batch slot: each of the `batch_size` slots becomes free once in e(b),
+    at most one a step, and half of the interval between two slots remains on average.
     """
     share = 0.5 / min(profile.batch_size, max(profile.step_count, 1)) if joins else 1.0
     return BatchCost(profile.batch_size, profile.latency_s, share * profile.latency_s)
 
 
 def _profiles(context: PlanInput, model: str, workers: Sequence[Replica]) -> tuple[list[AllocationProfile], str]:
-    """Return a model's profiles on workers of one kind by batch size, or the reason that there are none: empty where
-    they cannot hold it."""
+    """Return a model's profiles on workers of one kind by batch size, or none and the reason, which is empty if the
+    workers cannot hold the model."""
     worker = workers[0]
     if model not in worker.models:
         return [], ""
@@ -107,7 +107,7 @@ def routes_of(
     components: Sequence[Component],
     demand: DemandForecast,
 ) -> list[PlannedRoute]:
-    """Return every way in which these components can generate an image, for each kind of start."""
+    """Return all routes that these components allow, for each kind of start."""
     ways = _Ways(context, settings, frozenset(component.name for component in components), demand)
     named = {route.name: route for route in (*ways.by_heavy(), *ways.by_light(), *ways.by_small())}
     found = list(named.values())
@@ -117,7 +117,7 @@ def routes_of(
 
 @dataclass(frozen=True)
 class _Ways:
-    """The ways by each kind of model; `there` are the models that can be planned."""
+    """List the routes by each kind of model; `there` are the models that can be planned."""
 
     context: PlanInput
     settings: ServingSettings
@@ -130,12 +130,12 @@ class _Ways:
 
     @property
     def refined(self) -> bool:
-        """Whether a small model can start from the images of the cache."""
+        """Return whether a small model can start from the images of the cache."""
         return refines(self.context, self.settings, self.demand.image_saved)
 
     @property
     def hits(self) -> float:
-        """The share of hits that are planned as if from noise: only the heavy model can start from their images."""
+        """Return the share of hits that are planned as if from noise: only the heavy model can start from them."""
         return 0.0 if self.refined else self.demand.image_share
 
     @property
@@ -143,24 +143,24 @@ class _Ways:
         return self._left(self.settings.heavy, self.demand.image_saved)
 
     def by_heavy(self) -> Iterator[PlannedRoute]:
-        """Yield the ways of the heavy model alone."""
+        """Yield the routes of only the heavy model."""
         settings = self.settings
         if not self.has_heavy:
             return
-        # Where only the heavy model can start from images, they are hits wherever it runs.
+        # If only the heavy model can start from images, they are hits on each of its routes.
         yield _alone(settings, settings.heavy, NOISE, 1.0 - self.hits * (1.0 - self.image_left))
         yield _alone(settings, settings.heavy, LATENT, self._left(settings.heavy, self.demand.latent_saved))
         if self.refined or settings.light not in self.there:
             yield _alone(settings, settings.heavy, IMAGE, self.image_left)
 
     def by_light(self) -> Iterator[PlannedRoute]:
-        """Yield the ways that begin with the light model."""
+        """Yield the routes that begin with the light model."""
         settings = self.settings
         if settings.light not in self.there:
             return
         yield _alone(settings, settings.light, NOISE, 1.0)
         if self.has_heavy:
-            # A deferred request starts from the light image; for hits of images nothing was measured.
+            # A deferred request starts from the light image; reuse was not measured for hits of images.
             reused = (1.0 - self.hits) * self._left(settings.heavy, settings.reuse_share)
             curve = settings.deferral.bent(self.demand.bend)
             yield from _cascades(settings, curve, self.hits * self.image_left + reused)
@@ -169,7 +169,7 @@ class _Ways:
             yield _alone(settings, settings.light, IMAGE, 1.0)
 
     def by_small(self) -> Iterator[PlannedRoute]:
-        """Yield the ways of the small models, best first."""
+        """Yield the routes of the small models, best first."""
         settings, saved = self.settings, self.demand.image_saved
         smalls = [name for name in settings.small_models if name in self.there]
         if self.has_heavy:
@@ -193,8 +193,8 @@ def _alone(settings: ServingSettings, model: str, start: str, share: float) -> P
 
 
 def _cascades(settings: ServingSettings, curve: DeferralCurve, heavy_left: float) -> Iterator[PlannedRoute]:
-    """Yield a cascade from noise for each of some thresholds: at 0 no image is deferred, and where all are deferred the
-    heavy model alone does as well. A deferred request takes `heavy_left` of a whole run of the heavy model.
+    """Yield a cascade from noise for each of several deferral rates between 0 and 1; at either end one model does as
+    well. A deferred request takes `heavy_left` of a whole run of the heavy model.
 
     Hits have none: discriminators were measured on images from noise, and a deferred hit starts from the cache again.
     """
@@ -210,7 +210,7 @@ def _cascades(settings: ServingSettings, curve: DeferralCurve, heavy_left: float
 
 
 def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float) -> float:
-    """Return the mean quality: the light images that are kept are the most confident ones, the better the fewer."""
+    """Return the mean quality. The kept light images are the most confident ones: the fewer, the better they are."""
     stays = light.quality + light.spread * deferred / 2.0
     return (1.0 - deferred) * stays + deferred * heavy.quality
 
@@ -218,8 +218,8 @@ def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float) 
 def _thinned(
     settings: ServingSettings, routes: Sequence[PlannedRoute], spare: float, lost: float
 ) -> Iterator[PlannedRoute]:
-    """Yield the heavy model's ways from noise once more, with as many steps left out as allowed: the share `spare` of
-    its work, and `lost` of the quality of its images. The latency stays, for requests that may leave out no step."""
+    """Yield the heavy model's routes from noise again, with all allowed steps skipped: they save the share `spare` of
+    its work, and lose `lost` of its quality. The latency stays, for requests that may not skip a step."""
     if spare <= _LEAST_SPARE:
         return
     for route in routes:
@@ -236,7 +236,7 @@ def _thinned(
 def _rooms(
     settings: ServingSettings, components: Sequence[Component], routes: Sequence[PlannedRoute]
 ) -> list[PlannedRoute]:
-    """Return the ways of requests that may come before the next plan: by the quickest model, unless it is the heavy
+    """Return the routes of requests that may arrive before the next plan: by the quickest model, unless it is the heavy
     one."""
     quickest = quickest_routes(components, routes).get(NOISE)
     has_heavy = any(component.name == settings.heavy for component in components)
@@ -246,7 +246,7 @@ def _rooms(
 
 
 def quickest_routes(components: Sequence[Component], routes: Iterable[PlannedRoute]) -> dict[str, PlannedRoute]:
-    """Return the way of each start by one model that takes the least device time."""
+    """Return, for each start, the route of one model that takes the least device time."""
     most = {
         one.name: max((cost.throughput for costs in one.costs.values() for cost in costs), default=0.0)
         for one in components
@@ -260,10 +260,10 @@ def quickest_routes(components: Sequence[Component], routes: Iterable[PlannedRou
 
 
 def backlogs(context: PlanInput, components: Iterable[Component], slo_s: float) -> dict[str, float]:
-    """Return the number of requests that wait too long for each component, where there are any.
+    """Return the number of requests that wait too long for each component, without zeros.
 
-    Devices begin with the others in half of the time that the SLO leaves after a run. A request counts where it waits
-    now and on average since the last planning round.
+    Devices begin the other requests within half of the time that the SLO leaves after a run. A request counts if it
+    waits both now and on average since the last planning round.
     """
     kinds = {worker.instance_id: kind_of(worker) for worker in context.workers()}
     found = {}
@@ -277,13 +277,13 @@ def backlogs(context: PlanInput, components: Iterable[Component], slo_s: float) 
 
 
 def backlog_routes(components: Iterable[str]) -> list[PlannedRoute]:
-    """Return the ways of a backlog, named as their starts: a whole run of the component."""
+    """Return the routes of a backlog, named as their starts: a whole run of the component."""
     names = ((f"{_BACKLOG}{component}", component) for component in components)
     return [PlannedRoute(name, name, (Use(component, 1.0),), 0.0) for name, component in names]
 
 
 def with_backlogs(problem: AllocationProblem, waiting: Mapping[str, float]) -> AllocationProblem:
-    """Return the problem with that number of requests a component to serve within its horizon."""
+    """Return the problem with `waiting` requests of each component to serve within its horizon."""
     if not waiting:
         return problem
     routes = backlog_routes(waiting)
@@ -297,9 +297,9 @@ def with_backlogs(problem: AllocationProblem, waiting: Mapping[str, float]) -> A
 
 
 def beside_others(solution: AllocationSolution) -> AllocationSolution:
-    """Return the solution with the backlog in the batches of other requests of its model, where there are any.
+    """Return the solution with the backlog in the batches of other requests of its model, if any.
 
-    The backlog waits in the pool of these already; devices in batches of another size would belong to another pool.
+    The backlog already waits in their pool; devices in batches of another size would belong to another pool.
     """
     late = [course for course in solution.rates if course.route.startswith(_BACKLOG)]
     used = {pool for course in solution.rates if course not in late for pool in course.pools}
@@ -316,7 +316,7 @@ def beside_others(solution: AllocationSolution) -> AllocationSolution:
 
 
 def _begun_in_time(context: PlanInput, kinds: Mapping[str, str], component: Component, slo_s: float) -> float:
-    """Return the requests that devices of the plan in force begin with in time."""
+    """Return the number of requests that devices of the plan in force begin in time."""
     costs = [
         next((cost for cost in of_kind if cost.batch_size == one.max_batch_size), of_kind[0])
         for one in context.last.plan.assignments

@@ -1,9 +1,9 @@
 """Solve mixed integer linear programs by branch and bound over one linear program that HiGHS keeps.
 
-HiGHS's own search takes milliseconds to set up. Programs of a fleet have relaxations that are nearly whole, and end
-after a few of them: bounds change, and the solver continues from its last basis. The bound is good from the start, so
-whole values come from rounding. A search ends by the gap or by the number of relaxations, never by a clock: equal
-programs give equal values. The module imports HiGHS (40 MB): import it only to solve a problem.
+HiGHS's own search takes milliseconds to set up. Programs of a fleet have nearly integer relaxations, and need only a
+few: bounds change, and the solver continues from its last basis. The bound is good from the start, so integer values
+come from rounding. A search ends by the gap or by the number of relaxations, never by a clock: equal programs give
+equal values. The module imports HiGHS (40 MB): import it only to solve a problem.
 """
 
 import heapq
@@ -19,7 +19,7 @@ _NO_HEURISTICS = {"mip_heuristic_effort": 0.0, "mip_heuristic_run_feasibility_ju
 _OPTIONS: dict[str, bool | int | str] = {"output_flag": False, "threads": 1, "presolve": "off", "solver": "simplex"}
 # A value this near to a whole number counts as that number.
 _WHOLE = 1e-6
-# Solvers of floating-point numbers keep a bound within such a share.
+# Relative error of a bound from floating-point solvers.
 _ROUNDED = 1e-9
 # Moves of a unit that a rounding tries; each costs a relaxation.
 _MOST_MOVES = 10
@@ -37,10 +37,10 @@ Bounds = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Solved:
-    """The values of all variables and the objective.
+    """Hold the values of all variables and the objective.
 
-    `values` is empty where nothing above the limit was found. `is_optimal`: nothing is better by more than the gap.
-    `relaxation_count`: linear programs that a branch and bound solved.
+    `values` is empty if nothing above the limit was found. `is_optimal`: nothing is better by more than the gap.
+    `relaxation_count`: linear programs that the branch and bound solved.
     """
 
     values: tuple[float, ...]
@@ -81,8 +81,8 @@ class LinearProgram:
         self._limits.append((at_least, at_most))
 
     def solve(self, limit_s: float = math.inf, gap: float = 0.0) -> Solved | None:
-        """Return values within the share `gap` of the best objective, by HiGHS's own search on one thread; None where
-        no values keep all constraints, or where none were found within `limit_s`."""
+        """Return values within the share `gap` of the best objective, by HiGHS's own search on one thread; None if no
+        values keep all constraints, or none were found within `limit_s`."""
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap, "time_limit": limit_s}
         for option, value in (options | _NO_HEURISTICS).items():
@@ -100,7 +100,7 @@ class LinearProgram:
         return Solved(values, highs.getInfo().objective_function_value, status == highspy.HighsModelStatus.kOptimal)
 
     def relaxation(self) -> highspy.HighsLp:
-        """Return the program for the solver, without whole variables."""
+        """Return the program for the solver, without integer constraints."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self._weights), len(self._limits)
         model.sense_ = highspy.ObjSense.kMaximize
@@ -121,18 +121,19 @@ def _columns_of(pairs: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.nd
 
 @dataclass(frozen=True)
 class Budget:
-    """Whole variables, by their places, that share `most`: a unit of one takes its cost of it."""
+    """Limit integer variables, given by their places: the sum of their units times `costs` is at most `most`."""
 
     costs: Mapping[int, int]
     most: int
 
     def left(self, units: Sequence[int]) -> int:
-        """Return the rest of it; below 0 where it is overdrawn."""
+        """Return the unused part of the budget; below 0 if `units` exceed it."""
         return self.most - sum(cost * units[place] for place, cost in self.costs.items())
 
 
 def rounded(budgets: Sequence[Budget], bounds: Bounds, values: Sequence[float]) -> list[int]:
-    """Return the values rounded down; in each budget those with the largest remainders go up while there is room."""
+    """Return the values rounded down; in each budget the values with the largest remainders are rounded up while there
+    is room."""
     units = [math.floor(value + _WHOLE) for value in values]
     for budget in budgets:
         left = budget.left(units)
@@ -148,8 +149,8 @@ def rounded(budgets: Sequence[Budget], bounds: Bounds, values: Sequence[float]) 
 def moves(
     budgets: Sequence[Budget], bounds: Bounds, units: Sequence[int], worths: Sequence[float]
 ) -> Iterator[list[int]]:
-    """Yield the units with one moved to another variable of its budget, by the worth of one more of each variable: only
-    moves that promise a gain, the largest first."""
+    """Yield the units with one moved to another variable of its budget: only moves that promise a gain by `worths`, the
+    worth of one more of each variable, the largest gain first."""
     found = []
     for budget in budgets:
         left = budget.left(units)
@@ -170,21 +171,21 @@ def moves(
 
 
 class WorthCuts:
-    """Bound the worth of whole values by the relaxations that were solved before.
+    """Bound the objective of integer values by the relaxations that were solved before.
 
-    The best of all other variables is concave in the `count` whole ones: the worths of a relaxation, whatever its
-    bounds, bound the objective of all whole values. (Benders' decomposition calls it an optimality cut.)
+    The best of all other variables is concave in the `count` integer ones, so the worths of any relaxation bound the
+    objective of all integer values. (Benders' decomposition calls it an optimality cut.)
     """
 
     def __init__(self, count: int) -> None:
         self._offsets = np.empty(32)
-        # Of one more of each variable; the same where that gains, and where it costs.
+        # Worth of one more of each variable; its positive part, and its negative part.
         self._worths, self._gains, self._losses = (np.empty((32, count)) for _ in range(3))
         self._count = 0
 
     def add(self, objective: float, values: np.ndarray, worths: np.ndarray) -> None:
-        """Learn from a relaxation: its objective at these whole variables, and the worth of one more of each. Changes
-        state."""
+        """Add the cut of a relaxation: its objective at these integer variables, and the worth of one more of each.
+        Changes state."""
         if self._count == len(self._offsets):
             self._offsets, self._worths, self._gains, self._losses = (
                 np.concatenate((known, np.empty_like(known)))
@@ -197,7 +198,7 @@ class WorthCuts:
         self._count += 1
 
     def let(self, bounds: Bounds, limit: float) -> bool:
-        """Return whether whole values within these bounds may be worth more than `limit`."""
+        """Return whether integer values within `bounds` may have an objective above `limit`."""
         if not self._count or limit == -math.inf:
             return True
         least, most = np.array(bounds, dtype=np.double).reshape(-1, 2).T
@@ -206,7 +207,7 @@ class WorthCuts:
         return self._exceed(gained + lost, limit)
 
     def let_units(self, units: Sequence[int], limit: float) -> bool:
-        """Return whether these whole values may be worth more than `limit`."""
+        """Return whether these integer values may have an objective above `limit`."""
         if not self._count or limit == -math.inf:
             return True
         exact = np.array(units, dtype=np.double)
@@ -214,13 +215,13 @@ class WorthCuts:
 
     def _exceed(self, beyond: np.ndarray, limit: float) -> bool:
         highest = float((self._offsets[: self._count] + beyond).min())
-        # A variable without a bound gives NaN here, and may be worth anything.
+        # A variable without a bound gives NaN here, which must count as above the limit.
         return not highest <= limit + _ROUNDED * abs(limit)
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The best values where none has to be whole, and the worth of one more of each variable."""
+    """Hold the best values of a relaxation, and the worth of one more of each variable."""
 
     objective: float
     values: np.ndarray
@@ -228,7 +229,7 @@ class Relaxed:
 
 
 class BranchAndBound:
-    """Maximise `model` where the variables `whole` take whole numbers."""
+    """Maximise `model` with integer values of the variables `whole`."""
 
     def __init__(self, model: highspy.HighsLp, whole: Sequence[int]) -> None:
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -239,7 +240,7 @@ class BranchAndBound:
         self._highs.passModel(model)
 
     def bound(self, columns: Sequence[int], highs: Sequence[float]) -> None:
-        """Let these variables, none of them whole, be 0 up to `highs`. Changes the program."""
+        """Limit these variables, which are not integer, to 0 up to `highs`. Changes the program."""
         lows = np.zeros(len(columns))
         self._highs.changeColsBounds(len(columns), np.array(columns, dtype=np.int32), lows, np.array(highs))
 
@@ -251,11 +252,11 @@ class BranchAndBound:
         above: float = -math.inf,
         known: Sequence[Budget] = (),
     ) -> Solved:
-        """Return values within the share `gap` of the best, and more than `above`. After `most_relaxations`, or a few
-        more while values are being rounded, the search ends at the best that is known.
+        """Return values within the share `gap` of the best, with an objective above `above`. After `most_relaxations`,
+        or a few more during rounding, the search ends with the best values found.
 
-        Rounding keeps `budgets`; that is of no use where the program bounds whole variables together in other ways.
-        Values that keep all of `known` are known to be worth no more than `above`: none are rounded to.
+        Rounding keeps `budgets`; it does not help if the program has other joint bounds of integer variables. Rounding
+        skips values that keep all budgets of `known`: their objective is known to be at most `above`.
         """
         search = _Search(self, gap, budgets, above, known)
         while search.count < most_relaxations and (node := search.next()) is not None:
@@ -263,7 +264,7 @@ class BranchAndBound:
         return Solved(search.values, search.objective, search.next() is None, search.count)
 
     def relaxed(self, bounds: Bounds) -> Relaxed | None:
-        """Return the best values of all variables where none has to be whole; None where no values keep all
+        """Return the best values of all variables without integer constraints; None if no values keep all other
         constraints."""
         lows, highs = _columns_of(bounds)
         self._highs.changeColsBounds(len(bounds), self._whole, lows, highs)
@@ -275,13 +276,13 @@ class BranchAndBound:
         return Relaxed(objective, np.array(solution.col_value), np.array(solution.col_dual))
 
     def own(self, of_all: np.ndarray) -> np.ndarray:
-        """Return the part of an array over all variables that belongs to the whole ones."""
+        """Return the integer variables' part of an array over all variables."""
         return of_all[self._whole]
 
 
 def split(values: np.ndarray, is_first: bool) -> int | None:
-    """Return the place of the whole variable to branch on; None where all are whole. On the way to a first solution the
-    one nearest to whole, later the one furthest from it."""
+    """Return the place of the variable to branch on; None if all values are integer. On the way to a first solution it
+    is the value nearest to an integer, later the value furthest from one."""
     off = np.abs(values - np.round(values))
     open_ = np.flatnonzero(off > _WHOLE)
     if not len(open_):
@@ -292,7 +293,7 @@ def split(values: np.ndarray, is_first: bool) -> int | None:
 
 @dataclass(frozen=True, order=True)
 class _Node:
-    """A part of the search, the most promising first: `worst` is minus its upper bound."""
+    """Describe a part of the search, ordered by the most promising first: `worst` is minus its upper bound."""
 
     worst: float
     number: int
@@ -300,7 +301,7 @@ class _Node:
 
 
 class _Search:
-    """The open parts of one search, and the best that is known."""
+    """Hold the open parts of one search, and the best values found."""
 
     def __init__(
         self, program: BranchAndBound, gap: float, budgets: Sequence[Budget], above: float, known: Sequence[Budget]
@@ -316,13 +317,13 @@ class _Search:
         self.count = 0
 
     def next(self) -> _Node | None:
-        """Return the part to look at next, which stays open; None where nothing can be better."""
+        """Return the next part to visit, which stays open; None if no part can be better."""
         if self._dive is not None:
             return self._dive
         return self._open[0] if self._open and -self._open[0].worst > self._enough else None
 
     def visit(self, node: _Node) -> None:
-        """Close a part: its best values are known, or it is split in two. Changes state."""
+        """Close a part, after solving it or splitting it in two. Changes state."""
         is_dive = node is self._dive
         if is_dive:
             self._dive = None
@@ -356,8 +357,8 @@ class _Search:
             self._enough = found.objective + self._gap * abs(found.objective)
 
     def _round(self, bounds: Bounds, part: Relaxed) -> None:
-        """Keep the best whole values that are found near to a part's: units are moved, one at a time, to where they are
-        worth more, while that gains. Changes state."""
+        """Keep the best integer values found near a part's values: units move, one at a time, to variables with a
+        higher worth, while that gains. Changes state."""
         units = rounded(self._budgets, bounds, self._program.own(part.values).tolist())
         best = self._fixed(units) if self._may_be_better(units) else None
         if best is None:
@@ -375,13 +376,13 @@ class _Search:
         return filter(self._may_be_better, moves(self._budgets, bounds, units, worths))
 
     def _may_be_better(self, units: Sequence[int]) -> bool:
-        """Whether whole values may be the best yet, by the values that were searched and solved before."""
+        """Return whether integer values may be the best yet, by earlier searches and relaxations."""
         if self._known and all(budget.left(units) >= 0 for budget in self._known):
             return False
         return self._cuts.let_units(units, max(self.objective, self._least))
 
     def _fixed(self, units: Sequence[int]) -> Relaxed | None:
-        """Return the best values with these whole variables, which are kept where they are the best yet."""
+        """Return the best values with these integer variables, and keep them if they are the best yet."""
         found = self._relaxed(tuple((float(one), float(one)) for one in units))
         if found is not None:
             self._keep(found)
