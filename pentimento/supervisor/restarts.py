@@ -38,8 +38,8 @@ class GiveUp:
 
 
 def decide(policy: RestartPolicy, failures: int, ending: Ending) -> Restart | GiveUp:
-    """Decide between a restart and giving up. A service that refuses its first start (bad settings, a corrupt model)
-    would refuse the next one too. One that has served always restarts, since accepted requests wait for it."""
+    """Decide between a restart and giving up. A service that fails its first start (bad settings, a corrupt model)
+    would fail the next one too. A service that has served always restarts, since accepted requests wait for it."""
     if not ending.ever_served and ending.exit_code > 0:
         return GiveUp(f"refused to start (exit code {ending.exit_code})")
     failures = 1 if ending.served_s >= policy.stable_s else failures + 1

@@ -47,7 +47,7 @@ class ControllerTimes:
     # a replica that dies as it starts may register again for ever.
     calm_s: float = 0.0
     latest_begin_s: float = 60.0
-    # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
+    # Least time between plans: a whole fleet that registers together causes a few plans, not hundreds.
     min_plan_gap_s: float = 0.02
     # A loop that wakes later than this was stopped, not busy.
     pause_s: float = 1.0
@@ -166,7 +166,7 @@ class Controller:
                 logger.exception("planning failed; the current plan stays")
             await asyncio.sleep(self._times.min_plan_gap_s)
             due_s = self._next_step_s(now_s)
-            # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.
+            # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that arrives together with the event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_s - self._clock.monotonic())):
                     await self._changed.wait()

@@ -34,7 +34,7 @@ KIND = "lora"
 STORE_KIND = "lora_store"
 # Limited, since every plan names all LoRAs to every frontdoor.
 MAX_UPLOADED = 1024
-# An upload is aborted after this silence, or once it is that long behind the least rate.
+# An upload is aborted after this silence, or once it is that late at the least rate.
 SILENCE_S = 30.0
 LEAST_BYTES_PER_S = 256 * 1024
 
@@ -42,7 +42,7 @@ LEAST_BYTES_PER_S = 256 * 1024
 class UploadedAdapters:
     """Receive uploads of LoRAs on one event loop. Running uploads are in memory: `max_bytes` bounds each one, all of a
     caller's together, and half of all; an upload that does not fit waits. An upload that is silent for `silence_s`, or
-    that long behind `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each change. An object without
+    that long late at `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each change. An object without
     a name is deleted after `keep_s`, since running requests may need it until then."""
 
     def __init__(

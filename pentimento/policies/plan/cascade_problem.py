@@ -1,6 +1,6 @@
 """State DiffServe's allocation problem (section 3.3 of the paper) for a cascade of any length; solve it by enumeration.
 
-    max  sum of r_k over the stages behind the first      over x, b, t
+    max  sum of r_k over the stages after the first       over x, b, t
     sum of e(b_k) + q(b_k) <= L         x_k * T(b_k) >= D * r_k         sum of x_k <= S
     r_1 = 1                             r_(k+1) = r_k * f_k(t_k)
 

@@ -246,7 +246,7 @@ class MixturePolicy:
 
 @dataclass(frozen=True)
 class ResidentMixture:
-    """Keep every worker's model, on devices that hold both models at once. Misses and hits of latents go to the heavy
+    """Keep every worker's model, on devices that hold both models. Misses and hits of latents go to the heavy
     model, hits of images to the first small one that a worker holds, else to the heavy model too."""
 
     settings: ServingSettings

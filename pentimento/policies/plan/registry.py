@@ -133,8 +133,8 @@ def resident_mixture(settings: ServingSettings) -> ServingPolicy:
 
 @policy("heavy", "small_models", "slo_s")
 def joint(settings: ServingSettings) -> ServingPolicy:
-    """Build the policy that plans all ways to generate an image at once: cascades, hits of latents and images, every
-    kind of device."""
+    """Build the policy that plans all routes to an image together: cascades, hits of latents and images, every kind of
+    device."""
     from pentimento.policies.plan.joint.policy import JointPolicy  # imports HiGHS, 40 MB
 
     return ServingPolicy("joint", JointPolicy(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)

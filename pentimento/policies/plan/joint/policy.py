@@ -1,4 +1,4 @@
-"""Plan by the allocation problem: all ways to generate an image at once, on every kind of device."""
+"""Plan by the allocation problem: all routes to an image together, on every kind of device."""
 
 import math
 from collections import Counter
@@ -43,7 +43,7 @@ _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
 # Below this share served, a load may take longer than the horizon: its costs count within twice its time.
 _MANY_SERVED, _LOADS_OF_PATIENCE = 0.5, 2.0
-# Requests a second of every start that are always planned for, so that each start has a way.
+# Requests a second of every start that are always planned for, so that each start has a route.
 _FLOOR_PER_S = 1e-3
 
 

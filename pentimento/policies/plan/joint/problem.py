@@ -232,7 +232,7 @@ def _fastest(choices: list[tuple[Pools, Speeds]]) -> Iterator[Pools]:
     for pools, speeds in choices:
         by_kinds.setdefault(tuple(pool.kind for pool in pools), []).append((pools, speeds))
     for alike in by_kinds.values():
-        # A choice that beats another comes before it.
+        # After sorting, a choice precedes all choices that it beats.
         alike.sort(key=lambda choice: choice[1], reverse=True)
         kept: list[Speeds] = []
         for pools, speeds in alike:
