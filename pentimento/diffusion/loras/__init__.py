@@ -1,13 +1,13 @@
-"""LoRAs: files, the in-place patch, the bypass by row, loading beside the first steps.
+"""Load and apply LoRAs: files, in-place patches, per-row updates, and loading during the first steps.
 
-| module | what |
+| module | what it does |
 | --- | --- |
-| `lora` | LoRAs and the layers that they change, as values |
-| `files`, `reading` | files: bytes and digests; judged before they are used, by their headers before that |
-| `patching` | in the weights, and the weights back |
-| `bypass` | beside the weights, by row |
-| `loading` | on their way, beside the first steps |
-| `key_names`, `original_layout`, `alphas` | what the writers of files call layers, and where they state alpha |
+| `lora` | describes LoRAs and the layers that they change, as values |
+| `files`, `reading` | read and digest files; validate them before use, their headers first |
+| `patching` | adds LoRAs to the weights, and restores the weights |
+| `bypass` | adds LoRAs next to the weights, per row |
+| `loading` | loads LoRAs while the first steps run |
+| `key_names`, `original_layout`, `alphas` | map the layer names of each file format, and find its alphas |
 """
 
 from pentimento.diffusion.loras.files import digest_lora, lora_file_in

@@ -1,4 +1,4 @@
-"""The alphas that a LoRA file states beside its tensors: in diffusers' metadata, or in PEFT's adapter_config.json."""
+"""Read the alphas that a LoRA states outside its tensors: in diffusers' metadata or PEFT's adapter_config.json."""
 
 import json
 import math
@@ -7,24 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Where diffusers' `save_lora_weights` puts PEFT's configuration, its keys behind the component's name and a dot.
+# diffusers' `save_lora_weights` stores PEFT's configuration here, its keys prefixed with the component and a dot.
 METADATA_KEY = "lora_adapter_metadata"
-# Settings of PEFT that make something else of the factors than scale * up @ down.
+# PEFT settings under which the change is not scale * up @ down.
 _UNSUPPORTED = ("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "layer_replication", "fan_in_fan_out")
 _PLAIN = str.maketrans("", "", "._")
 
 
 @dataclass(frozen=True)
 class StatedAlphas:
-    """What a configuration says of one component: alpha of every layer, other ones by the end of the layer's name, and
-    whether it is divided by the rank's root (rsLoRA) instead of the rank."""
+    """Hold the alphas that a configuration states for one component. `alpha` applies to every layer; `by_layer`
+    overrides it by the end of the layer's name. `by_root` divides by the rank's square root (rsLoRA) instead of the
+    rank."""
 
     alpha: float | None = None
     by_layer: Mapping[str, float] = field(default_factory=dict)
     by_root: bool = False
 
     def of(self, module: str, rank: int) -> float:
-        """Return the alpha of a module as if it was divided by the rank; the rank itself where nothing is stated."""
+        """Return a module's alpha, adjusted for division by the rank. Returns the rank itself if none is stated."""
         ends = (alpha for end, alpha in self.by_layer.items() if module == end or module.endswith(f".{end}"))
         stated = next(ends, self.alpha)
         if stated is None:
@@ -33,7 +34,7 @@ class StatedAlphas:
 
 
 def stated_in_metadata(metadata: Mapping[str, str], component: str) -> StatedAlphas:
-    """Return what a safetensors file's metadata says. Raises ValueError for what is not supported."""
+    """Return a component's alphas in safetensors metadata. Raises ValueError for malformed or unsupported settings."""
     text = metadata.get(METADATA_KEY)
     if text is None:
         return StatedAlphas()
@@ -43,7 +44,7 @@ def stated_in_metadata(metadata: Mapping[str, str], component: str) -> StatedAlp
 
 
 def stated_in_config(config: Mapping[str, Any]) -> StatedAlphas:
-    """Return what PEFT's configuration says. Raises ValueError for what is not supported."""
+    """Return the alphas in PEFT's configuration. Raises ValueError for malformed or unsupported settings."""
     for key in _UNSUPPORTED:
         if config.get(key):
             raise ValueError(f"{key} is not supported")
@@ -56,7 +57,7 @@ def stated_in_config(config: Mapping[str, Any]) -> StatedAlphas:
 
 
 def parse_config(text: str) -> Mapping[str, Any]:
-    """Return the object in an adapter_config.json. Raises ValueError where there is none."""
+    """Return the JSON object of an adapter_config.json. Raises ValueError for any other text."""
     return _json_object(text)
 
 
@@ -71,7 +72,8 @@ def _json_object(text: str) -> Mapping[str, Any]:
 
 
 def _layer_end(pattern: str) -> str:
-    """PEFT takes regular expressions; those of strangers are not run, names are all that training scripts write."""
+    """Return the layer name in a key of alpha_pattern. Raises ValueError for other patterns: PEFT takes regular
+    expressions, but untrusted ones are never run, and training scripts write only names."""
     name = pattern.removeprefix("^").removesuffix("$")
     if not name.translate(_PLAIN).isalnum():
         raise ValueError(f"alpha_pattern {pattern[:80]!r} is no layer's name")
@@ -79,7 +81,7 @@ def _layer_end(pattern: str) -> str:
 
 
 def _number(value: Any) -> float:
-    # A whole number may have more digits than a float has room for.
+    # An integer may exceed the range of a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"alpha {str(value)[:40]!r} is no number")
     return float(value)

@@ -1,4 +1,4 @@
-"""Sets of LoRAs as updates beside unpatched weights, for one row and for those of a batch."""
+"""Build LoRA updates that run next to unpatched weights, for one row and for the rows of a batch."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _KEPT_SETS = 16
 def row_updates(
     adapters: AdapterSet, component: str, device: torch.device, dtype: torch.dtype
 ) -> PerSampleAdapters | None:
-    """Return what the set changes of a component, as one row on `device`; None where it changes nothing of it."""
+    """Return the set's updates of a component as one row on `device`. Returns None if the set does not change it."""
     active = [(one.lora.components[component], one.weight) for one in adapters if component in one.lora.components]
     active = [(modules, weight) for modules, weight in active if weight]
     updates = {}
@@ -25,7 +25,7 @@ def row_updates(
 
 
 class RowUpdates:
-    """The rows of sets that were asked for lately, on the model's device. One thread only."""
+    """Cache the rows of recently used sets on the model's device. Use from one thread only."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
@@ -33,7 +33,7 @@ class RowUpdates:
         self._rows: OrderedDict[tuple[str, tuple[tuple[str, float], ...]], PerSampleAdapters | None] = OrderedDict()
 
     def of(self, adapters: AdapterSet, component: str) -> PerSampleAdapters | None:
-        """Return `row_updates`, the same object as long as it is remembered."""
+        """Return `row_updates` of the set, the same object for as long as it is cached."""
         key = (component, set_key(adapters, component))
         if key in self._rows:
             self._rows.move_to_end(key)
@@ -45,7 +45,7 @@ class RowUpdates:
         return row
 
     def forget_but(self, used: Sequence[PerSampleAdapters | None]) -> bool:
-        """Forget the rows that are none of `used`; return whether there were any."""
+        """Drop the cached rows that are not in `used`. Return whether any were dropped."""
         others = [key for key, row in self._rows.items() if row is not None and not any(row is one for one in used)]
         for key in others:
             del self._rows[key]
@@ -53,9 +53,9 @@ class RowUpdates:
 
 
 def stack_adapters(parts: Sequence[PerSampleAdapters | None], rows_each: int) -> PerSampleAdapters | None:
-    """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the
-    highest. A layer's update spans the rows from the first request that changes it to the last. None when no part
-    brings any."""
+    """Return the adapters of all rows, with each request's row repeated `rows_each` times. Ranks are padded with zeros
+    to the highest. A layer's update spans the rows from the first request that changes it to the last. Returns None if
+    no part has adapters."""
     present = [part for part in parts if part is not None]
     if not present:
         return None

@@ -1,5 +1,7 @@
-"""What a patch copies between a device and its host, in few large pieces: hundreds of layers one by one, from memory
-that the device cannot read itself, take ten times as long."""
+"""Copy LoRA factors and weights between a device and its host in few large pieces.
+
+Copying hundreds of layers one by one from pageable memory takes ten times as long.
+"""
 
 import logging
 import weakref
@@ -12,12 +14,13 @@ from pentimento.diffusion.loras.lora import LowRankFactors
 
 logger = logging.getLogger(__name__)
 
-# Of each tensor's first byte: processors and devices copy whole lines.
+# Alignment of each tensor's first byte: processors and devices copy whole cache lines.
 _ALIGNED_BYTES = 64
 
 
 class FactorsThere:
-    """Factors of LoRAs in single precision on a device. Those of one file lie in one memory: it is copied once."""
+    """Hold LoRA factors on a device in single precision. Factors of one file share one storage, which is copied
+    once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,15 +42,15 @@ class FactorsThere:
 
 
 class KeptWeights:
-    """Copies of weights in host memory, laid out as they are; of a CUDA device's in memory that the device reads and
-    writes itself. Valid for whoever uses the device's current stream."""
+    """Hold copies of weights in host memory with unchanged strides, in pinned memory for a CUDA device. Copies are
+    valid for users of the device's current stream."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
         self._memories: list[_HostMemory] = []
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights that are not kept yet."""
+        """Copy the weights that have no copy yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.by_name}
         if not new:
             return
@@ -58,13 +61,13 @@ class KeptWeights:
             elements = part[: weight.nbytes].view(weight.dtype)
             copies[name] = elements.as_strided(weight.shape, weight.stride(), elements.storage_offset())
             copies[name].copy_(weight, non_blocking=True)
-        # All or none: what was not copied to its end is never put back.
+        # All or none: an incomplete copy must never be restored.
         self._memories.append(memory)
         self.by_name |= copies
 
 
 class _HostMemory:
-    """Bytes of the host, locked into place for a CUDA device where it is to read them. Freed with this object."""
+    """Allocate host memory, pinned if a CUDA device reads it. It is freed with this object."""
 
     def __init__(self, byte_count: int, *, is_read_by_device: bool) -> None:
         self.bytes = torch.empty(byte_count, dtype=torch.uint8)

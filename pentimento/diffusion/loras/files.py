@@ -1,4 +1,4 @@
-"""A LoRA's file, and PEFT's configuration beside it: bytes and digests, not judged yet."""
+"""Open and digest a LoRA's file and the PEFT configuration in its folder, without validation."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ _FILE_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 
 @dataclass(frozen=True)
 class LoraFile:
-    """A file as it was read: what it is called in errors, its bytes, and those of PEFT's configuration beside it; empty
-    without one."""
+    """Hold a file's name for errors, its bytes, and the bytes of the PEFT configuration in its folder, empty without
+    one."""
 
     name: str
     data: bytes
@@ -29,28 +29,27 @@ class LoraFile:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that changes a picture; see `digest_lora`."""
+        """Return the sha256 of all bytes that change an image; see `digest_lora`."""
         return _digest(hashlib.sha256(self.data).hexdigest(), self.config)
 
 
 def open_lora(path: Path) -> LoraFile:
-    """Return a file's bytes. Raises BadLora when it is absent, too large or no file, and OSError when reading fails:
-    another time it may not."""
+    """Return a file's bytes. Raises BadLora if it is absent, too large or not a file, and OSError if reading fails,
+    which may be temporary."""
     _check_file(path)
     return LoraFile(path.name, path.read_bytes(), _config_beside(path))
 
 
 def digest_lora(path: Path) -> str:
-    """Return what tells the LoRA of a file from others, "sha256:<hex>": the file's sha256, or where PEFT's
-    configuration lies beside it, which has alphas, the sha256 over both. The file is read in pieces. Raises as
-    `open_lora`."""
+    """Return the LoRA's digest, "sha256:<hex>": the sha256 of the file, or of both files if PEFT's configuration, which
+    has alphas, is in its folder. The file is read in pieces. Raises as `open_lora`."""
     _check_file(path)
     return _digest(file_sum(path), _config_beside(path))
 
 
 def open_header(path: Path) -> tuple[SafetensorsHeader, bytes]:
-    """Return a file's header and the configuration beside it; no tensor is read. Raises as `open_lora`, and BadLora
-    for what is no safetensors file."""
+    """Return a file's header and the configuration in its folder, without reading tensors. Raises as `open_lora`, and
+    BadLora for other formats than safetensors."""
     _check_file(path)
     try:
         return read_header(path), _config_beside(path)
@@ -59,12 +58,12 @@ def open_header(path: Path) -> tuple[SafetensorsHeader, bytes]:
 
 
 def lora_file_in(folder: Path) -> Path | None:
-    """Return the file of a LoRA's folder: as diffusers or PEFT call it, or the first safetensors file."""
+    """Return a folder's LoRA file: named as by diffusers or PEFT, else the first safetensors file."""
     return next(iter(lora_files_in(folder)), None)
 
 
 def lora_files_in(folder: Path) -> list[Path]:
-    """Return the LoRAs' files of a folder, the one that `lora_file_in` takes first."""
+    """Return a folder's LoRA files, the choice of `lora_file_in` first."""
     if not folder.is_dir():
         return []
     named = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
@@ -72,12 +71,12 @@ def lora_files_in(folder: Path) -> list[Path]:
 
 
 def is_lora_file(path: Path) -> bool:
-    """Return whether a file is called as a LoRA's is."""
+    """Return whether a path is a file with a LoRA's suffix."""
     return path.suffix.lower() == ".safetensors" and path.is_file()
 
 
 def config_of(config: bytes) -> Mapping[str, Any] | None:
-    """Return PEFT's configuration; None where there is none. Raises BadLora."""
+    """Return PEFT's configuration; None for empty bytes. Raises BadLora for malformed JSON."""
     if not config:
         return None
     try:

@@ -1,15 +1,15 @@
-"""Which tensor of a LoRA file changes which layer: names as diffusers, PEFT and kohya's trainer write them.
+"""Map the tensor names of a LoRA file to layers: names as diffusers, PEFT and kohya's trainer write them.
 
 | writer | example |
 | --- | --- |
 | diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` |
 | diffusers before PEFT | `….lora.down.weight`, `….lora_linear_layer.up.weight` |
-| diffusers before 0.22 | `….attn1.processor.to_q_lora.up.weight`; of a text encoder `….self_attn.to_q_lora…` |
+| diffusers before 0.22 | `….attn1.processor.to_q_lora.up.weight`; in a text encoder `….self_attn.to_q_lora…` |
 | PEFT | `base_model.model.mid_block.attentions.0.proj_in.lora_B.weight`: the denoiser's |
 | kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight`, `….alpha`; `lora_te1_…` |
 
-Of SDXL, kohya's trainer writes the names of the original layout (`lora_unet_middle_block_1_proj_in`); `original_layout`
-has those.
+For SDXL, kohya's trainer writes the names of the original layout (`lora_unet_middle_block_1_proj_in`);
+`original_layout` has these names.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from pentimento.files.lora_headers import FACTOR_SUFFIXES, FactorPart
 
 @dataclass(frozen=True)
 class FactorKey:
-    """Where a tensor belongs: component of the pipeline, name of its module, and what of the change it is."""
+    """Locate a tensor: component of the pipeline, name of its module, and its part of the change."""
 
     component: str
     module: str
@@ -31,9 +31,9 @@ class FactorKey:
 
 
 _KOHYA_TEXTS = {"lora_te_": "text_encoder", "lora_te1_": "text_encoder", "lora_te2_": "text_encoder_2"}
-# Before a text encoder's modules in files, and in the classes of some releases of transformers, but not in others.
+# Prefix of a text encoder's modules in files, and in the classes of some releases of transformers.
 _TEXT_MODEL = "text_model."
-# What attention's layers were called as parts of its processors, and those of text encoders like them.
+# Former names of attention layers as parts of processors; text encoders' layers followed the same scheme.
 _OF_PROCESSORS = {"to_q": "to_q", "to_k": "to_k", "to_v": "to_v", "to_out.0": "to_out"}
 _IN_PROCESSORS = {
     **{f".attn1.{layer}": f".attn1.processor.{old}" for layer, old in _OF_PROCESSORS.items()},
@@ -43,7 +43,7 @@ _IN_PROCESSORS = {
 
 
 class KeyNames:
-    """The names that files may have for the layers of one base model."""
+    """Hold the names that files may use for the layers of one base model."""
 
     def __init__(self, base: BaseLayers) -> None:
         prefixed = {f"{component}.": component for component in base.shapes}
@@ -52,7 +52,7 @@ class KeyNames:
         self._modules = {component: _spellings(shapes) for component, shapes in base.shapes.items()}
 
     def find(self, key: str) -> FactorKey | None:
-        """Return where the tensor `key` belongs; None where it is not a name that a change of this base has."""
+        """Return the place of the tensor `key`. Returns None if the name matches no layer of this base."""
         for suffix, part in FACTOR_SUFFIXES.items():
             if key.endswith(suffix):
                 return self._find_module(key.removesuffix(suffix), part)
@@ -69,8 +69,7 @@ class KeyNames:
 
 @lru_cache(maxsize=8)
 def key_names(base: BaseLayers) -> KeyNames:
-    """Return the names for a base model's layers; it takes longer to write them down than to look all of a LoRA's keys
-    up."""
+    """Return the names for a base model's layers, cached: to build them takes longer than to look up a LoRA's keys."""
     return KeyNames(base)
 
 
@@ -80,7 +79,7 @@ def _in_processor(name: str) -> str:
 
 
 def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """The module's own name by each name that a file may have for it."""
+    """Return the module's own name for each name that a file may use."""
     names = {name: name for name in shapes}
     for name in shapes:
         for spelling in (name, _in_processor(name)):

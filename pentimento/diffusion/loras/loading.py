@@ -1,5 +1,4 @@
-"""LoRAs loaded beside the first steps (Katz, section 6): by threads of their own into host memory, asked for by
-step."""
+"""Load LoRAs on separate threads into host memory while the first steps run (Katz, section 6)."""
 
 import logging
 import threading
@@ -16,8 +15,8 @@ ATTEMPT_COUNT = 2
 
 
 class LoadingLoras:
-    """The LoRAs of one request, on their way; see `painting.LoraSource`. With `exactly` they take effect at
-    `latest_step` and not before, wherever they are by then: so a replay has them when its picture had them."""
+    """Hold the pending loads of one request's LoRAs; see `painting.LoraSource`. With `exactly` they take effect at
+    `latest_step` and not before, even if loaded earlier, so a replay applies them at the step of the original."""
 
     def __init__(
         self, loads: Sequence["Future[Lora]"], weights: Sequence[float], latest_step: int, *, exactly: bool = False
@@ -28,7 +27,7 @@ class LoadingLoras:
         self.latest_step = latest_step
 
     def take(self, step_index: int) -> AdapterSet | None:
-        """Return them once all are there. Raises what kept one from being loaded."""
+        """Return the LoRAs once all are loaded, else None. Raises the error of a failed load."""
         if self._exactly and step_index < self.latest_step:
             return None
         if not all(load.done() for load in self._loads):
@@ -39,8 +38,8 @@ class LoadingLoras:
 
 
 class LoraLoader:
-    """Loads LoRAs by digest, and keeps those that were used lately in host memory, up to `memory_bytes` of their files.
-    `read` runs on the loader's threads; `arrived` is called there whenever a load has ended. `ask` on any thread."""
+    """Load LoRAs by digest, and cache recently used ones in host memory, up to `memory_bytes` of their files. The
+    loader's threads call `read`, and `arrived` after each load. `ask` may be called on any thread."""
 
     def __init__(
         self, read: Callable[[str], Lora], memory_bytes: int, arrived: Callable[[], None], thread_count: int = 2
@@ -53,23 +52,23 @@ class LoraLoader:
         self._loads: OrderedDict[str, Future[Lora]] = OrderedDict()
 
     def ask(self, wanted: Sequence[tuple[str, float]], latest_step: int, *, exactly: bool = False) -> LoadingLoras:
-        """Begin to load the LoRAs of these digests that are not here, and return them as a source at these weights."""
+        """Start loads of these digests that are not loaded, and return them as a source with these weights."""
         loads = self.begin([digest for digest, _ in wanted])
         return LoadingLoras(loads, [weight for _, weight in wanted], latest_step, exactly=exactly)
 
     def begin(self, digests: Sequence[str]) -> "list[Future[Lora]]":
-        """Begin to load those that are not here; what comes of each."""
+        """Start loads of the digests that are not loaded, and return the future of each digest."""
         return [self._load(digest) for digest in digests]
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """The digests of those that need not be loaded."""
+        """Return the digests of the loaded LoRAs."""
         with self._lock:
             return tuple(digest for digest, load in self._loads.items() if _is_here(load))
 
     def close(self) -> None:
-        """Begin no more loads, and tell nobody of those that end later; harmless to call twice."""
-        # What they would be told keeps a model, whose memory the next one may need before a slow file is read.
+        """Start no more loads, and stop calling `arrived`. Harmless to call twice."""
+        # `arrived` keeps a model alive, and the next model may need its memory before a slow file is read.
         self._arrived = lambda: None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -80,13 +79,13 @@ class LoraLoader:
             if load is None or is_new:
                 load = self._threads.submit(self._read_again, digest)
             self._loads[digest] = load
-        # Not under the lock: of a load that is done by now it is called here and at once.
+        # Outside the lock: if the load is already done, the callback runs here immediately.
         if is_new:
             load.add_done_callback(self._ended)
         return load
 
     def _read_again(self, digest: str) -> Lora:
-        """Read it, a second time where the first went wrong. What a file holds does not change by reading it again."""
+        """Read a LoRA, with one retry after an error. BadLora is not retried: a second read returns the same bytes."""
         for attempt in range(1, ATTEMPT_COUNT + 1):
             try:
                 return self._read(digest)
@@ -98,7 +97,7 @@ class LoraLoader:
                 logger.warning("a LoRA could not be loaded (attempt %d): %s", attempt, kind)
                 message = f"a LoRA could not be loaded in {ATTEMPT_COUNT} attempts ({kind})"
                 refusal = Unavailable("LORA_UNAVAILABLE", message)
-        # Made anew: errors are kept for long, and one that comes from the reading keeps the file's bytes with it.
+        # A new error: errors live long, and the traceback of the original keeps the file's bytes in memory.
         raise refusal
 
     def _ended(self, _: "Future[Lora]") -> None:

@@ -1,4 +1,4 @@
-"""LoRAs as values (Hu et al. 2021): what changes which layer of which component, and the layers that can be changed."""
+"""Describe LoRAs as values (Hu et al. 2021): the change of each layer, and the layers that can be changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from pentimento.domain.reasons import Reason
 
 
 class BadLora(FailedPrecondition):
-    """The file cannot be used: BAD_LORA where it is unsound, LORA_MISMATCH where it changes another base,
-    UNSUPPORTED_LORA where it is of another form. The message is one line that names the file and what is wrong."""
+    """Report a file that cannot be used: BAD_LORA if it is unsound, LORA_MISMATCH if it changes another base,
+    UNSUPPORTED_LORA if it has another form. The message is one line that names the file and the fault."""
 
     def __init__(self, message: str, reason: str = Reason.BAD_LORA) -> None:
         super().__init__(reason, message)
@@ -20,9 +20,9 @@ class BadLora(FailedPrecondition):
 
 @dataclass(frozen=True)
 class LowRankFactors:
-    """The change of one layer's weight, `scale` * up @ down (Hu et al. 2021, section 4.1). Of a linear layer down
-    (rank, inputs) and up (outputs, rank); of a convolution down (rank, inputs, height, width) and up
-    (outputs, rank, 1, 1)."""
+    """Describe the change of one layer's weight, `scale` * up @ down (Hu et al. 2021, section 4.1). A linear layer has
+    down (rank, inputs) and up (outputs, rank); a convolution has down (rank, inputs, height, width) and up (outputs,
+    rank, 1, 1)."""
 
     down: Tensor
     up: Tensor
@@ -30,19 +30,19 @@ class LowRankFactors:
 
     @property
     def rank(self) -> int:
-        """How many rows `down` has."""
+        """Return the number of rows of `down`."""
         return self.down.shape[0]
 
     @property
     def scale(self) -> float:
-        """alpha / rank, what the product is multiplied by at weight 1."""
+        """Return alpha / rank, the factor of the product at weight 1."""
         return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
 class Lora:
-    """What one file changes: factors by component of the pipeline ("unet", "text_encoder") and name of the module.
-    `digest` is that of the file (`files.digest_lora`)."""
+    """Describe the changes of one file: factors by component of the pipeline ("unet", "text_encoder") and name of the
+    module. `digest` is the file's (`files.digest_lora`)."""
 
     digest: str
     size_bytes: int
@@ -51,14 +51,14 @@ class Lora:
 
 @dataclass(frozen=True)
 class WeightedLora:
-    """A LoRA at the weight that a request asks for; 1 is as it was trained."""
+    """Pair a LoRA with the weight that a request sets; 1 is the trained strength."""
 
     lora: Lora
     weight: float = 1.0
 
     @property
     def key(self) -> tuple[str, float]:
-        """What tells it from others: the file's digest and the weight."""
+        """Return the identity of the pair: the file's digest and the weight."""
         return (self.lora.digest, self.weight)
 
 
@@ -66,15 +66,15 @@ AdapterSet = tuple[WeightedLora, ...]
 
 
 def set_key(adapters: AdapterSet, component: str | None = None) -> tuple[tuple[str, float], ...]:
-    """Return what tells sets apart that make different weights of `component`, of any of them where it is None.
-    Without one that changes anything it is empty."""
+    """Return a key that differs for sets with different weights of `component`, or of any component if None. It is
+    empty for a set that changes nothing."""
     return tuple(one.key for one in adapters if one.weight and (component is None or component in one.lora.components))
 
 
 @dataclass(frozen=True, eq=False)
 class BaseLayers:
-    """Weight shapes of the layers of a base model that a LoRA may change, by component and name of the module.
-    `denoiser` names the component that denoises. Equal to itself alone."""
+    """Hold the weight shapes of a base model's layers that a LoRA may change, by component and name of the module.
+    `denoiser` names the component that denoises. Equality is identity."""
 
     family: str
     denoiser: str
@@ -82,7 +82,7 @@ class BaseLayers:
 
 
 def layers_of(family: str, components: Mapping[str, nn.Module]) -> BaseLayers:
-    """Return the linear layers and convolutions of `components`, of which the first is the denoiser."""
+    """Return the linear layers and convolutions of `components`; the first component is the denoiser."""
     shapes = {name: _shapes(component) for name, component in components.items()}
     return BaseLayers(family, next(iter(components)), shapes)
 
@@ -96,8 +96,8 @@ def _shapes(component: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def joined(parts: Sequence[tuple[LowRankFactors, float]]) -> tuple[Tensor, Tensor]:
-    """Return down (rank, inputs, ...) and up (outputs, rank) of several changes of one layer at their weights, scales
-    multiplied in: their ranks one behind the other, so that the product is the sum of the products."""
+    """Return down (rank, inputs, ...) and up (outputs, rank) of several changes of one layer, multiplied by their
+    scales and weights. Ranks are concatenated, so that the product is the sum of the products."""
     down = torch.cat([factors.down for factors, _ in parts])
     up = torch.cat([factors.up.flatten(1) * (factors.scale * weight) for factors, weight in parts], dim=1)
     return down, up

@@ -1,9 +1,8 @@
-"""What a UNet's modules are called in the layout of Stable Diffusion's first release, which kohya's trainer keeps for
-SDXL: input, middle and output blocks, counted through.
+"""Map a UNet's module names to the layout of Stable Diffusion's first release, which kohya's trainer uses for SDXL.
 
-input_blocks.0 is the first convolution; then each residual block of the encoder, with the transformer behind it, is one
-input block, and each downsampler. The decoder's residual blocks are the output blocks, an upsampler the last part of
-the one before it.
+Input, middle and output blocks are numbered consecutively. input_blocks.0 is the first convolution. Each residual block
+of the encoder, with the transformer after it, is one input block, and so is each downsampler. The decoder's residual
+blocks are the output blocks; an upsampler is the last part of the output block before it.
 """
 
 import re
@@ -23,7 +22,7 @@ _BLOCK = re.compile(r"(down_blocks|up_blocks)\.(\d+)\.(resnets|attentions|downsa
 
 
 def original_names(modules: Collection[str]) -> dict[str, str]:
-    """Return the original name of each of a UNet's modules that has one, by its own."""
+    """Return the original name of each UNet module that has one, keyed by the module's name."""
     found = {match.groups() for name in modules if (match := _BLOCK.match(name)) is not None}
     parts = {(side, int(block), kind, int(place)) for side, block, kind, place in found}
     prefixes = {**dict(_input_blocks(parts)), **dict(_output_blocks(parts)), **_MIDDLE}

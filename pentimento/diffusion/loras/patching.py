@@ -1,9 +1,10 @@
-"""LoRAs in the weights themselves: W += scale * up @ down in place, and back to the very same bits (Katz, section 6);
-in copies of the weights, a layer at a time, for text encoders, which run once a prompt.
+"""Add LoRAs to a network's weights in place, W += scale * up @ down, and restore the same bits (Katz, section 6).
 
-A layer's weight before its first patch is kept in host memory from then on: the next patch of the layer needs no copy,
-which takes longer than the product. What is put back are these bits, not a difference: in floating point
-W + change - change is not W.
+Text encoders, which run once per prompt, use patched copies of the weights, one layer at a time.
+
+A layer's weight before its first patch stays in host memory: the next patch of the layer needs no copy, which takes
+longer than the product. Restoring copies these bits back and subtracts nothing: in floating point W + change - change
+is not W.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,11 @@ _CACHED_BYTES, _ROWS = 1024 * 1024, 64
 
 
 class WeightPatch:
-    """The weights of one network with one set of LoRAs in them, or none. One thread only; nobody else may change the
-    weights as long as it lives."""
+    """Hold the weights of one network with one set of LoRAs in them, or none. Use from one thread only; no other code
+    may change the weights during its lifetime."""
 
     def __init__(self, network: nn.Module, component: str, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called after each change of a weight."""
+        """Start without LoRAs. Each change of the weights is followed by a call of `changed`."""
         self._network = network
         self._component = component
         self._changed = changed
@@ -35,12 +36,12 @@ class WeightPatch:
 
     @property
     def held(self) -> AdapterSet:
-        """The set that is in the weights."""
+        """Return the set that is in the weights."""
         return self._held
 
     @property
     def saved_bytes(self) -> int:
-        """Host memory that the kept weights take: those of all layers that were ever patched."""
+        """Return the host memory in bytes of the stored weights: those of all layers that were ever patched."""
         return sum(original.nbytes for original in self._originals.by_name.values())
 
     def holds(self, adapters: AdapterSet) -> bool:
@@ -48,8 +49,8 @@ class WeightPatch:
         return set_key(self._held, self._component) == set_key(adapters, self._component)
 
     def hold(self, adapters: AdapterSet) -> None:
-        """Make the weights those of the set, of which each LoRA is added in turn. Whatever goes wrong, the network then
-        has its own weights."""
+        """Change the weights to those of the set, adding its LoRAs in order. After any error the network has its
+        original weights."""
         if self.holds(adapters):
             return
         parts = _parts(adapters, self._component)
@@ -82,9 +83,8 @@ class WeightPatch:
 
 
 def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> AbstractContextManager[None]:
-    """Have linear layers of `network` compute with the set in their weights while the context is open, to the bits of
-    `WeightPatch`. Each layer's weight is copied for the time of its product, and no longer: nothing is to be put
-    back."""
+    """Run linear layers of `network` with the set in their weights while the context is open, with the bits of
+    `WeightPatch`. Each weight is copied only for the duration of its product, so nothing needs restoring."""
     changes = {network.get_submodule(name): parts for name, parts in _parts(adapters, component).items()}
 
     def forward(layer: nn.Module, plain: Forward, inputs: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> 
 
 
 def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRankFactors, float]]]:
-    """What changes each module, in the order of the set."""
+    """Return the changes of each module, in the order of the set."""
     parts: dict[str, list[tuple[LowRankFactors, float]]] = {}
     for one in adapters:
         for name, factors in one.lora.components.get(component, {}).items() if one.weight else ():
@@ -107,18 +107,18 @@ def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRank
 
 
 def _add(weight: Tensor, factors: LowRankFactors, strength: float, there: FactorsThere) -> None:
-    """Rounds as PEFT does where it merges: the product, then times its scale, then added. A convolution's weight is a
-    matrix too: (outputs, inputs * height * width)."""
+    """Add a change to a weight, rounding as PEFT's merge does: the product, then its scale, then the sum. A
+    convolution's weight is also a matrix: (outputs, inputs * height * width)."""
     (up, down), scale = there.matrices(factors), factors.scale * strength
     row_count = min(_rows_at_once(down), len(weight)) if down.device.type == "cpu" else len(weight)
     change = down.new_empty((row_count, down.shape[1]))
     for part, rows in zip(weight.split(row_count), up.split(row_count), strict=True):
         torch.mm(rows, down, out=change[: len(part)])
-        # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
+        # torch adds mixed types in single precision: a half-precision weight is rounded only after the sum.
         part.add_(change[: len(part)].mul_(scale).view(part.shape))
 
 
 def _rows_at_once(down: Tensor) -> int:
-    """So many that their change stays in a processor's cache, which takes 0.7 of the time that its memory does.
-    Multiples of 64 keep the product's bits, which depend on how it is cut."""
+    """Return a number of rows with a change that fits a processor's cache, in 0.7 of the time that main memory takes.
+    Multiples of 64 keep the product's bits, which depend on the split."""
     return max(_CACHED_BYTES // (down.shape[1] * down.itemsize) // _ROWS * _ROWS, _ROWS)

@@ -1,7 +1,7 @@
-"""LoRA files, judged before a tensor of them is used: safetensors alone, whole, of this base and no other.
+"""Read LoRA files and validate them before use: safetensors only, complete, and for this base model.
 
-A file is read once, when its LoRA is wanted: what was judged and digested is what is used, whatever happens to the file
-meanwhile. Before that its header says whether it fits.
+A file is read once, when its LoRA is requested: the bytes that are validated and digested are the bytes that are used,
+even if the file changes. Before that, its header decides whether it fits.
 """
 
 import math
@@ -33,28 +33,28 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _JudgedHeader:
-    """The keys of a file by layer and part, and the alphas that it states, by component."""
+    """Hold the keys of a file by layer and part, and the alphas that it states, by component."""
 
     layers: Mapping[tuple[str, str], Mapping[FactorPart, str]]
     stated: Mapping[str, StatedAlphas]
 
 
 def read_lora(path: Path, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
-    """Return the LoRA in a safetensors file, converted to `dtype` in host memory; an adapter_config.json beside it says
-    the alphas that the file does not. Raises BadLora, and OSError where the file cannot be read."""
+    """Return the LoRA in a safetensors file, converted to `dtype` in host memory; an adapter_config.json in its folder
+    supplies the alphas that its tensors lack. Raises BadLora, and OSError if the file cannot be read."""
     return lora_of(open_lora(path), base, dtype, expected_digest)
 
 
 def check_lora(path: Path, base: BaseLayers) -> None:
-    """Judge a file by its header and the configuration beside it, all that can be said without a tensor: names, types,
-    ranks and shapes. Raises as `read_lora`."""
+    """Validate a file by its header and the configuration in its folder, without reading tensors: names, types, ranks
+    and shapes. Raises as `read_lora`."""
     header, config = open_header(path)
     _judge(path.name, header, config, base)
 
 
 def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
-    """Return what a file's bytes change in `base`. Raises BadLora: the digest is another one than expected, the header
-    or a number is unsound, or a key or shape is not of this base."""
+    """Return the changes that a file's bytes make to `base`. Raises BadLora for another digest than expected, an
+    unsound header or number, or a key or shape that does not match this base."""
     if expected_digest not in ("", file.digest):
         raise BadLora(f"{file.name}: its digest is {file.digest}, expected {expected_digest[:80]}")
     try:
@@ -106,7 +106,8 @@ def _stated(
 def _by_layer(
     file_name: str, header: SafetensorsHeader, base: BaseLayers
 ) -> dict[tuple[str, str], dict[FactorPart, str]]:
-    """The file's keys by layer and part. Every key must have its place, every layer both factors, and no place two."""
+    """Return the file's keys by layer and part. Raises BadLora for a key without a place, a layer without both factors,
+    or two keys for one place."""
     names = key_names(base)
     found: dict[tuple[str, str], dict[FactorPart, str]] = {}
     strangers = []
@@ -141,9 +142,9 @@ def _refuse_strangers(file_name: str, strangers: list[str], key_count: int, base
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A file's tensors, flat, as they are stored and as they were converted, and whether all of the latter are finite.
-    They are copied, converted and looked at together: a call for each of thousands of them would hold the interpreter
-    for as long as a step of the engine takes."""
+    """Hold a file's tensors, flat, as stored and as converted, and whether all converted numbers are finite. Tensors
+    are copied, converted and checked together: one call for each of thousands would hold the interpreter for as long as
+    a step of the engine."""
 
     stored: Mapping[str, Tensor]
     made: Mapping[str, Tensor]
@@ -158,7 +159,7 @@ class _Numbers:
             counts = {key: math.prod(entry.shape) for key, entry in run}
             together = torch.empty(sum(counts.values()), dtype=_DTYPES[name])
             place = together.view(torch.uint8).numpy()
-            # Unlike a copy by Python this one lets others run.
+            # Unlike a copy by Python, this one lets other threads run.
             np.copyto(place, np.frombuffer(data, np.uint8, place.size, start))
             start += place.size
             converted = together.to(dtype)
@@ -169,12 +170,12 @@ class _Numbers:
 
 
 def _all_finite(numbers: Tensor) -> bool:
-    """Whether no number is infinite or none at all; without memory for an answer each."""
+    """Return whether all numbers are finite, without memory for one result each."""
     return not len(numbers) or all(math.isfinite(end.item()) for end in torch.aminmax(numbers))
 
 
 def _check_shapes(where: str, down: _Shape, up: _Shape, shape: _Shape) -> None:
-    """Whether factors of these shapes make a change of a weight of `shape`."""
+    """Raise BadLora if factors of these shapes do not make a change of a weight of `shape`."""
     rank = down[0] if down else 0
     if not 1 <= rank <= MAX_RANK:
         raise BadLora(f"{where}: its rank {rank} is not between 1 and {MAX_RANK}")
@@ -191,7 +192,7 @@ def _factor_shapes(rank: int, shape: _Shape) -> tuple[_Shape, _Shape]:
 def _factors(
     where: str, keys: Mapping[FactorPart, str], numbers: _Numbers, shapes: tuple[_Shape, _Shape], stated_alpha: float
 ) -> LowRankFactors:
-    """Factors whose shapes were judged."""
+    """Return factors of validated shapes. Raises BadLora for numbers that are not finite."""
     down, up = (numbers.made[keys[part]] for part in (FactorPart.DOWN, FactorPart.UP))
     if not (numbers.finite or (_all_finite(down) and _all_finite(up))):
         raise BadLora(f"{where}: holds numbers that are not finite")
@@ -200,7 +201,7 @@ def _factors(
 
 
 def _fits(shape: _Shape, wanted: _Shape) -> bool:
-    """Whether the shape is the one wanted; 1x1 convolutions and linear layers are written either way."""
+    """Return whether the shape is as wanted; 1x1 convolutions and linear layers may be written either way."""
     return shape == wanted or _without_ones(shape) == _without_ones(wanted)
 
 
