@@ -1,13 +1,13 @@
-"""ControlNets (Zhang et al. 2023): judged, loaded, and asked for residuals (Katz, section 5).
+"""Validate and load ControlNets (Zhang et al. 2023), and compute their residuals (Katz, section 5).
 
-| module | what |
+| module | what it does |
 | --- | --- |
-| `rules` | a directory judged before it is loaded |
-| `loading` | from a directory to a ControlNet |
-| `network` | what a ControlNet offers, and pictures as the rows of a pass |
-| `unet_controlnet`, `transformer_controlnet` | those of Stable Diffusion and SDXL, and of SD3 |
-| `setting` | how strongly one acts, and in which steps |
-| `summing` | residuals scaled and added up |
+| `rules` | validates a directory before it is loaded |
+| `loading` | loads a ControlNet from a directory |
+| `network` | defines a ControlNet's interface, and combines images into the rows of a pass |
+| `unet_controlnet`, `transformer_controlnet` | run ControlNets of Stable Diffusion and SDXL, and of SD3 |
+| `setting` | sets a ControlNet's strength and steps |
+| `summing` | scales residuals and adds them up |
 """
 
 from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, load_controlnet

@@ -1,4 +1,4 @@
-"""From a directory to a loaded ControlNet."""
+"""Load a ControlNet from a directory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pentimento.diffusion.weights import load_network
 
 @dataclass(frozen=True)
 class ControlNetForm:
-    """How ControlNets of UNets run. `kernels`: in their layers. `compiler`: see `UNetControlNet`."""
+    """Choose how ControlNets of UNets run: `kernels` in their layers, and `compiler` as in `UNetControlNet`."""
 
     kernels: Kernels | None = None
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
@@ -36,8 +36,8 @@ def load_controlnet(
     expected_digest: str = "",
     form: ControlNetForm = PLAIN,
 ) -> ControlNet:
-    """Return the ControlNet of a directory after checking it. Raises BadCheckpoint with one line naming what is wrong,
-    FailedPrecondition when its digest is another than expected, or than its registry says where nothing is expected."""
+    """Return the validated ControlNet of a directory. Raises BadCheckpoint with one line that names the fault, and
+    FailedPrecondition if its digest differs from the expected one or, without one, from its registry's."""
     checkpoint = open_controlnet(directory)
     digest = digest_files(directory, checkpoint.files)
     check_digest(directory, digest, expected_digest)

@@ -1,4 +1,4 @@
-"""What a loaded ControlNet offers: what it is, the embedding of its condition, and residuals by step."""
+"""Define a loaded ControlNet's interface: its description, the embedding of its condition, and residuals per step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ from pentimento.domain.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class ControlNetInfo:
-    """What a ControlNet is and takes. `family` is that of the models it controls; `base_digest` that of the model it
-    was trained for, empty where its registry names none. Its condition has `condition_channels`: of pixels, or where
-    `takes_latents` of a latent, which is encoded without the autoencoder's shift where `unshifted`."""
+    """Describe a ControlNet and its inputs. `family` is the family of the models that it controls; `base_digest` is the
+    digest of the model that it was trained for, empty if its registry names none. Its condition has
+    `condition_channels`: of pixels, or with `takes_latents` of a latent, which is encoded without the autoencoder's
+    shift if `unshifted`."""
 
     family: str
     digest: str
@@ -30,61 +31,61 @@ class ControlNetInfo:
 
 @dataclass(frozen=True)
 class ControlStep:
-    """One picture at one step: what its denoiser sees there, all rows of the picture, its embedded condition
-    (rows, or 1 for all), and how the ControlNet acts."""
+    """Hold one image at one step: the denoiser's inputs for all rows of the image, its embedded condition (rows, or 1
+    for all), and the ControlNet's setting."""
 
     inputs: DenoiserInput
     embedded: Tensor
     setting: ControlSetting
 
 
-# Takes the residuals of each picture of a pass, as far as they are there.
+# Receives each image's residuals that a pass has computed so far.
 ResidualsSoFar = Callable[[list[ControlResiduals]], None]
 
 
 def unheard(so_far: list[ControlResiduals]) -> None:
-    """Ignore what is there: all of it is waited for."""
+    """Ignore partial residuals: the caller waits for the complete ones."""
 
 
 class ControlNet(Protocol):
-    """A loaded ControlNet. One thread at a time calls it."""
+    """Define a loaded ControlNet. Call it from one thread at a time."""
 
     @property
     def info(self) -> ControlNetInfo:
-        """What the ControlNet is and takes."""
+        """Return the description of the ControlNet."""
         ...
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The network's configuration."""
+        """Return the network's configuration."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device of the network."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its weights."""
+        """Return the type of the weights."""
         ...
 
     def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
-        """Return what the network makes of a condition (1 or rows, channels, height, width), which does not change from
-        step to step: computed once a stream. With the `row_count` of the picture's rows it has diffusers' bits:
+        """Return the network's embedding of a condition (1 or rows, channels, height, width). It is the same at every
+        step, and computed once per stream. With `row_count` at the image's number of rows it has diffusers' bits:
         convolutions choose their kernels by it. Raises InvalidArgument naming `condition` and its limit."""
         ...
 
     def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
-        """Return the residuals of each picture's rows, scaled, from one forward pass over all of them. A transformer's
-        are told of as the pass goes on, each time all that are there. Raises InvalidArgument naming the part of a step
-        that does not fit the network."""
+        """Return the residuals of each image's rows, scaled, from one forward pass over all rows. A transformer's pass
+        calls `tell` as it proceeds, each time with all residuals so far. Raises InvalidArgument naming the part of a
+        step that does not fit the network."""
         ...
 
 
 @dataclass(frozen=True)
 class ControlRows:
-    """The rows of a forward pass over several pictures."""
+    """Hold the rows of a forward pass over several images."""
 
     latents: Tensor
     timesteps: Tensor
@@ -93,7 +94,7 @@ class ControlRows:
 
 
 def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
-    """Return the rows that the ControlNet is asked for, one image's after the other."""
+    """Return the rows of the ControlNet's pass, one image after the other."""
     parts = [_rows_of(step) for step in steps]
     return ControlRows(
         torch.cat([part.latents for part in parts]),
@@ -131,7 +132,7 @@ def _like(residuals: ControlResiduals, tensors: Sequence[Tensor]) -> ControlResi
 
 
 def condition_rows(condition: Tensor, channels: int, row_count: int) -> Tensor:
-    """Return a condition by rows. Raises InvalidArgument for one that is no (rows, `channels`, height, width) of finite
+    """Return a condition by rows. Raises InvalidArgument unless it is (rows, `channels`, height, width) of finite
     numbers."""
     shape = list(condition.shape)
     if len(shape) != 4 or shape[1] != channels or 0 in shape:
@@ -142,7 +143,7 @@ def condition_rows(condition: Tensor, channels: int, row_count: int) -> Tensor:
 
 
 def check_rows(rows: ControlRows, latent_channels: int, text_width: int | None, pooled_width: int | None) -> None:
-    """Raise InvalidArgument naming what of a step has another shape than the network takes."""
+    """Raise InvalidArgument naming the input with another number of values than the network takes."""
     _check_size("latents", list(rows.latents.shape), 1, latent_channels)
     if text_width is not None:
         _check_size("text_states", list(rows.conditioning.states.shape), 2, text_width)

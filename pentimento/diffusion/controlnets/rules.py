@@ -1,5 +1,5 @@
-"""A ControlNet's directory as diffusers writes it, config.json and safetensors, judged before anything of it is loaded.
-Free of torch."""
+"""Validate a ControlNet's directory in diffusers' format, config.json and safetensors, before loading. Free of
+torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ CONFIG = "config.json"
 
 _UNET_CLASS = "ControlNetModel"
 _TRANSFORMER_CLASS = "SD3ControlNetModel"
-# Settings of other kinds of ControlNet; one that sets them would be served wrongly.
+# Settings of other kinds of ControlNet, which would run wrongly here.
 _FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type")
 _CHANNEL_ORDERS = ("rgb", "bgr")
 
 
 @dataclass(frozen=True)
 class ControlNetCheckpoint:
-    """A directory that passed: the class of its network, the family of the models that it controls, its configuration,
-    and the files that are read."""
+    """Describe a valid directory: the class of its network, the family of the models that it controls, its
+    configuration, and the files to load."""
 
     directory: Path
     class_name: str
@@ -30,18 +30,18 @@ class ControlNetCheckpoint:
 
     @property
     def takes_latents(self) -> bool:
-        """Return whether its condition is a latent, and not pixels."""
+        """Return whether its condition is a latent instead of pixels."""
         return self.class_name == _TRANSFORMER_CLASS
 
     @property
     def unshifted(self) -> bool:
-        """Return whether that latent is without the autoencoder's shift: diffusers' rule for ControlNets that see no
-        pooled text."""
+        """Return whether that latent is without the autoencoder's shift: diffusers' rule for ControlNets without pooled
+        text."""
         return self.takes_latents and bool(self.config.get("force_zeros_for_pooled_projection", True))
 
 
 def open_controlnet(directory: Path) -> ControlNetCheckpoint:
-    """Return the checked directory. Raises BadCheckpoint with one line naming the class, the key or the file."""
+    """Return the validated directory. Raises BadCheckpoint with one line naming the class, the key or the file."""
     files = tuple(component_files(directory, directory))
     path = directory / CONFIG
     config = read_json_object(path)
@@ -73,7 +73,8 @@ def _unet_family(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def _transformer_family(path: Path, config: Mapping[str, Any]) -> str:
-    """Those without text states or positions of their own take the base model's, which no service has at hand."""
+    """Return the family. Raises BadCheckpoint for a network without text states or positions: it would need the base
+    model's, which no service has."""
     for key in ("joint_attention_dim", "use_pos_embed"):
         if key in config and not config[key]:
             raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")

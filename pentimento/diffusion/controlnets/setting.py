@@ -1,18 +1,17 @@
-"""How one ControlNet acts on one image: how strongly, and in which steps."""
+"""Set the strength and the steps of one ControlNet's action on one image."""
 
 import math
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import InvalidArgument
 
-# diffusers names no limit; beyond this half precision leaves its range.
+# diffusers sets no limit; above this, half precision overflows.
 MAX_SCALE = 100.0
 
 
 @dataclass(frozen=True)
 class ControlSetting:
-    """`scale` multiplies the residuals. It acts in steps that lie wholly between two shares of the schedule,
-    0..1."""
+    """Scale the residuals by `scale`, in steps that lie completely between two fractions of the schedule, 0..1."""
 
     scale: float = 1.0
     start_fraction: float = 0.0
@@ -30,20 +29,20 @@ class ControlSetting:
             raise InvalidArgument.of(f"{field}.end_fraction", wanted)
 
     def acts_at(self, step_index: int, step_count: int) -> bool:
-        """Return whether it acts in a step of a schedule of `step_count` steps, by diffusers' rule. Steps are counted
-        from the schedule's beginning, also where the cache lets an image start later; see `over_steps_from`."""
+        """Return whether it acts in a step of a schedule of `step_count` steps, by diffusers' rule. Steps count from
+        the schedule's beginning, even if the cache lets an image start later; see `over_steps_from`."""
         return step_index / step_count >= self.start_fraction and (step_index + 1) / step_count <= self.end_fraction
 
     def over_steps_from(self, first_step: int, step_count: int) -> "ControlSetting":
-        """Return the setting of a request that brings its own image and so starts at `first_step`: its shares are those
-        of the steps that are left, as in diffusers' pipelines from an image."""
+        """Return the setting of a request that starts from its own image at `first_step`: the fractions apply to the
+        remaining steps, as in diffusers' pipelines from an image."""
         left = step_count - first_step
         acting = [first_step + step for step in range(left) if self.acts_at(step, left)]
-        # Where no step is within the shares: those of half the last step, in which none is either.
+        # If no step acts: the second half of the last step, which contains no whole step either.
         first, end = (acting[0], acting[-1] + 1) if acting else (step_count - 0.5, step_count)
         return replace(self, start_fraction=first / step_count, end_fraction=end / step_count)
 
     def acting_steps(self, first_step: int, step_count: int) -> range:
-        """Return the steps in which it acts, of those from `first_step` on."""
+        """Return the steps from `first_step` on at which it acts."""
         acting = [step for step in range(first_step, step_count) if self.acts_at(step, step_count)]
         return range(acting[0], acting[-1] + 1) if acting else range(0)

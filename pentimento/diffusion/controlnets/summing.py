@@ -1,4 +1,4 @@
-"""Residuals scaled and put together in diffusers' order of operations."""
+"""Scale and add residuals in diffusers' order of operations."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ def scaled(residuals: ControlResiduals, setting: ControlSetting) -> ControlResid
 
 
 def summed(parts: Sequence[ControlResiduals]) -> ControlResiduals:
-    """Return the sum of several ControlNets' residuals, first to last, of the blocks that all of them have some for by
-    now; those that control nothing at this step are left out. NO_CONTROL where none is left. Raises ValueError when
-    they are for different blocks."""
+    """Return the sum of several ControlNets' residuals, first to last, over the blocks that all have computed so far.
+    Parts without residuals at this step are skipped; NO_CONTROL if all are. Raises ValueError if the parts are for
+    different blocks."""
     acting = [part for part in parts if part.tensors]
     if not acting:
         return NO_CONTROL

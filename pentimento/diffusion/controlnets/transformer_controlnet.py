@@ -1,5 +1,7 @@
-"""ControlNets of SD3's transformer: a residual for each of their own blocks, told of while the next ones are computed.
-diffusers' own layers in diffusers' order, told a condition that is embedded already."""
+"""Run ControlNets of SD3's transformer: one residual per block, reported while the next blocks are computed.
+
+diffusers' layers run in diffusers' order, on a condition that is embedded already.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,9 +28,9 @@ from pentimento.domain.errors import InvalidArgument
 
 
 def part_sizes(residual_count: int) -> list[int]:
-    """Return of how many blocks the residuals leave together, first to last: one, then twice as many each time, then
-    what is left. A base model has some two blocks for each of its ControlNet's: while it runs those that a part is
-    for, a part of twice as many is computed, so it never waits but for the first; and hand-overs are few."""
+    """Return the number of blocks in each partial report, first to last: one, then twice as many each time, then the
+    rest. A base model has about two blocks per block of its ControlNet: while it runs the blocks of one part, the next
+    part, twice as large, is computed. So it waits only for the first part, and hand-overs are few."""
     sizes: list[int] = []
     while (left := residual_count - sum(sizes)) > 0:
         sizes.append(min(left, 2 ** len(sizes)))
@@ -36,7 +38,7 @@ def part_sizes(residual_count: int) -> list[int]:
 
 
 class TransformerControlNet:
-    """diffusers' SD3ControlNetModel."""
+    """Run diffusers' SD3ControlNetModel."""
 
     def __init__(self, network: Any, info: ControlNetInfo, device: torch.device, dtype: torch.dtype) -> None:
         """Change the network: attention skips signature checks."""
@@ -55,7 +57,7 @@ class TransformerControlNet:
 
     @torch.inference_mode()
     def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
-        """Return the residuals of each picture's rows, scaled; tell of each part of them as it is there."""
+        """Return the residuals of each image's rows, scaled; call `tell` after each part but the last."""
         rows = rows_of(steps)
         config = self.config
         check_rows(rows, self.info.latent_channels, config["joint_attention_dim"], config["pooled_projection_dim"])
@@ -73,7 +75,7 @@ class TransformerControlNet:
         return found
 
     def _blocks(self, rows: ControlRows) -> Iterator[Tensor]:
-        """Yield what each block adds, as its turn comes."""
+        """Yield the residual of each block when it is computed."""
         network, pooled = self._network, rows.conditioning.pooled
         assert pooled is not None  # check_rows
         seen = torch.zeros_like(pooled) if self.config["force_zeros_for_pooled_projection"] else pooled

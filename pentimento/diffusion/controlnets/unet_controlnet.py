@@ -1,5 +1,7 @@
-"""ControlNets of UNets (Zhang et al. 2023): Stable Diffusion and SDXL. By the passes written out where they cover the
-network, else by diffusers' own forward pass; either is told a condition that is embedded already."""
+"""Run ControlNets of UNets (Zhang et al. 2023): Stable Diffusion and SDXL.
+
+The written-out passes run if they cover the network, else diffusers' forward pass; both take an embedded condition.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +26,7 @@ from pentimento.domain.errors import InvalidArgument
 
 
 class UNetControlNet:
-    """diffusers' ControlNetModel."""
+    """Run diffusers' ControlNetModel."""
 
     def __init__(
         self,
@@ -34,9 +36,9 @@ class UNetControlNet:
         dtype: torch.dtype,
         compiler: Callable[..., Any] = lambda function: function,
     ) -> None:
-        """Change the network: the layers of its condition stand beside it, and attention skips signature checks.
-        `compiler` takes the forward pass, a function of tensors, and returns what is run in its place: its results are
-        valid until it is called again."""
+        """Change the network: its condition's layers move out of it, and attention skips signature checks. `compiler`
+        takes the forward pass, a function of tensors, and returns its replacement, with results that are valid until
+        its next call."""
         self.info, self.device, self.dtype = info, device, dtype
         self.config: Mapping[str, Any] = dict(network.config)
         self._flips = self.config["controlnet_conditioning_channel_order"] == "bgr"
@@ -51,7 +53,7 @@ class UNetControlNet:
 
     @torch.inference_mode()
     def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
-        """Return what the network makes of pixels (1 or rows, channels, height, width) in 0..1."""
+        """Return the network's embedding of pixels (1 or rows, channels, height, width) in 0..1."""
         rows = condition_rows(condition, self.info.condition_channels, row_count)
         pixels = rows.to(self.device, self.dtype)
         embedded: Tensor = self._embedder(torch.flip(pixels, dims=[1]) if self._flips else pixels)
@@ -59,7 +61,7 @@ class UNetControlNet:
 
     @torch.inference_mode()
     def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
-        """Return the residuals of each picture's rows, scaled."""
+        """Return the residuals of each image's rows, scaled."""
         rows = rows_of(steps)
         check_rows(rows, self.info.latent_channels, self._text_width, self._added_width)
         if rows.embedded.shape[2:] != rows.latents.shape[2:]:
@@ -71,8 +73,7 @@ class UNetControlNet:
 
 
 class _ForwardPass:
-    """The network's pass over embedded conditions. Nothing that it holds holds it: a network that is let go is free at
-    once."""
+    """Run the network over embedded conditions. It is in no reference cycle: a dropped network is freed immediately."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
@@ -83,7 +84,7 @@ class _ForwardPass:
     def __call__(
         self, latents: Tensor, timesteps: Tensor, embedded: Tensor, states: Tensor, *texts: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Return the residuals of the down blocks, and of the mid block last."""
+        """Return the residuals of the down blocks, then of the mid block."""
         network, added = self._network, _added(Conditioning(states, *texts)) if self._takes_added else None
         if self._passes is None:
             given = {"controlnet_cond": embedded, "added_cond_kwargs": added, "return_dict": False}
@@ -102,5 +103,5 @@ def _added(conditioning: Conditioning) -> dict[str, Tensor]:
 
 
 def _pooled_width(config: Mapping[str, Any]) -> int:
-    """What SDXL's added embedding takes besides six sizes."""
+    """Return the width that SDXL's added embedding takes in addition to six sizes."""
     return int(config["projection_class_embeddings_input_dim"]) - 6 * int(config["addition_time_embed_dim"])

@@ -33,7 +33,7 @@ class RowUpdates:
         self._rows: OrderedDict[tuple[str, tuple[tuple[str, float], ...]], PerSampleAdapters | None] = OrderedDict()
 
     def of(self, adapters: AdapterSet, component: str) -> PerSampleAdapters | None:
-        """Return `row_updates` of the set, the same object for as long as it is cached."""
+        """Return `row_updates` of the set, the same object while it is cached."""
         key = (component, set_key(adapters, component))
         if key in self._rows:
             self._rows.move_to_end(key)

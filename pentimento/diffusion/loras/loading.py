@@ -52,7 +52,7 @@ class LoraLoader:
         self._loads: OrderedDict[str, Future[Lora]] = OrderedDict()
 
     def ask(self, wanted: Sequence[tuple[str, float]], latest_step: int, *, exactly: bool = False) -> LoadingLoras:
-        """Start loads of these digests that are not loaded, and return them as a source with these weights."""
+        """Start missing loads of `wanted`, pairs (digest, weight), and return their source."""
         loads = self.begin([digest for digest, _ in wanted])
         return LoadingLoras(loads, [weight for _, weight in wanted], latest_step, exactly=exactly)
 

@@ -20,8 +20,8 @@ class BadLora(FailedPrecondition):
 
 @dataclass(frozen=True)
 class LowRankFactors:
-    """Describe the change of one layer's weight, `scale` * up @ down (Hu et al. 2021, section 4.1). A linear layer has
-    down (rank, inputs) and up (outputs, rank); a convolution has down (rank, inputs, height, width) and up (outputs,
+    """Describe the change of one layer's weight, `scale` * up @ down (Hu et al. 2021, section 4.1). Linear layers have
+    down (rank, inputs) and up (outputs, rank); convolutions have down (rank, inputs, height, width) and up (outputs,
     rank, 1, 1)."""
 
     down: Tensor

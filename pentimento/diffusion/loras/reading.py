@@ -175,7 +175,7 @@ def _all_finite(numbers: Tensor) -> bool:
 
 
 def _check_shapes(where: str, down: _Shape, up: _Shape, shape: _Shape) -> None:
-    """Raise BadLora if factors of these shapes do not make a change of a weight of `shape`."""
+    """Raise BadLora if the factors' shapes do not make a change of a weight of `shape`."""
     rank = down[0] if down else 0
     if not 1 <= rank <= MAX_RANK:
         raise BadLora(f"{where}: its rank {rank} is not between 1 and {MAX_RANK}")
