@@ -1,11 +1,11 @@
-"""Discriminators of cascades: whether a light model's picture will do (DiffServe, section 3.2).
+"""Decide whether a light model's image is good enough in a cascade (DiffServe, section 3.2).
 
 | module | what it does |
 | --- | --- |
-| `opening` | a directory as a loaded, tried out discriminator |
-| `picture_discriminator` | its confidences, of a picture alone or with its prompt |
-| `prompt_heads` | what reads picture and prompt together, and the prompt alone |
-| `transformers_networks`, `torchvision_networks` | the EfficientNets of both libraries, judged before loading |
+| `opening` | loads a directory's discriminator, and tries it out |
+| `picture_discriminator` | computes confidences of an image, with or without its prompt |
+| `prompt_heads` | score image and prompt together, and the prompt only |
+| `transformers_networks`, `torchvision_networks` | load the EfficientNets of both libraries after validation |
 """
 
 from pentimento.diffusion.discriminators.opening import open_discriminator

@@ -1,9 +1,9 @@
-"""A discriminator's directory, judged and loaded.
+"""Validate and load a discriminator's directory.
 
-A directory as transformers writes it: an `EfficientNetForImageClassification` with a label `real`, safetensors only,
-and a `preprocessor_config.json`; or the same of one of torchvision's (`torchvision_networks`). `pentimento_calibration`
-of its configuration may give Platt's line, which makes a probability of the classifier's log odds. With a
-`prompt_head.json` it reads prompts too (`prompt_heads`).
+The directory is in transformers' format: an `EfficientNetForImageClassification` with a label `real`, safetensors only,
+and a `preprocessor_config.json`; or the same with a network of torchvision (`torchvision_networks`).
+`pentimento_calibration` in its configuration may give Platt's line, which turns the classifier's log odds into a
+probability. With a `prompt_head.json` the discriminator also reads prompts (`prompt_heads`).
 """
 
 import math
@@ -30,11 +30,11 @@ _LOADERS: dict[object, Callable[..., LoadedNetwork]] = {
 
 
 def open_discriminator(directory: Path, *, accept_other_digest: bool = False) -> PictureDiscriminator:
-    """Return a loaded and tried out discriminator, in single precision on the CPU; takes seconds.
+    """Return a loaded discriminator after a trial run, in single precision on the CPU; takes seconds.
 
-    Raises BadCheckpoint, with the file and the key, for anything else than such a directory, FailedPrecondition
-    MODEL_DIGEST_MISMATCH for one that is not what the registry.json beside it says, unless `accept_other_digest`, and
-    TORCHVISION_MISSING for one of torchvision's where that is not installed.
+    Raises BadCheckpoint, with the file and the key, for any other directory, FailedPrecondition MODEL_DIGEST_MISMATCH
+    if its digest differs from the one in its registry.json, unless `accept_other_digest`, and TORCHVISION_MISSING for a
+    network of torchvision if that is not installed.
     """
     files = discriminator_files(directory, accept_other_digest=accept_other_digest)
     path, document = files.config, files.document
@@ -62,7 +62,7 @@ def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., LoadedNetw
 
 
 def _tried(directory: Path, found: PictureDiscriminator, *, has_head: bool) -> PictureDiscriminator:
-    """The discriminator with its head, once a black picture has a score."""
+    """Return the discriminator with its head. Raises BadCheckpoint if a black image gets no finite score."""
     size = found.image_size_px
     black = np.zeros((3, size, size), np.float32)
     if not math.isfinite(found.confidences([black])[0]):

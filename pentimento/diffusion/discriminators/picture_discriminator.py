@@ -1,4 +1,4 @@
-"""A loaded discriminator's confidences."""
+"""Compute the confidences of a loaded discriminator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from pentimento.domain.errors import FailedPrecondition
 
 @dataclass(frozen=True)
 class PictureDiscriminator:
-    """A loaded discriminator. `slope` and `intercept` make a probability of its log odds. With a `head` it reads the
-    prompt too, and says whether the picture is as good as a heavy one rather than whether it looks real."""
+    """Score images with a loaded discriminator. `slope` and `intercept` turn its log odds into a probability. With a
+    `head` it also reads the prompt, and scores whether the image is as good as a heavy model's instead of whether it
+    looks real."""
 
     digest: str
     image_size_px: int
@@ -29,12 +30,12 @@ class PictureDiscriminator:
     head: PromptHead | None = None
 
     def pixels(self, image: Image.Image) -> NDArray[np.float32]:
-        """Return (3, size, size) of an RGB image."""
+        """Return the pixels (3, size, size) of an RGB image."""
         return self.preprocessing(image)
 
     @torch.inference_mode()
     def confidences(self, pixels: Sequence[NDArray[np.float32]]) -> list[float]:
-        """Return for each picture, as `pixels` gives it, the calibrated probability 0..1 that it is real."""
+        """Return the calibrated probability 0..1 that each image, as from `pixels`, is real."""
         logits = self.network.logits(self._features(pixels)).double()
         others = logits.clone()
         others[:, self.real_label] = -torch.inf
@@ -46,8 +47,8 @@ class PictureDiscriminator:
     def confidences_with(
         self, pixels: Sequence[NDArray[np.float32]], prompts: Sequence[NDArray[np.float32]]
     ) -> list[float]:
-        """Return for each picture, with its prompt's embedding, the calibrated probability 0..1 that it is as
-        good as the heavy model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
+        """Return the calibrated probability 0..1 that each image, with its prompt's embedding, is as good as the heavy
+        model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
         if self.head is None:
             raise FailedPrecondition("NO_PROMPT_HEAD", "the discriminator reads images only")
         return self.head.probabilities(self._features(pixels), prompts)

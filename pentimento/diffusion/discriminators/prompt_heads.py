@@ -1,8 +1,8 @@
-"""What reads picture and prompt together: whether the light picture is as good as the heavy one would be.
+"""Score image and prompt together: whether the light image is as good as the heavy one would be.
 
-DiffServe's confidence says whether a picture looks real, whatever was asked for. A head stands on the same network's
-pooled features and on the prompt's retrieval embedding. A second one has the embedding alone and speaks before anything
-is painted. Two files of a discriminator's directory: `prompt_head.json` and `prompt_head.safetensors`.
+DiffServe's confidence scores whether an image looks real, regardless of the prompt. A head reads the same network's
+pooled features and the prompt's retrieval embedding. A second one reads only the embedding and scores before any image
+is generated. Two files of a discriminator's directory: `prompt_head.json` and `prompt_head.safetensors`.
 """
 
 import math
@@ -34,7 +34,8 @@ _WIDTHS = ("feature_width", "embedding_width", "hidden_width")
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Widths of the network's pooled features, of the embedding, and of the hidden layer over the embedding."""
+    """Hold the widths of the network's pooled features, of the embedding, and of the hidden layer over the
+    embedding."""
 
     feature_width: int
     embedding_width: int
@@ -42,12 +43,12 @@ class HeadShape:
 
 
 class HeadNetwork(nn.Module):
-    """Logits of 'as good': of features (n, feature_width) with unit embeddings (n, embedding_width), and of these
-    alone.
+    """Compute logits of 'as good' from features (n, feature_width) and unit embeddings (n, embedding_width), or from
+    the embeddings only.
 
     The first is the second plus the image's part, which begins at 0: how far the embedding that is read from the
     features (`read`, fitted to images with captions) agrees with the prompt's. A few thousand images are too few to
-    learn more from them than its weight."""
+    learn more than the weight of this part."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -62,26 +63,27 @@ class HeadNetwork(nn.Module):
         nn.init.zeros_(self.agreed.bias)
 
     def forward(self, features: Tensor, prompts: Tensor) -> Tensor:
-        """Return (n,), by image and prompt."""
+        """Return the logits (n,) of images with their prompts."""
         cosines = (functional.normalize(self.read(self.norm(features)), dim=1) * prompts).sum(dim=1, keepdim=True)
-        # Cosines of images and prompts differ by a quarter or so.
+        # Cosines of images and prompts differ by about a quarter.
         found: Tensor = self.foresee(prompts) + self.agreed(4.0 * cosines)[:, 0]
         return found
 
     def foresee(self, prompts: Tensor) -> Tensor:
-        """Return (n,), by the prompts alone."""
+        """Return the logits (n,) of the prompts only."""
         found: Tensor = self.foreseen(self.dropout(functional.gelu(self.before(prompts * self.scale))))[:, 0]
         return found
 
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """What `prompt_head.json` says. `slope` and `intercept` make a probability of a logit (Platt's line), those that
-    begin with `prompt_` of the prompt's own.
+    """Hold the contents of `prompt_head.json`. `slope` and `intercept` turn a logit into a probability (Platt's line);
+    `prompt_slope` and `prompt_intercept` do so for the logit of the prompt only.
 
-    `threshold` is the recommended confidence threshold. The others are of prompts that were not trained on: `deferral`
-    is f(t) as points (threshold, share); `bounds` are points (threshold, hard_below, easy_above): a prompt with a
-    probability below `hard_below` is surely deferred at that threshold, one above `easy_above` surely accepted."""
+    `threshold` is the recommended confidence threshold. The other fields come from prompts outside the training set:
+    `deferral` is f(t) as points (threshold, share); `bounds` are points (threshold, hard_below, easy_above): a prompt
+    with a probability below `hard_below` is surely deferred at that threshold, one above `easy_above` surely
+    accepted."""
 
     feature_width: int
     embedding_width: int
@@ -100,7 +102,7 @@ class HeadRecord:
         return HeadShape(self.feature_width, self.embedding_width, self.hidden_width)
 
     def verdict(self, probability: float, threshold: float) -> Verdict:
-        """Return what a prompt's own probability tells surely at a confidence threshold."""
+        """Return the verdict that a prompt's probability allows at a confidence threshold."""
         hard_below = max((hard for at, hard, _ in self.bounds if at <= threshold), default=0.0)
         if probability < hard_below:
             return Verdict.HARD
@@ -108,20 +110,21 @@ class HeadRecord:
         return Verdict.EASY if probability > easy_above else Verdict.UNSURE
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the file has it."""
+        """Return the record as the JSON object of its file."""
         return {"version": VERSION, **asdict(self)}
 
 
 class PromptHead:
-    """A loaded head. Embeddings are float32, unit length, of the encoder with `record.encoder_digest`."""
+    """Score prompts with a loaded head. Embeddings are float32, unit length, of the encoder with
+    `record.encoder_digest`."""
 
     def __init__(self, record: HeadRecord, network: HeadNetwork) -> None:
         self.record = record
         self._network = network.eval()
 
     def prompt(self, field: str, embedding: Embedding | None) -> NDArray[np.float32]:
-        """Return a message's embedding (embedding_width,). Raises InvalidArgument naming `field` for one that is
-        missing or is not what it should be, and FailedPrecondition OTHER_ENCODER for another encoder's."""
+        """Return a message's embedding (embedding_width,). Raises InvalidArgument naming `field` if it is missing or
+        malformed, and FailedPrecondition OTHER_ENCODER for another encoder's."""
         if embedding is None:
             raise InvalidArgument.of(field, "must be there: the cascade's discriminator reads it")
         if embedding.encoder_digest != self.record.encoder_digest:
@@ -136,7 +139,7 @@ class PromptHead:
         return found
 
     def probabilities(self, features: Tensor, prompts: Sequence[NDArray[np.float32]]) -> list[float]:
-        """Return for each picture the calibrated probability 0..1 that it is as good as a heavy one would be."""
+        """Return the calibrated probability 0..1 that each image is as good as a heavy one would be."""
         logits = self._network(features, torch.from_numpy(np.stack(prompts)))
         return _line(logits, self.record.slope, self.record.intercept)
 
@@ -144,7 +147,7 @@ class PromptHead:
     def foresee(
         self, embeddings: Sequence[NDArray[np.float32]], threshold: float | None = None
     ) -> list[PromptForesight]:
-        """Return what each prompt tells by itself, at that confidence threshold or else the recommended one."""
+        """Return the foresight of each prompt at that confidence threshold, by default the recommended one."""
         at = self.record.threshold if threshold is None else threshold
         logits = self._network.foresee(torch.from_numpy(np.stack(embeddings)))
         found = _line(logits, self.record.prompt_slope, self.record.prompt_intercept)
@@ -157,8 +160,8 @@ def _line(logits: Tensor, slope: float, intercept: float) -> list[float]:
 
 
 def open_prompt_head(directory: Path, feature_width: int) -> PromptHead:
-    """Return the head of a directory that has one. Raises BadCheckpoint with the file and the key for what is no head,
-    or one of other features than `feature_width` numbers."""
+    """Return the head of a directory that has one. Raises BadCheckpoint with the file and the key for an unsound head,
+    or one for another number of features than `feature_width`."""
     path = directory / HEAD_FILE
     record = read_record(path)
     if record.feature_width != feature_width:
@@ -175,7 +178,7 @@ def open_prompt_head(directory: Path, feature_width: int) -> PromptHead:
 
 
 def read_record(path: Path) -> HeadRecord:
-    """Return what a head's JSON file says. Raises BadCheckpoint with the file and the key."""
+    """Return the record in a head's JSON file. Raises BadCheckpoint with the file and the key."""
     document = read_json_object(path)
     if document.get("version") != VERSION:
         raise BadCheckpoint(f"{path}: version must be {VERSION}, got {document.get('version')!r:.80}")

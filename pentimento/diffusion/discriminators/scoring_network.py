@@ -1,4 +1,4 @@
-"""What a discriminator needs of a network, whichever library built it."""
+"""Define a discriminator's network, independently of the library that built it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ MAX_PARAMETERS = 200_000_000
 
 
 class ScoringNetwork(Protocol):
-    """An EfficientNet in two halves."""
+    """Run an EfficientNet in two halves."""
 
     def features(self, pixels: Tensor) -> Tensor:
         """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
         ...
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the classifier's (n, labels) for those features."""
+        """Return the classifier's logits (n, labels) for those features."""
         ...
 
 
 class Preprocessing(Protocol):
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Return (3, size, size) of an RGB image."""
+        """Return the pixels (3, size, size) of an RGB image."""
         ...
 
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A network with what comes before it; pictures are `image_size_px` high and wide."""
+    """Hold a network with its preprocessing; images are `image_size_px` high and wide."""
 
     network: ScoringNetwork
     preprocessing: Preprocessing
@@ -60,7 +60,7 @@ def check_size(directory: Path, count: int) -> None:
 
 
 def bad_weights(directory: Path, error: Exception) -> BadCheckpoint:
-    """Return what is raised for weights that do not fit their configuration."""
+    """Return the error for weights that do not fit their configuration."""
     return BadCheckpoint(f"{directory}: its weights do not fit its config.json ({' '.join(str(error).split())[:200]})")
 
 

@@ -1,9 +1,9 @@
-"""torchvision's EfficientNets as discriminators: what DiffServe's authors train (`efficientnet_v2_s`).
+"""Load torchvision's EfficientNets as discriminators; DiffServe's authors train `efficientnet_v2_s`.
 
-torchvision has no directory format. Here it is that of transformers as far as it goes: `config.json` with `model_type`
+torchvision has no directory format, so the format follows that of transformers: `config.json` with `model_type`
 torchvision, `architecture` (the function's name), `image_size` and `label2id`; `model.safetensors` with torchvision's
-own names; `preprocessor_config.json`, whose steps `torchvision.transforms.v2` does. The architecture `efficientnet` is
-one of other widths and depths than the named ones: `stages` lists its blocks, `last_channel` is its features' width.
+names; `preprocessor_config.json`, with steps that `torchvision.transforms.v2` runs. The architecture `efficientnet` has
+other widths and depths than the named ones: `stages` lists its blocks, `last_channel` is the width of its features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ ARCHITECTURES = (
     *(f"efficientnet_v2_{size}" for size in "sml"),
     NARROW,
 )
-# Blocks of the architecture `efficientnet`: by torchvision's class, and the largest number of each key.
+# Blocks of the architecture `efficientnet`: their torchvision classes, and the largest number of each key.
 BLOCKS = {"fused": "FusedMBConvConfig", "inverted": "MBConvConfig"}
 _STAGE_LIMITS = {
     "expand_ratio": 16,
@@ -57,9 +57,9 @@ _SCALE = 1 / 255
 def load_torchvision(
     path: Path, document: Mapping[str, Any], files: Sequence[Path], steps_path: Path, label_count: int
 ) -> LoadedNetwork:
-    """Return the network that `document`, the file `path`, describes, with the weights of `files`.
+    """Return the network that `document`, the content of `path`, describes, with the weights of `files`.
 
-    Raises BadCheckpoint with the file and the key, and FailedPrecondition TORCHVISION_MISSING where it is not
+    Raises BadCheckpoint with the file and the key, and FailedPrecondition TORCHVISION_MISSING if torchvision is not
     installed.
     """
     architecture = document.get("architecture")
@@ -76,7 +76,7 @@ def load_torchvision(
 
 
 class TorchvisionNetwork:
-    """One of torchvision's EfficientNets."""
+    """Run one of torchvision's EfficientNets."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
@@ -91,8 +91,8 @@ class TorchvisionNetwork:
 
 
 def narrow_efficientnet(stages: Sequence[Mapping[str, Any]], last_channel: int, label_count: int) -> Any:
-    """Return torchvision's `EfficientNet` with these stages: `block` of each is a key of BLOCKS, the other keys are the
-    block's arguments."""
+    """Return torchvision's `EfficientNet` with these stages: each stage's `block` is a key of BLOCKS, its other keys
+    are the block's arguments."""
     from torchvision.models import efficientnet
 
     blocks = [

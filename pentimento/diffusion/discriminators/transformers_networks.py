@@ -1,4 +1,4 @@
-"""transformers' EfficientNets as discriminators, their configuration judged key by key."""
+"""Load transformers' EfficientNets as discriminators, after validating each key of the configuration."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from pentimento.diffusion.discriminators.scoring_network import (
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 
 MODEL_TYPE = "efficientnet"
-# What of config.json the network is made of. Everything else is left out, as are names of code to import.
+# The keys of config.json that define the network. All others are ignored, as are names of code to import.
 _WHOLE = {"image_size": MAX_IMAGE_SIZE_PX, "num_channels": 3, "depth_divisor": 64, "hidden_dim": 8192}
 _REAL = {
     "width_coefficient": 4.0,
@@ -46,7 +46,7 @@ _MAX_STAGES = 16
 def load_transformers(
     path: Path, document: Mapping[str, Any], files: Sequence[Path], steps_path: Path, label_count: int
 ) -> LoadedNetwork:
-    """Return the network that `document`, the file `path`, describes, with the weights of `files`. Raises
+    """Return the network that `document`, the content of `path`, describes, with the weights of `files`. Raises
     BadCheckpoint with the file and the key."""
     network = _network(path.parent, _config(path, document, label_count), files)
     size = network.config.image_size
@@ -59,7 +59,7 @@ def load_transformers(
 
 
 class TransformersNetwork:
-    """An `EfficientNetForImageClassification`."""
+    """Run an `EfficientNetForImageClassification`."""
 
     def __init__(self, network: Any) -> None:
         self._network = network

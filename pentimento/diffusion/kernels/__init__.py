@@ -1,11 +1,11 @@
-"""Kernels for what a UNet's layers do between products: GEGLU, and group normalisation with SiLU (Katz, section 7).
+"""Fuse a UNet's operations between products: GEGLU, and group normalisation with SiLU (Katz, section 7).
 
 | module | what it does |
 | --- | --- |
-| `reference` | what the kernels compute, by torch's own operations |
-| `triton_kernels` | the kernels; imports Triton |
-| `layers` | layers of diffusers with a kernel inside, over the very weights of those that they replace |
-| `fusing` | puts such layers into a network, and takes them out again |
+| `reference` | computes the kernels' results with torch's operations |
+| `triton_kernels` | implements the kernels; imports Triton |
+| `layers` | runs diffusers' layers with a kernel inside, over the weights of the layers that they replace |
+| `fusing` | puts these layers into a network, and removes them |
 """
 
 from pentimento.diffusion.kernels.fusing import FusedLayers, KernelMode, fuse, kernels_for, runs_kernels

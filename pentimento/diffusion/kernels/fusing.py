@@ -1,4 +1,4 @@
-"""Puts layers with kernels into a network."""
+"""Put layers with kernels into a network."""
 
 import logging
 from enum import Enum
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class KernelMode(Enum):
-    """Which kernels run. `fused`: normalisations with what stands before and behind them, GEGLU, sums."""
+    """Choose the kernels. `fused`: normalisations with the operations before and after them, GEGLU, sums."""
 
     OFF = "off"
     FUSED = "fused"
 
 
 class FusedLayers:
-    """What was replaced in one network."""
+    """Record the layers that were replaced in one network."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[nn.Module, str, nn.Module]] = []
@@ -32,20 +32,20 @@ class FusedLayers:
         return len(self._originals)
 
     def replace(self, owner: nn.Module, name: str, layer: nn.Module) -> None:
-        """Put `layer` in the place of the owner's layer of that name."""
+        """Replace the owner's layer `name` by `layer`."""
         self._originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, layer)
 
     def restore(self) -> None:
-        """Put every layer back; twice does no harm."""
+        """Restore every original layer. Harmless to call twice."""
         while self._originals:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)
 
 
 def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
-    """Return the kernels of a mode; None for OFF. Raises FailedPrecondition (NO_TRITON, NO_CUDA) where they cannot run
-    on `device`. On a CPU they run under Triton's interpreter alone, which is for tests."""
+    """Return the kernels of a mode; None for OFF. Raises FailedPrecondition (NO_TRITON, NO_CUDA) if they cannot run on
+    `device`. On a CPU they run only under Triton's interpreter, which is for tests."""
     if mode is KernelMode.OFF:
         return None
     check_triton()
@@ -60,8 +60,8 @@ def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
 
 @cache
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether a kernel was compiled and run on `device`. A GPU alone has any; where Triton, the compiler of C
-    that it needs or a place for what it compiles is missing there, the log says what is."""
+    """Return whether a kernel was compiled and run on `device`. Only GPUs have kernels; if Triton, its C compiler or
+    its output folder is missing there, the log names it."""
     if device.type != "cuda":
         return False
     try:
@@ -69,7 +69,7 @@ def runs_kernels(device: torch.device) -> bool:
         assert kernels is not None
         kernels.geglu(torch.zeros((1, 2), device=device))
         torch.cuda.synchronize(device)
-    except Exception as error:  # whatever Triton meets: without kernels the model runs, too
+    except Exception as error:  # any error of Triton: the model also runs without kernels
         logger.warning("passes run without fused kernels: %s", error, extra={"reason": "NO_KERNELS"})
         return False
     return True
@@ -77,7 +77,8 @@ def runs_kernels(device: torch.device) -> bool:
 
 def fuse(network: nn.Module, kernels: Kernels) -> FusedLayers:
     """Replace the network's GEGLUs and normalisations by layers over the same weights that compute with `kernels`, and
-    lay its convolutions' weights channels last, as the kernels take pictures. Returns what puts the layers back."""
+    convert the weights of its convolutions to channels last, the layout that the kernels take. Returns the record that
+    restores the layers."""
     fused = FusedLayers()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in list(network.modules()):
@@ -112,7 +113,7 @@ def _fuse_norms(
 
 
 def _fuse_layer_norms(fused: FusedLayers, owner: nn.Module, kernels: Kernels) -> None:
-    """A norm without weight and bias stays."""
+    """Fuse the layer norms that have a weight and a bias."""
     for name in ("norm1", "norm2", "norm3"):
         norm = getattr(owner, name)
         if type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None:
@@ -120,6 +121,7 @@ def _fuse_layer_norms(fused: FusedLayers, owner: nn.Module, kernels: Kernels) ->
 
 
 def _activates_what_it_normalises(block: Any) -> bool:
-    """Autoencoders' blocks have no timestep, and say so by another name of the same norm."""
+    """Return whether SiLU follows the block's norms. Autoencoders' blocks have no timestep, and name the same norm
+    differently."""
     kinds = ("default",) if block.time_emb_proj is not None else ("default", "group")
     return isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm in kinds

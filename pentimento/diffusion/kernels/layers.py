@@ -1,5 +1,8 @@
-"""Layers of diffusers with a kernel inside. Each holds the parameters of the layer that it replaces, under the same
-names: a patched weight is seen, and so is a hook on the projection."""
+"""Run diffusers' layers with a kernel inside.
+
+Each layer holds the parameters of the layer that it replaces, under the same names: patches of the weights and hooks on
+the projection take effect.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from pentimento.diffusion.kernels import reference
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the layers compute with, called as the functions of `reference` are."""
+    """Hold the functions that the layers compute with, with the signatures of `reference`."""
 
     group_norm: Callable[..., Tensor] = reference.group_norm
     join: Callable[[Tensor, Tensor, Tensor | None], Tensor] = reference.join
@@ -27,8 +30,8 @@ MOST_ELEMENTS = 2**31
 
 
 class FusedNorm(nn.GroupNorm):
-    """Group normalisation, with SiLU behind it where `activates`. What the kernels do not take goes the
-    reference's way."""
+    """Apply group normalisation, and SiLU after it if `activates`. Inputs that the kernels do not take use the
+    reference."""
 
     def __init__(self, norm: nn.GroupNorm, kernels: Kernels, *, activates: bool) -> None:
         super().__init__(norm.num_groups, norm.num_channels, norm.eps, device="meta")
@@ -37,14 +40,14 @@ class FusedNorm(nn.GroupNorm):
         self.activates = activates
 
     def forward(self, inputs: Tensor, shifts: Tensor | None = None) -> Tensor:
-        """Return the normalised inputs (rows, channels, height, width), `shifts` (rows, channels) added before."""
+        """Return the inputs (rows, channels, height, width) plus `shifts` (rows, channels), normalised."""
         kernels = self.kernels if takes(inputs) else REFERENCE
         given = (inputs, self.weight, self.bias, self.num_groups, self.eps)
         return kernels.group_norm(*given, shifts=shifts, activated=self.activates)
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """Layer normalisation that takes what is added before it."""
+    """Apply layer normalisation, together with the sum before it."""
 
     def __init__(self, norm: nn.LayerNorm, kernels: Kernels) -> None:
         super().__init__(norm.normalized_shape, norm.eps, device="meta")
@@ -52,21 +55,21 @@ class FusedLayerNorm(nn.LayerNorm):
         self._kernels = kernels
 
     def added(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Return left + right (..., width), and the same normalised."""
+        """Return left + right (..., width), and its layer normalisation."""
         return self._kernels.add_layer_norm(left, right, self.weight, self.bias, self.eps)
 
 
 class SiluOfTimes(nn.SiLU):
-    """A residual block's SiLU where `FusedNorm` has activated the pictures already: what is left is its embedding of
-    the timestep (rows, width)."""
+    """Apply a residual block's SiLU to the embedding of the timestep (rows, width) only: `FusedNorm` has already
+    activated the feature maps."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return SiLU of an embedding; pictures (rows, channels, height, width) as they came."""
+        """Return SiLU of an embedding; feature maps (rows, channels, height, width) unchanged."""
         return super().forward(inputs) if inputs.ndim == 2 else inputs
 
 
 class FusedGeglu(nn.Module):
-    """diffusers' GEGLU around its own projection."""
+    """Apply diffusers' GEGLU with its projection."""
 
     def __init__(self, projection: nn.Linear, kernels: Kernels) -> None:
         super().__init__()
@@ -79,18 +82,18 @@ class FusedGeglu(nn.Module):
 
 
 def takes(inputs: Tensor) -> bool:
-    """Return whether the kernels take pictures as they lie; they count elements in 32 bits."""
+    """Return whether the kernels take feature maps: channels last, and few enough elements to count in 32 bits."""
     return lies_channels_last(inputs) and inputs.numel() < MOST_ELEMENTS
 
 
 def lies_channels_last(inputs: Tensor) -> bool:
-    """Return whether the values of a pixel of pictures (rows, channels, height, width) are neighbours."""
+    """Return whether feature maps (rows, channels, height, width) are contiguous with channels last."""
     return inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def residual_block(resnet: Any, inputs: Tensor, terms: Tensor | None = None) -> Tensor:
-    """Return what a residual block of fused norms makes of inputs (rows, channels, height, width) and of its timestep's
-    `terms` (rows, channels), if it has any. Biases of its convolutions are added inside the kernels behind them."""
+    """Return the output of a residual block with fused norms for inputs (rows, channels, height, width) and the `terms`
+    (rows, channels) of its timestep, if it has any. The kernels after its convolutions add their biases."""
     hidden, bias = _convolved(resnet.conv1, resnet.norm1(inputs))
     hidden, bias = _convolved(resnet.conv2, resnet.norm2(hidden, _shifts(terms, bias, inputs.shape[0])))
     shortcut = inputs
@@ -104,34 +107,34 @@ def residual_block(resnet: Any, inputs: Tensor, terms: Tensor | None = None) -> 
 
 
 def _shifts(terms: Tensor | None, bias: Tensor | None, rows: int) -> Tensor | None:
-    """What is added to a picture's channels (rows, channels); None for nothing."""
+    """Return the sum to add to each row's channels (rows, channels); None for nothing."""
     if terms is None:
         return None if bias is None else bias.expand(rows, -1)
     return terms if bias is None else terms + bias
 
 
 def _convolved(layer: nn.Conv2d, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a convolution without its bias, and the bias; whole where somebody listens to the layer, such as a LoRA
-    beside its weights."""
+    """Return a convolution without its bias, and the bias; the whole layer's output and None if the layer is hooked, as
+    by a LoRA next to its weights, or is padded with other values than zeros."""
     if layer.bias is None or is_listened_to(layer) or layer.padding_mode != "zeros":
         return layer(inputs), None
     return functional.conv2d(inputs, layer.weight, None, layer.stride, layer.padding, layer.dilation), layer.bias
 
 
 def is_listened_to(layer: nn.Module) -> bool:
-    """Return whether the layer computes more than its own forward pass: `replaced` puts what a LoRA adds into the
-    layer's own dictionary."""
+    """Return whether the layer computes more than its class's forward pass: `replaced` stores a LoRA's forward in the
+    layer's dictionary."""
     return "forward" in layer.__dict__ or bool(layer._forward_hooks)
 
 
 def projects_tokens(transformer: Any) -> bool:
-    """Return whether a fused transformer's convolutions of one pixel can be computed as products of its tokens."""
+    """Return whether a fused transformer's 1x1 convolutions can be computed as products of its tokens."""
     layers = (transformer.proj_in, transformer.proj_out)
     return isinstance(transformer.norm, FusedNorm) and not any(map(is_listened_to, layers))
 
 
 def projected(layer: nn.Linear | nn.Conv2d, tokens: Tensor) -> Tensor:
-    """Return what a linear layer, or a convolution of one pixel, makes of tokens (rows, tokens, width)."""
+    """Return the output of a linear layer or a 1x1 convolution for tokens (rows, tokens, width)."""
     if isinstance(layer, nn.Conv2d):
         return functional.linear(tokens, layer.weight.flatten(1), layer.bias)
     return cast("Tensor", layer(tokens))

@@ -1,4 +1,4 @@
-"""What the kernels compute, by torch's own operations: their reference, and what runs where a kernel does not fit."""
+"""Compute the kernels' results with torch's operations: their reference, and the fallback if a kernel does not fit."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -14,15 +14,15 @@ def group_norm(
     shifts: Tensor | None = None,
     activated: bool = False,
 ) -> Tensor:
-    """Return the inputs (rows, channels, height, width), `shifts` (rows, channels) added, normalised by groups of
-    channels (Wu and He 2018), with SiLU behind where `activated`."""
+    """Return the inputs (rows, channels, height, width) plus `shifts` (rows, channels), normalised by groups of
+    channels (Wu and He 2018), with SiLU after that if `activated`."""
     shifted = inputs if shifts is None else inputs + shifts[:, :, None, None]
     normal = functional.group_norm(shifted, group_count, weight, bias, epsilon)
     return functional.silu(normal, inplace=True) if activated else normal
 
 
 def join(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Return left + right (rows, channels, height, width) and a bias (channels,)."""
+    """Return left + right (rows, channels, height, width) plus a bias (channels,)."""
     return left + right if bias is None else left + (right + bias[:, None, None])
 
 

@@ -1,5 +1,8 @@
-"""The kernels, in Triton. Sums and activations are taken in single precision whatever the tensors hold, and rounded
-once, at the end. Pictures lie channels last: the values of a pixel are neighbours."""
+"""Implement the kernels in Triton.
+
+Sums and activations are in single precision for every type of tensor, and rounded once, at the end. Feature maps are
+channels last: the values of a pixel are adjacent.
+"""
 
 from typing import Any
 
@@ -8,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Elements of a program of the kernels that only move and map; a power of two.
+# Elements per program of the elementwise kernels; a power of two.
 _BLOCK = 4096
-# What a program of the normalisation's looks at, powers of two; of pictures as an autoencoder has them more, so that
-# few parts are left to merge.
+# Tile of a normalisation program, powers of two; more pixels for large feature maps, as an autoencoder has them, so
+# that few parts need merging.
 _PIXELS, _MANY_PIXELS = 64, 256
 _MOST_PARTS = 1024
 _CHANNELS = 64
@@ -20,8 +23,8 @@ _HALF_ROOT = tl.constexpr(0.7071067811865476)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile(pixel_count, channel_count, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The program's channels, and which of them there are; where its row starts, the places of its tile from there, and
-    which of these there are."""
+    """Return the program's channels and their mask, the start of its row, the offsets of its tile from there, and their
+    mask."""
     pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     is_channel = channels < channel_count
@@ -43,8 +46,8 @@ def _part(  # type: ignore[no-untyped-def]
     MEMBERS: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """Of a group's parts from `first` on the places of what was found, how many pixels each has, (PARTS, 1), and which
-    there are."""
+    """Return the offsets in the moments of a group's parts from `first` on, the pixel count (PARTS, 1) of each part,
+    and the mask of these offsets."""
     parts, members = first + tl.arange(0, PARTS), tl.arange(0, MEMBERS)
     known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
     counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
@@ -94,7 +97,7 @@ def _merged(  # type: ignore[no-untyped-def]
     MEMBERS: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """Write mean and 1 / deviation of one group of a row, from what its parts have found (Chan et al. 1983)."""
+    """Write mean and 1 / deviation of one group of a row, from the moments of its parts (Chan et al. 1983)."""
     group, row = tl.program_id(0), tl.program_id(1)
     total = tl.zeros((MEMBERS,), tl.float32)
     for first in range(0, part_count, PARTS):
@@ -135,7 +138,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write one tile of the normalised pictures, with SiLU where `ACTIVATED`."""
+    """Write one tile of the normalised feature maps, with SiLU if `ACTIVATED`."""
     row = tl.program_id(2)
     channels, is_channel, start, places, inside = _tile(pixel_count, channel_count, PIXELS, CHANNELS)
     group = row * group_count + channels // group_channels
@@ -155,7 +158,7 @@ def _normalise(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _joined(left, right, bias, outputs, width, element_count, BIASED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write BLOCK elements of left + right, and of a bias by the last dimension."""
+    """Write BLOCK elements of left + right plus a bias by the last dimension."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < element_count
     values = tl.load(left + places, mask=inside, other=0.0).to(tl.float32)
@@ -169,7 +172,7 @@ def _joined(left, right, bias, outputs, width, element_count, BIASED: tl.constex
 def _added_normalised(  # type: ignore[no-untyped-def]
     left, right, sums, outputs, weight, bias, epsilon, width, WIDTH: tl.constexpr
 ):
-    """Write one row of left + right, and the same with its mean taken off and its deviation divided out."""
+    """Write one row of left + right, and of its layer normalisation."""
     places = tl.arange(0, WIDTH)
     inside = places < width
     start = tl.program_id(0).to(tl.int64) * width
@@ -213,7 +216,7 @@ def group_norm(
     shifts: Tensor | None = None,
     activated: bool = False,
 ) -> Tensor:
-    """Return normalised inputs (rows, channels, height, width), which must lie channels last, as the result does."""
+    """Return normalised inputs (rows, channels, height, width), which must be channels last, as the result is."""
     rows, channels, height, width = inputs.shape
     pixels, group_channels = height * width, channels // group_count
     at_once = _PIXELS if pixels <= _MOST_PARTS * _PIXELS else _MANY_PIXELS
@@ -240,7 +243,7 @@ def group_norm(
 
 
 def join(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Return left + right, of one layout, channels last, and a bias (channels,)."""
+    """Return left + right, both in one channels-last layout, plus a bias (channels,)."""
     outputs, width = torch.empty_like(left), left.shape[1]
     given = left if bias is None else bias
     grid = (triton.cdiv(left.numel(), _BLOCK),)
