@@ -1,4 +1,4 @@
-"""The ledger: the frontdoor's journal and the gateway's cache entries, in SQLite or PostgreSQL by the same code."""
+"""Store the frontdoor's journal and the gateway's cache entries, in SQLite or PostgreSQL by the same code."""
 
 from pentimento.stores.ledger.journal import Journal, open_journal
 

@@ -1,4 +1,4 @@
-"""Access records as columns of the cache's rows, and the ranks that a rule makes of them.
+"""Store access records as columns of the cache's rows, with the ranks that an eviction rule computes from them.
 
 Ticks come from one counter of the whole cache. Taking them locks its row until the commit, so gateways over one ledger
 change records one after the other, and no use is lost between a read and its write.
@@ -34,16 +34,16 @@ _RANK_ENTRY = (
 )
 IS_HELD = _objects.c.entry_id.is_not(None) & _objects.c.delete_after.is_(None)
 _HELD = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, *(_objects.c[name] for name in RECORD))
-# How long the last number of a source is remembered: whoever tries a batch again does so within seconds.
+# The last batch number of a source is stored this long: a gateway retries a batch within seconds.
 _SOURCE_MEMORY_S = 86_400.0
-# Entries that are ranked at once: others wait for it, two tenths of a second.
+# Entries ranked in one transaction: other writers wait two tenths of a second for it.
 _RANKED_COUNT = 1000
 
 
 @dataclass(frozen=True)
 class UseBatch:
-    """Keys of objects that served, in order; `number` rises with every batch of a `source`, so that one whose commit
-    was not acknowledged can be given again and counts once."""
+    """Hold the keys of objects that served, in order. `number` rises with every batch of a `source`, so that a batch
+    with an unacknowledged commit can be sent again and counts once."""
 
     source: str
     number: int
@@ -51,19 +51,18 @@ class UseBatch:
 
 
 def take_ticks(connection: Connection, count: int) -> int:
-    """Take `count` ticks, and return the first of them."""
+    """Take `count` ticks, and return the first one."""
     statement = update(_state).values(tick=_state.c.tick + count).returning(_state.c.tick)
     return int(connection.execute(statement).scalar_one()) - count + 1
 
 
 def new_records(first: int, items: Sequence[tuple[float, int]]) -> list[AccessRecord]:
-    """Return the records of items that are added at ticks from `first` on, from the steps that each saves and its
-    bytes."""
+    """Return the records of items added at ticks from `first` on, given the steps that each saves and its bytes."""
     return [AccessRecord(steps, size, first + at, first + at) for at, (steps, size) in enumerate(items)]
 
 
 def columns(record: AccessRecord, rank: Rank) -> dict[str, Any]:
-    """Return what an object's row keeps of its accesses."""
+    """Return the access columns of an object's row."""
     return {
         "saved_steps": record.saved_steps,
         "added_tick": record.added_tick,
@@ -76,8 +75,8 @@ def columns(record: AccessRecord, rank: Rank) -> dict[str, Any]:
 
 
 def note_uses(connection: Connection, rule: EvictionRule, batch: UseBatch, now: float) -> int:
-    """Count the uses of a batch, and return how many counted: none when it was noted before, and not those of objects
-    that are gone."""
+    """Count the uses of a batch, and return how many counted: none for a repeated batch, and no uses of removed
+    objects."""
     if not _is_new(connection, batch, now):
         return 0
     first = take_ticks(connection, len(batch.keys))
@@ -93,8 +92,9 @@ def note_uses(connection: Connection, rule: EvictionRule, batch: UseBatch, now: 
 
 
 def rank_anew(connection: Connection, rule: EvictionRule) -> tuple[int, JobPart | None]:
-    """Rank all items by the rule, where another ranked them before, in parts; return how many were."""
-    # No rule's name until all are ranked: a process that ends between two parts leaves them to be ranked anew.
+    """Rank all items by the rule, in parts, if another rule ranked them before; return the number ranked."""
+    # The rule's name is empty until all are ranked: a process that ends between two parts leaves all to be ranked
+    # again.
     changed = update(_state).where(_state.c.eviction_rule != repr(rule)).values(eviction_rule="")
     if connection.execute(changed).rowcount == 0:
         return 0, None
@@ -102,8 +102,8 @@ def rank_anew(connection: Connection, rule: EvictionRule) -> tuple[int, JobPart 
 
 
 def _rank_next(connection: Connection, rule: EvictionRule, after: int) -> tuple[int, JobPart | None]:
-    """Rank the items of the next entries whose number is above `after`."""
-    # A use that is noted meanwhile would be lost.
+    """Rank the items of the next entries numbered above `after`."""
+    # A use noted during the ranking would be lost.
     take_ticks(connection, 0)
     next_ones = select(_entries.c.entry_id, _entries.c.sequence).where(
         _entries.c.doomed_at.is_(None), _entries.c.sequence > after
@@ -130,7 +130,7 @@ def _is_new(connection: Connection, batch: UseBatch, now: float) -> bool:
 
 
 def _entries_of(connection: Connection, keys: Sequence[str]) -> dict[str, dict[str, AccessRecord]]:
-    """What the entries of these objects hold, with their records."""
+    """Return the items of the entries of these objects, by entry, with their records."""
     homes = select(_objects.c.entry_id).where(_objects.c.key.in_(set(keys)), IS_HELD)
     return _grouped(connection.execute(_HELD.where(_objects.c.entry_id.in_(homes), IS_HELD).order_by(_objects.c.key)))
 

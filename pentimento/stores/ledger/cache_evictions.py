@@ -1,9 +1,9 @@
-"""What leaves a full cache, by the ranks of its rows: whole entries, or single latents and images.
+"""Evict from a full cache by the ranks of its rows: whole entries, or single latents and images.
 
-An entry's rank is the highest of what it holds: it goes when all of it would.
+An entry's rank is the highest rank of its items: it is evicted when all its items would be.
 
-What came after the last round is no part of the order until the others are gone: the paper lets go just before each
-insertion, so that a new entry is never evicted (NIRVANA, 5.4).
+Entries newer than the last round are evicted only after all others: the paper evicts just before each insertion, so
+that a new entry is never evicted (NIRVANA, 5.4).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ _entries = tables.entries
 _objects = tables.objects
 
 _BATCH_COUNT = 64
-# Others wait for a part: two tenths of a second, half of them to choose. Where many tenants share the cache choosing
-# takes longest, and what is chosen by then is a part.
+# Other writers wait for a part: two tenths of a second, half of it for the choice. With many tenants the choice takes
+# longest, and ends the part early.
 _PART_COUNT = 1024
 _CHOOSING_S = 0.1
-# What is read of a tenant first, and how many times as much of one that gives way often at each further read.
+# Rows first read of a tenant, and the growth of each further read of a tenant that is chosen often.
 _FIRST_COUNT, _GROWTH = 8, 4
 _IS_LIVE = _entries.c.doomed_at.is_(None)
 _LESS = (
@@ -38,12 +38,12 @@ _LESS = (
         size_bytes=_entries.c.size_bytes - bindparam("lost_bytes"),
     )
 )
-# By what tenants hold, whose entry or item goes next; None when nobody's does.
+# Chooses, by each tenant's holding, the tenant that loses its next entry or item; None for no tenant.
 WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
 
 
 def holdings(connection: Connection) -> dict[str, CacheHolding]:
-    """Return what each tenant holds in live entries."""
+    """Return each tenant's holding of live entries."""
     rows = connection.execute(select(tables.holdings))
     return {row.tenant: CacheHolding(row.entry_count, row.size_bytes) for row in rows}
 
@@ -52,8 +52,8 @@ def evict(
     connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
 ) -> tuple[int, JobPart | None]:
     """Doom the lowest entry of the tenant that `who` names, until it names none or the part is full; return the number
-    doomed. Entries whose number is above `new_after` go after all others."""
-    # What another gateway lets go of between the count and the choice would be counted still, and others go for it.
+    doomed. Entries numbered above `new_after` come after all others."""
+    # Without the lock, another gateway's evictions after the count would be counted still, and cause further ones.
     take_ticks(connection, 0)
     chosen, is_over = _choose_entries(connection, holdings(connection), who, new_after)
     evicted = sum(doom(connection, batch, now, delete_after) for batch in _batches(chosen))
@@ -64,12 +64,12 @@ def evict(
 def evict_items(
     connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
 ) -> tuple[int, JobPart | None]:
-    """Let go of the lowest item of the tenant that `who` names, until it names none or the part is full; return the
-    number of items. Those of entries whose number is above `new_after` go after all others.
+    """Remove the lowest item of the tenant that `who` names, until it names none or the part is full; return the number
+    of items. Items of entries numbered above `new_after` come after all others.
 
-    An entry that has none left is doomed.
+    An entry without items is doomed.
     """
-    # Two gateways that chose the same items would count them off twice.
+    # Two gateways that chose the same items would subtract them twice.
     take_ticks(connection, 0)
     chosen, is_over = _choose_items(connection, holdings(connection), who, new_after)
     for batch in _batches(chosen):
@@ -81,7 +81,8 @@ def evict_items(
 def _choose_entries(
     connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
 ) -> tuple[list[str], bool]:
-    """Choose the entries of a part, and say whether nobody's go after them; `held` is what is left without them."""
+    """Choose the entries of a part, and return whether no tenant has to lose more; `held` is reduced by the chosen
+    ones."""
     lowest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
     until = monotonic() + _CHOOSING_S
@@ -106,7 +107,8 @@ def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) 
 def _choose_items(
     connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
 ) -> tuple[list[Any], bool]:
-    """Choose the items of a part, and say whether nobody's go after them; `held` is what is left without them."""
+    """Choose the items of a part, and return whether no tenant has to lose more; `held` is reduced by the chosen
+    ones."""
     lowest: dict[str, Iterator[Any]] = {}
     left: dict[str, int] = {}
     chosen: list[Any] = []
@@ -136,7 +138,8 @@ def _lowest_items(connection: Connection, tenant: str, new_after: int | None) ->
 
 
 def _old_before_new(connection: Connection, ordered: Select[Any], new_after: int | None) -> Iterator[Any]:
-    """What `ordered` selects of entries up to that number, then of those after; nothing of it may change meanwhile."""
+    """Yield rows of `ordered` of entries up to `new_after`, then of later ones; the rows must not change during the
+    read."""
     if new_after is None:
         yield from _by_pages(connection, ordered)
         return
@@ -159,7 +162,7 @@ def _batches(chosen: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_after: float) -> None:
-    """Their entries no longer name them, so they are deleted although an entry of theirs may live on."""
+    """Detach items from their entries, so that they are deleted even if the entry lives on."""
     keys = [item.key for item in items]
     gone = update(_objects).where(_objects.c.key.in_(keys)).values(entry_id=None, delete_after=delete_after)
     connection.execute(gone)
@@ -176,8 +179,8 @@ def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_aft
 
 
 def _index_anew(connection: Connection, lost: set[tuple[str, str]]) -> None:
-    """Have the index forget the keys under which an entry holds nothing any more: found by them it would stand in the
-    place of entries that can serve."""
+    """Have the index remove the keys under which an entry holds no items now: a search by them would find it in place
+    of entries that can serve."""
     columns = (_objects.c.entry_id, _objects.c.compatibility_key)
     held = select(*columns).where(_objects.c.entry_id.in_({entry_id for entry_id, _ in lost})).distinct()
     keyless = {entry_id for entry_id, _ in lost.difference(tuple(row) for row in connection.execute(held))}

@@ -1,4 +1,4 @@
-"""What of the cache's rows contradicts itself."""
+"""Find contradictions between the cache's rows."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _objects = tables.objects
 
 
 def contradictions(connection: Connection) -> Iterator[str]:
-    """Yield a sentence for each total and holding that the rows do not bear out, and each object that is nobody's."""
+    """Yield a sentence for each total and holding that differs from the rows, and each object without an owner."""
     state = connection.execute(select(tables.state)).one()
     counted = connection.execute(
         select(

@@ -1,4 +1,5 @@
-"""The gateway's ledger: grants, entries and objects. It is the truth; the index and the object store follow it.
+"""Keep the gateway's ledger: grants, entries and objects. It is authoritative; the index and the object store follow
+it.
 
 Changes go through one writer with group commit and answer with futures; reads are synchronous, for threads.
 """
@@ -48,7 +49,7 @@ T = TypeVar("T")
 _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
-# What every picture asks is compiled once: to build a statement takes longer than to run it.
+# Queries of every image are compiled once: to build a statement takes longer than to run it.
 _OPEN_GRANTS = (
     select(func.count().label("open_grant_count")).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
 )
@@ -69,8 +70,8 @@ _VECTORS_AFTER = (
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None, *, as_it_is: bool = False) -> "CacheLedger":
-    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. `as_it_is`: nothing is made or
-    migrated. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. With `as_it_is` nothing is created
+    or migrated. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
     if as_it_is:
         require_newest(engine, "cache", tables.MIGRATIONS)
@@ -89,7 +90,7 @@ def _make_state(engine: Engine) -> None:
 
 
 class CacheLedger:
-    """The cache's tables, as the module's docstring says. Futures and reads fail with StoreFull or StoreUnavailable."""
+    """Read and change the cache's tables. Futures and reads fail with StoreFull or StoreUnavailable."""
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
@@ -108,48 +109,48 @@ class CacheLedger:
     # Changes.
 
     def follow(self, rule: EvictionRule) -> "Future[int]":
-        """Let `rule` say from now on who goes first, and return how many items it ranks anew: none when it ranked them
+        """Let `rule` order evictions from now on, and return how many items it ranks again: none if it ranked them
         before. All gateways over one ledger follow the same rule."""
         self._rule = rule
         return self._writer.submit_in_parts(lambda connection: access.rank_anew(connection, rule))
 
     def note_uses(self, batch: UseBatch) -> "Future[int]":
-        """Count the uses of a batch, once however often it is given, and return how many items they count for."""
+        """Count the uses of a batch, once even if it is repeated, and return how many items they count for."""
         rule, now = self._rule, self._clock.wall()
         return self._submit(lambda connection: access.note_uses(connection, rule, batch, now))
 
     def note_quality(
         self, watched: WatchedThreshold, seen: ComparedHit, judge: quality.Judge, kept_count: int
     ) -> "Future[ThresholdPosition | None]":
-        """Keep what a hit was seen to keep, once however often it is given, and return where its threshold stands by
-        `judge`, which is given the newest `kept_count` samples; None where the hit was counted before."""
+        """Store the measured quality of a hit, once even if repeated, and return its threshold's position by `judge`,
+        which receives the newest `kept_count` samples; None if the hit was counted before."""
         return self._submit(lambda connection: quality.note_quality(connection, watched, seen, judge, kept_count))
 
     def limit_tenant(self, tenant: str, most_bytes: int | None) -> "Future[None]":
-        """Keep for every start that so much is kept of the tenant at most; None for no bound of its own."""
+        """Store the tenant's own bound in bytes across restarts; None removes it."""
         return self._submit(lambda connection: limits.limit_tenant(connection, tenant, most_bytes))
 
     def reserve(self, grant: GrantRecord) -> "Future[None]":
-        """Keep a grant. Its keys are known from here on, so an upload under them is never an orphan."""
+        """Store a grant. Its keys are known from here on, so an upload under them is never an orphan."""
         return self._submit(lambda connection: writes.reserve(connection, grant))
 
     def commit(self, commit: EntryCommit, encoder: EncoderBinding | None = None) -> "Future[str]":
         """Turn a grant into a live entry and return its id, the first one when repeated. Keys not captured are doomed.
-        `encoder` is of its vectors where the cache may be bound to none yet: the first entry binds it.
+        `encoder`: of the entry's vectors, if the cache may not be bound yet: the first entry binds it.
 
-        Fails with NotFound when the grant is gone, FailedPrecondition when it is another attempt's or scope's,
-        InvalidArgument when it does not cover what was captured, or the cache is bound to another encoder.
+        Fails with NotFound when the grant is missing, FailedPrecondition when it belongs to another attempt or scope,
+        InvalidArgument when it does not cover the captured objects, or the cache is bound to another encoder.
         """
         rule = self._rule
         return self._submit(lambda connection: writes.commit(connection, commit, rule, encoder))
 
     def release(self, grant_id: str) -> "Future[bool]":
-        """Give an open grant back and doom its keys. False when it is gone or committed."""
+        """Release an open grant and doom its keys. False when it is missing or committed."""
         return self._submit(lambda connection: writes.release(connection, [grant_id], self._clock.wall()) == 1)
 
     def expire_grants(self) -> "Future[int]":
-        """Release the open grants that ran out, forget committed ones of that age and pins that have ended, and return
-        the number released."""
+        """Release the expired open grants, delete committed ones of that age and ended pins, and return the number
+        released."""
         now = self._clock.wall()
 
         def work(connection: Connection) -> int:
@@ -159,7 +160,7 @@ class CacheLedger:
         return self._submit(work)
 
     def mark_indexed(self, taken: Sequence[EntryVectors]) -> "Future[None]":
-        """Record that the index holds the entries as they were read; one that lost a key since stays to be indexed."""
+        """Record that the index holds the entries as they were read; an entry that lost a key since stays unindexed."""
         return self._submit(lambda connection: mark_indexed(connection, taken))
 
     def mark_unindexed(self, entry_ids: Collection[str]) -> "Future[None]":
@@ -168,7 +169,7 @@ class CacheLedger:
         return self._submit(lambda connection: _run(connection, statement))
 
     def doom(self, entry_ids: Collection[str], grace_s: float) -> "Future[int]":
-        """Take entries out of service; their objects stay for `grace_s` for those who just looked them up."""
+        """Take entries out of service; their objects stay for `grace_s` for readers that just looked them up."""
         now = self._clock.wall()
         return self._remove(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
@@ -178,24 +179,24 @@ class CacheLedger:
         return self._remove(lambda connection: writes.forget_tenant(connection, tenant, now))
 
     def evict(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
-        """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
-        doomed. Entries whose number is above `new_after` go after all others."""
+        """Doom the lowest entry of the tenant that `who` names until it names none, and return the number doomed.
+        Entries numbered above `new_after` come after all others."""
         now = self._clock.wall()
         return self._writer.submit_in_parts(
             lambda connection: evictions.evict(connection, who, now, now + grace_s, new_after), self._note_removal
         )
 
     def evict_items(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
-        """Let go of the latent or image that goes next of the tenant that `who` names until it names none, and return
-        their number. An entry without any is doomed. Those of entries above `new_after` go after all others."""
+        """Remove the lowest latent or image of the tenant that `who` names until it names none, and return their
+        number. An entry without any is doomed. Items of entries above `new_after` come after all others."""
         now = self._clock.wall()
         return self._writer.submit_in_parts(
             lambda connection: evictions.evict_items(connection, who, now, now + grace_s, new_after), self._note_removal
         )
 
     def pin(self, wanted: ObjectPin, shared_pool: str) -> "Future[None]":
-        """Keep an object for a picture that started from it, whatever becomes of its entry. `shared_pool` names the
-        pool whose objects everybody may pin. Fails with NotFound ANCESTOR_GONE."""
+        """Keep an object for an image generated from it, regardless of its entry. Any tenant may pin the objects of the
+        pool `shared_pool`. Fails with NotFound ANCESTOR_GONE."""
         now = self._clock.wall()
         return self._submit(lambda connection: pins.pin(connection, wanted, now, shared_pool))
 
@@ -204,11 +205,11 @@ class CacheLedger:
         return self._submit(lambda connection: pins.unpin(connection, tenant, request_id))
 
     def drop_pins(self, key: str) -> "Future[int]":
-        """End the pins of an object whose bytes are gone, and return their number."""
+        """End the pins of an object with missing bytes, and return their number."""
         return self._submit(lambda connection: pins.drop_pins(connection, key))
 
     def claim_deletion(self, keys: Collection[str]) -> "Future[list[str]]":
-        """Return those of the deletable keys that nobody can pin from now on: their objects are to be deleted."""
+        """Return the deletable keys of `keys`, and block new pins of them: the caller deletes their objects."""
         now = self._clock.wall()
         return self._submit(lambda connection: pins.claim_deletion(connection, keys, now))
 
@@ -218,7 +219,7 @@ class CacheLedger:
         return self._submit(lambda connection: _run(connection, statement))
 
     def forget_objects(self, keys: Collection[str]) -> "Future[None]":
-        """Delete the rows of doomed objects that are gone from the object store."""
+        """Delete the rows of doomed objects that the object store no longer has."""
         statement = delete(_objects).where(_objects.c.key.in_(keys), _objects.c.delete_after.is_not(None))
         return self._submit(lambda connection: _run(connection, statement))
 
@@ -226,23 +227,23 @@ class CacheLedger:
 
     @property
     def removal_count(self) -> int:
-        """Return how often this process took entries or objects of them out of service: what was read of live entries
-        before the last time may be so no more."""
+        """Return how often this process took entries or their objects out of service: live entries read before the last
+        time may be stale."""
         return self._removal_count
 
     @property
     def writes_stuck_s(self) -> float:
-        """Return for how many seconds no change has gone through although there were some; 0 where they do."""
+        """Return for how many seconds no queued change has succeeded; 0 if changes succeed."""
         return self._writer.stuck_s
 
     def binding(self) -> EncoderBinding | None:
-        """Return the encoder that the cache is bound to."""
+        """Return the encoder to which the cache is bound; None before the first entry."""
         with self._reading() as connection:
             row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
         return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None
 
     def quality_positions(self) -> dict[WatchedThreshold, ThresholdPosition]:
-        """Return where the thresholds stand of which hits were painted again."""
+        """Return the positions of all thresholds with repeated hits."""
         with self._reading() as connection:
             return quality.positions(connection)
 
@@ -252,24 +253,23 @@ class CacheLedger:
             return quality.samples_of(connection, watched)
 
     def live_entry(self, entry_id: str) -> CachedEntry | None:
-        """Return the entry with the objects it holds, or None where it is not live."""
+        """Return the entry with the objects it holds, or None if it is not live."""
         return self.live_entries([entry_id]).get(entry_id)
 
     def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
-        """Return those of the entries that are live, by their ids, with the objects they hold."""
+        """Return the live entries of `entry_ids`, by id, with the objects they hold."""
         return self._live_entries.read(entry_ids)
 
     def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
-        """Return live entries that the index does not hold yet, or under a key that they lost, and whose number is
-        above `after`, oldest first."""
+        """Return live entries numbered above `after` that the index lacks, or holds under a lost key, oldest first."""
         return self._unindexed.read(limit_count, after)
 
     def newest_unindexed(self, limit_count: int) -> list[EntryVectors]:
-        """Return the same, newest first."""
+        """Return the unindexed live entries, newest first."""
         return self._unindexed.newest(limit_count)
 
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
-        """Return live entries whose number is above `sequence`, oldest first."""
+        """Return live entries numbered above `sequence`, oldest first."""
         with typed_errors():
             rows = self._vectors_after.rows(after=sequence, limit_count=limit_count)
         return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
@@ -281,8 +281,8 @@ class CacheLedger:
             return list(connection.scalars(statement))
 
     def entry_ids(self, after: str = "", until: str | None = None, limit_count: int | None = None) -> list[str]:
-        """Return the ids of entries whose rows are here, doomed ones too, in ascending order: those above `after`, up
-        to `until` (None: to the end), `limit_count` at most."""
+        """Return the ids of stored entries, doomed ones too, in ascending order: above `after`, up to `until` (None: to
+        the end), `limit_count` at most."""
         statement = select(_entries.c.entry_id).where(_entries.c.entry_id > after).order_by(_entries.c.entry_id)
         if until is not None:
             statement = statement.where(_entries.c.entry_id <= until)
@@ -290,7 +290,7 @@ class CacheLedger:
             return list(connection.scalars(statement.limit(limit_count)))
 
     def indexed_ids(self, entry_ids: Collection[str]) -> set[str]:
-        """Return those of the ids that are of live entries and that the index should hold."""
+        """Return the ids of live entries that the index should hold."""
         of_these = _entries.c.entry_id.in_(entry_ids)
         with self._reading() as connection:
             return set(
@@ -298,21 +298,21 @@ class CacheLedger:
             )
 
     def doomed_ids(self, limit_count: int) -> list[str]:
-        """Return the ids of doomed entries whose rows are still here."""
+        """Return the ids of doomed entries that still have rows."""
         statement = select(_entries.c.entry_id).where(_entries.c.doomed_at.is_not(None)).limit(limit_count)
         with self._reading() as connection:
             return list(connection.scalars(statement))
 
     def deletable_keys(self, limit_count: int) -> list[str]:
-        """Return keys of doomed objects whose grace is over, whose entry is out of the index and that no pin holds."""
-        # No NOT IN: PostgreSQL compares each with all entries where those outgrow its memory for one hash table.
+        """Return keys of doomed objects past their grace period, with no entry in the index and no pin."""
+        # No NOT IN: PostgreSQL compares each with all entries if those outgrow its memory for one hash table.
         still_indexed, now = exists().where(_entries.c.entry_id == _objects.c.entry_id), self._clock.wall()
         statement = select(_objects.c.key).where(_objects.c.delete_after <= now, pins.is_free(now), ~still_indexed)
         with self._reading() as connection:
             return list(connection.scalars(statement.limit(limit_count)))
 
     def known_keys(self, keys: Sequence[str]) -> set[str]:
-        """Return those of the keys that are granted, held or doomed."""
+        """Return the keys that are granted, held or doomed."""
         with self._reading() as connection:
             return set(connection.scalars(select(_objects.c.key).where(_objects.c.key.in_(keys))))
 
@@ -323,14 +323,14 @@ class CacheLedger:
             return [reference(row) for row in connection.execute(statement)]
 
     def kept_by_pins(self, key: str | None = None) -> list[ObjectReference]:
-        """Return the objects that stay for a pin alone: without it they would be deleted. `key`: of that one alone."""
+        """Return the objects that only a pin keeps from deletion. `key`: restrict to that object."""
         statement = pins.kept_by_pins(REFERENCE, self._clock.wall())
         with self._reading() as connection:
             of_key = statement if key is None else statement.where(_objects.c.key == key)
             return [reference(row) for row in connection.execute(of_key)]
 
     def pinned_totals(self) -> tuple[int, int]:
-        """Return how many objects stay for a pin alone, and their bytes."""
+        """Return how many objects only a pin keeps from deletion, and their bytes."""
         columns = (func.count(), func.coalesce(func.sum(_objects.c.size_bytes), 0))
         with self._reading() as connection:
             count, size_bytes = connection.execute(pins.kept_by_pins(columns, self._clock.wall())).one()
@@ -343,7 +343,7 @@ class CacheLedger:
         return CacheTotals(row.entry_count, row.object_count, row.size_bytes, row.open_grant_count)
 
     def newest_number(self) -> int:
-        """Return the number of the newest entry that ever was; 0 before the first."""
+        """Return the highest entry number so far; 0 before the first."""
         with self._reading() as connection:
             return int(connection.execute(select(_state.c.sequence)).scalar_one())
 
@@ -354,18 +354,18 @@ class CacheLedger:
         return int(row.open_grant_count)
 
     def holding(self, tenant: str) -> CacheHolding:
-        """Return what the tenant holds in live entries."""
+        """Return the tenant's holding of live entries."""
         with typed_errors():
             rows = self._holding.rows(of_tenant=tenant)
         return CacheHolding(rows[0].entry_count, rows[0].size_bytes) if rows else CacheHolding(0, 0)
 
     def holdings(self) -> dict[str, CacheHolding]:
-        """Return what each tenant holds in live entries."""
+        """Return each tenant's holding of live entries."""
         with self._reading() as connection:
             return evictions.holdings(connection)
 
     def tenant_limits(self) -> dict[str, int]:
-        """Return how many bytes are kept at most of each tenant that has a bound of its own."""
+        """Return the bound in bytes of each tenant with its own bound."""
         with self._reading() as connection:
             return limits.tenant_limits(connection)
 
@@ -375,7 +375,7 @@ class CacheLedger:
             return [*contradictions(connection), *pins.contradictions(connection, self._clock.wall())]
 
     def close(self) -> None:
-        """Commit what is queued and let go of the database."""
+        """Commit queued changes and disconnect from the database."""
         self._writer.close()
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
@@ -385,7 +385,7 @@ class CacheLedger:
         return self._writer.submit(work, self._note_removal)
 
     def _note_removal(self) -> None:
-        # Only the writer's thread does.
+        # Only the writer's thread calls this.
         self._removal_count += 1
 
     @contextmanager

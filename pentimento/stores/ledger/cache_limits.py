@@ -1,4 +1,4 @@
-"""What the cache keeps of tenants that have a bound of their own: rows of its ledger, so that a start knows them."""
+"""Store the cache bounds of single tenants in its ledger, so that they survive a restart."""
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -9,7 +9,7 @@ _limits = tables.tenant_limits
 
 
 def limit_tenant(connection: Connection, tenant: str, most_bytes: int | None) -> None:
-    """Keep the bound of a tenant from here on; None for none."""
+    """Store the bound of a tenant; None removes it."""
     is_its = _limits.c.tenant == tenant
     if most_bytes is None:
         connection.execute(delete(_limits).where(is_its))

@@ -1,6 +1,6 @@
-"""Objects that are kept until a time, for pictures that started from them, whatever becomes of their entries.
+"""Keep objects until a time, for images generated from them, regardless of their entries.
 
-A pin changes nothing about what the cache takes, finds or evicts. It holds back the deletion alone. Pins and deletions
+A pin delays only the deletion; it does not change which objects the cache stores, finds or evicts. Pins and deletions
 take the lock of the cache's one row first, so that no object is pinned while it is being deleted.
 """
 
@@ -18,15 +18,15 @@ from pentimento.stores.ledger.cache_records import ObjectPin
 _entries = tables.entries
 _objects = tables.objects
 _pins = tables.pins
-# What nobody may pin any more: its bytes may be gone by now.
+# Marks an object that can no longer be pinned: its bytes may be deleted already.
 _BEING_DELETED = 0.0
 
 
 def pin(connection: Connection, wanted: ObjectPin, now: float, shared_pool: str) -> None:
-    """Keep an object for a request's picture until `wanted.expires_at`, also where it was kept until another time.
+    """Keep an object for a request's image until `wanted.expires_at`, in place of an earlier pin's time.
 
-    The tenant must have made the object, or find it in the shared pool. Raises NotFound ANCESTOR_GONE for what is not
-    there, is being deleted, or is another tenant's: nobody learns which.
+    The tenant must have made the object, or find it in the shared pool. Raises NotFound ANCESTOR_GONE for an object
+    that is missing, is being deleted, or belongs to another tenant; the message does not say which.
     """
     take_ticks(connection, 0)
     reference = wanted.object
@@ -53,8 +53,8 @@ def unpin(connection: Connection, tenant: str, request_id: str) -> int:
 
 
 def let_go_of_ended(connection: Connection, now: float) -> None:
-    """Delete the pins that have ended, where nobody pins or deletes anything."""
-    # Looked for first: the lock of the one row is every writer's.
+    """Delete the ended pins, unless another process is pinning or deleting."""
+    # Check first: every writer needs the lock of the one row.
     if connection.execute(select(_pins.c.key).where(_pins.c.expires_at <= now).limit(1)).first() is not None:
         take_ticks(connection, 0)
         _let_go_of_old(connection, now)
@@ -66,13 +66,13 @@ def drop_pins(connection: Connection, key: str) -> int:
 
 
 def is_free(now: float) -> ColumnElement[bool]:
-    """Return the condition on an object that no pin holds it now."""
-    # No NOT IN: PostgreSQL compares each with all pins where those outgrow its memory for one hash table.
+    """Return the condition that no pin holds an object now."""
+    # No NOT IN: PostgreSQL compares each with all pins if those outgrow its memory for one hash table.
     return ~_is_pinned(now)
 
 
 def claim_deletion(connection: Connection, keys: Collection[str], now: float) -> list[str]:
-    """Mark those of the keys that may be deleted now as being deleted, and return them."""
+    """Mark the deletable keys of `keys` as being deleted, and return them."""
     take_ticks(connection, 0)
     _let_go_of_old(connection, now)
     due = and_(_objects.c.key.in_(keys), _objects.c.delete_after <= now, is_free(now))
@@ -82,12 +82,12 @@ def claim_deletion(connection: Connection, keys: Collection[str], now: float) ->
 
 
 def kept_by_pins(columns: Iterable[ColumnElement[Any]], now: float) -> Select[Any]:
-    """Select these of the objects that are doomed and stay for a pin alone."""
+    """Select `columns` of the doomed objects that only a pin keeps."""
     return select(*columns).where(_objects.c.delete_after.is_not(None), _is_pinned(now))
 
 
 def contradictions(connection: Connection, now: float) -> Iterator[str]:
-    """Return a sentence for each pin of something that is not there, or is being deleted."""
+    """Yield a sentence for each pin of an object that is missing, or is being deleted."""
     there = exists().where(
         _objects.c.key == _pins.c.key,
         or_(_objects.c.delete_after.is_(None), _objects.c.delete_after != _BEING_DELETED),
@@ -102,7 +102,8 @@ def _is_pinned(now: float) -> ColumnElement[bool]:
 
 
 def _of(tenant: str, key: str) -> ColumnElement[bool]:
-    """Whether the tenant has pinned it already: an entry of the shared pool may have left meanwhile."""
+    """Return whether the tenant has pinned the object already: its entry of the shared pool may have been evicted
+    since."""
     return exists().where(_pins.c.tenant == tenant, _pins.c.key == key)
 
 

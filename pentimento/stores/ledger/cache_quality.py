@@ -1,7 +1,7 @@
-"""What hits were seen to keep, by threshold, and where the thresholds stand: rows of the cache's ledger.
+"""Store the measured quality of hits by threshold, and the thresholds' positions, in the cache's ledger.
 
 A sample's number comes from its threshold's row. Taking it locks the row until the commit, so gateways over one ledger
-judge one after the other.
+update a threshold one after the other.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,8 @@ Judge = Callable[[Sequence[QualitySample], ThresholdPosition], ThresholdPosition
 def note_quality(
     connection: Connection, watched: WatchedThreshold, seen: ComparedHit, judge: Judge, kept_count: int
 ) -> ThresholdPosition | None:
-    """Keep a sample, forget those beyond the newest `kept_count` of its threshold, and let `judge` say from the rest
-    where the threshold stands. Return that, or None where the hit was counted before."""
+    """Store a sample, delete those older than the newest `kept_count` of its threshold, and let `judge` compute the
+    threshold's position from the rest. Return the position, or None if the hit was counted before."""
     key, is_watched = _columns(watched), _matches(_thresholds, watched)
     insert_unless_present(connection, _thresholds, {**key, **asdict(ThresholdPosition()), "sample_count": 0})
     connection.execute(update(_thresholds).where(is_watched).values(sample_count=_thresholds.c.sample_count + 1))
@@ -43,7 +43,7 @@ def note_quality(
 
 
 def positions(connection: Connection) -> dict[WatchedThreshold, ThresholdPosition]:
-    """Return where every threshold stands of which a hit was painted again."""
+    """Return the position of every threshold with a repeated hit."""
     rows = connection.execute(select(_thresholds))
     return {_watched(row): ThresholdPosition(row.similarity, row.moved_at_number) for row in rows}
 

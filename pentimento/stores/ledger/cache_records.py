@@ -8,7 +8,7 @@ from pentimento.domain.generation import CapturedEntries, ObjectReference
 
 @dataclass(frozen=True)
 class EncoderBinding:
-    """The encoder whose embeddings the cache holds: vectors of two encoders are not comparable."""
+    """Name the encoder of the cache's embeddings: vectors of two encoders are not comparable."""
 
     encoder_digest: str
     dimension_count: int
@@ -16,7 +16,7 @@ class EncoderBinding:
 
 @dataclass(frozen=True)
 class NumberedVector:
-    """An entry's number, which grows with every entry, whose it is, and the vector of its prompt."""
+    """Hold an entry's number, which grows with every entry, its pool, and its prompt's vector."""
 
     sequence: int
     pool: str
@@ -25,7 +25,7 @@ class NumberedVector:
 
 @dataclass(frozen=True)
 class GrantedKey:
-    """An object that a grant allows. `resume_step` is None for the final image."""
+    """Name an object that a grant allows. `resume_step` is None for the final image."""
 
     key: str
     resume_step: int | None
@@ -33,7 +33,7 @@ class GrantedKey:
 
 @dataclass(frozen=True)
 class GrantRecord:
-    """A grant as the ledger keeps it. `pool` is whose entry it becomes: the tenant's, or the shared pool's."""
+    """Hold a grant's row. `pool` will own the entry: the tenant's, or the shared pool."""
 
     grant_id: str
     pool: str
@@ -47,8 +47,8 @@ class GrantRecord:
 
 @dataclass(frozen=True)
 class EntryCommit:
-    """What a commit brings; the rest is known from its grant, which it must match. `compatibility_keys` has that of
-    each captured object by its resume step, None for the final image. `step_count` is of the run."""
+    """Hold the data of a commit; the rest is known from its grant, which it must match. `compatibility_keys`: of each
+    captured object by its resume step, None for the final image. `step_count` is of the run."""
 
     entry_id: str
     captured: CapturedEntries
@@ -68,7 +68,7 @@ class EntryCommit:
 
 @dataclass(frozen=True)
 class ObjectPin:
-    """An object that a picture of the tenant's started from, and until when it is kept for that."""
+    """Name an object from which a tenant's image was generated, and the end of its pin."""
 
     tenant: str
     request_id: str
@@ -78,7 +78,7 @@ class ObjectPin:
 
 @dataclass(frozen=True)
 class HeldLatent:
-    """A latent that a live entry holds, after so many steps."""
+    """Describe a latent that a live entry holds, after `resume_step` steps."""
 
     resume_step: int
     sigma: float
@@ -88,9 +88,9 @@ class HeldLatent:
 
 @dataclass(frozen=True)
 class CachedEntry:
-    """An entry that may serve: `pool`, and the key of the object that serves, are what a lookup must have asked for.
-    `tenant`: whose request's picture it is of; "" where that was not noted. `repeat_key`: digest of the prompt and seed
-    of that request, "" where it was not noted."""
+    """Describe an entry that may serve: a lookup must have named its `pool`, and the key of the object that serves.
+    `tenant`: owner of the request that made the image; "" if unknown. `repeat_key`: digest of that request's prompt and
+    seed; "" if unknown."""
 
     entry_id: str
     pool: str
@@ -104,14 +104,14 @@ class CachedEntry:
     repeat_key: str = ""
 
     def request_id_for(self, tenant: str) -> str:
-        """Return the request whose picture it is of, "" for another tenant."""
+        """Return the request that made the image; "" for another tenant."""
         return self.request_id if self.tenant == tenant else ""
 
 
 @dataclass(frozen=True)
 class EntryVectors:
-    """What the index should hold of an entry: its vectors, and the keys of the objects that it holds. Entries are
-    numbered as they come."""
+    """Hold the index's data of an entry: its vectors, and its objects' compatibility keys. Entries are numbered in
+    order of arrival."""
 
     sequence: int
     entry_id: str
@@ -124,7 +124,7 @@ class EntryVectors:
 
 @dataclass(frozen=True)
 class CacheTotals:
-    """Numbers and bytes of live entries and of the objects they hold."""
+    """Count live entries and the objects they hold, with their bytes."""
 
     entry_count: int
     object_count: int

@@ -1,13 +1,12 @@
-"""The tables of the gateway's ledger, and the migrations that make them.
+"""Define the tables of the gateway's ledger, and their migrations.
 
-grant    open (entry_id NULL) -> committed; expired ones and released ones are deleted
-object   granted -> held by an entry -> doomed -> gone; a row outlives its object, never the other way round
-entry    live (in the index or not yet) -> doomed -> gone from the index, then from here
-pin      holds a doomed object back until it expires
-holding  what a tenant has in live entries; there is none without any
+grant open (entry_id NULL) -> committed; expired ones and released ones are deleted object granted -> held by an entry
+-> doomed -> gone; a row outlives its object, never the other way round entry live (in the index or not yet) -> doomed
+-> gone from the index, then from here pin holds a doomed object back until it expires holding totals of a tenant's live
+entries; no row without entries
 
-Holdings are kept by the database itself, in triggers, so that they are right also beside a gateway of the build before,
-which knows nothing of them.
+The database itself updates holdings, in triggers, so that they stay correct while a gateway of the previous build runs,
+which does not know them.
 """
 
 from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
@@ -25,14 +24,14 @@ state = Table(
     Column("cache_id", Text, nullable=False),
     Column("encoder_digest", Text),
     Column("dimension_count", BigInteger),
-    # Orders the entries by age, whatever the clock does.
+    # Orders the entries by age, independent of the clock.
     Column("sequence", BigInteger, nullable=False),
     Column("entry_count", BigInteger, nullable=False),
     Column("object_count", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     # Counts additions and uses of items: the clock of access records.
     Column("tick", BigInteger, nullable=False),
-    # The rule that made the ranks.
+    # The rule that computed the ranks.
     Column("eviction_rule", Text, nullable=False),
 )
 
@@ -54,7 +53,7 @@ entries = Table(
     _METADATA,
     Column("entry_id", Text, primary_key=True),
     Column("pool", Text, nullable=False),
-    # Whose it is, also in the shared pool; empty where that was not noted.
+    # The owner, also in the shared pool; empty if unknown.
     Column("tenant", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("sequence", BigInteger, nullable=False),
@@ -63,15 +62,15 @@ entries = Table(
     Column("image_vector", LargeBinary),
     Column("object_count", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    # The highest of what it holds.
+    # The highest rank of its items.
     Column("rank_score", Double, nullable=False),
     Column("rank_tie", BigInteger, nullable=False),
-    # 1 once the index holds it, under the keys of what it holds now.
+    # 1 once the index holds it, under the keys of its current items.
     Column("indexed", BigInteger, nullable=False),
     Column("doomed_at", Double),
-    # Whose picture it is of; empty where that was not noted.
+    # The request that made the image; empty if unknown.
     Column("request_id", Text, nullable=False),
-    # Digest of that request's prompt and seed; empty where it was not noted.
+    # Digest of that request's prompt and seed; empty if unknown.
     Column("repeat_key", Text, nullable=False),
 )
 
@@ -83,14 +82,14 @@ objects = Table(
     # NULL for the final image.
     Column("resume_step", BigInteger),
     Column("entry_id", Text),
-    # Under which it may be found; empty until it is held.
+    # A lookup finds it under this key; empty until it is held.
     Column("compatibility_key", Text, nullable=False),
     Column("sigma", Double),
     Column("digest", Text),
     Column("size_bytes", BigInteger),
     # When it may be deleted from the object store; NULL while it is granted or held, 0 once it is being deleted.
     Column("delete_after", Double),
-    # The access record, once an entry holds it, and its place in the order of eviction.
+    # The access record, once an entry holds it, and its rank for eviction.
     Column("tenant", Text, nullable=False),
     Column("saved_steps", Double, nullable=False),
     Column("added_tick", BigInteger, nullable=False),
@@ -101,7 +100,7 @@ objects = Table(
     Column("rank_tie", BigInteger, nullable=False),
 )
 
-# The last batch of uses of each gateway: one that is tried again is not counted twice.
+# The last batch of uses of each gateway: a repeated batch is not counted twice.
 use_batches = Table(
     "cache_use_batches",
     _METADATA,
@@ -110,7 +109,7 @@ use_batches = Table(
     Column("noted_at", Double, nullable=False),
 )
 
-# Until when an object is kept for a request's picture, which started from it.
+# Objects kept until a time for a request's image, which was generated from them.
 pins = Table(
     "cache_pins",
     _METADATA,
@@ -120,7 +119,7 @@ pins = Table(
     Column("expires_at", Double, nullable=False),
 )
 
-# Thresholds that follow what hits were seen to keep. `sample_count` numbers the samples, also those forgotten.
+# Thresholds that follow the measured quality of hits. `sample_count` numbers the samples, deleted ones included.
 quality_thresholds = Table(
     "cache_quality_thresholds",
     _METADATA,
@@ -134,7 +133,7 @@ quality_thresholds = Table(
     Column("sample_count", BigInteger, nullable=False),
 )
 
-# The newest hits of each threshold that were painted again, each once.
+# The newest hits of each threshold that were generated again for comparison, each once.
 quality_samples = Table(
     "cache_quality_samples",
     _METADATA,
@@ -154,7 +153,7 @@ tenant_limits = Table(
     "cache_tenant_limits",
     _METADATA,
     Column("tenant", Text, primary_key=True),
-    # What is kept of it at most.
+    # The tenant's bound.
     Column("size_bytes", BigInteger, nullable=False),
 )
 
@@ -166,7 +165,7 @@ holdings = Table(
     Column("size_bytes", BigInteger, nullable=False),
 )
 
-# One more entry of a tenant's, one less, and a tenant that has none left.
+# One more entry of a tenant, one less, and a tenant without entries.
 _HOLDS_MORE = """INSERT INTO cache_holdings (tenant, entry_count, size_bytes) VALUES (NEW.tenant, 1, NEW.size_bytes)
     ON CONFLICT (tenant) DO UPDATE SET entry_count = cache_holdings.entry_count + 1,
     size_bytes = cache_holdings.size_bytes + NEW.size_bytes"""
@@ -268,7 +267,7 @@ MIGRATIONS = (
         (
             "ALTER TABLE cache_grants RENAME COLUMN compatibility_key TO scope_digest",
             "ALTER TABLE cache_objects ADD COLUMN compatibility_key TEXT NOT NULL DEFAULT ''",
-            # An entry's key was for latents and image alike, and of another format: it would never be found again.
+            # An entry's key covered latents and image together, in another format: it would never be found again.
             "UPDATE cache_objects SET delete_after = 0 WHERE delete_after IS NULL AND entry_id IS NOT NULL",
             "UPDATE cache_entries SET doomed_at = created_at WHERE doomed_at IS NULL",
             "UPDATE cache_state SET entry_count = 0, object_count = 0, size_bytes = 0",
@@ -290,8 +289,8 @@ MIGRATIONS = (
             "ALTER TABLE cache_objects ADD COLUMN faded_uses DOUBLE PRECISION NOT NULL DEFAULT 1",
             "ALTER TABLE cache_objects ADD COLUMN rank_score DOUBLE PRECISION NOT NULL DEFAULT 0",
             "ALTER TABLE cache_objects ADD COLUMN rank_tie BIGINT NOT NULL DEFAULT 0",
-            # What was there was never used as far as is known, and came in the order of its entries. How many steps the
-            # run of an image took was not noted.
+            # Existing objects count as never used, in the order of their entries. The step counts of their images' runs
+            # are unknown.
             "UPDATE cache_state SET tick = sequence",
             "UPDATE cache_entries SET rank_tie = sequence",
             """UPDATE cache_objects SET
@@ -359,7 +358,7 @@ MIGRATIONS = (
     ),
     Migration(7, ("ALTER TABLE cache_entries ADD COLUMN request_id TEXT NOT NULL DEFAULT ''",)),
     Migration(8, ("CREATE TABLE cache_tenant_limits (tenant TEXT PRIMARY KEY, size_bytes BIGINT NOT NULL)",)),
-    # Every reservation counts the open ones, of which there are few beside those that were committed lately.
+    # Every reservation counts the open grants, which are few compared with the recently committed ones.
     Migration(9, ("CREATE INDEX cache_grants_open ON cache_grants (tenant) WHERE entry_id IS NULL",)),
     Migration(
         10,
@@ -369,7 +368,7 @@ MIGRATIONS = (
                 entry_count BIGINT NOT NULL,
                 size_bytes BIGINT NOT NULL
             )""",
-            # On PostgreSQL nobody writes entries from here to the end.
+            # On PostgreSQL no other session writes entries from here to the end.
             _HOLDING_TRIGGERS,
             """INSERT INTO cache_holdings (tenant, entry_count, size_bytes)
                 SELECT tenant, COUNT(*), SUM(size_bytes) FROM cache_entries WHERE doomed_at IS NULL GROUP BY tenant""",

@@ -1,4 +1,4 @@
-"""What changes in the cache's ledger, each as one transaction's work."""
+"""Change the cache's ledger; each function is one transaction's work."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ _objects = tables.objects
 _state = tables.state
 _FORGOTTEN_AT_ONCE = 256
 
-# What every picture does is compiled once: to build a statement takes longer than to run it.
+# Statements of every image are compiled once: to build a statement takes longer than to run it.
 _NAMES_OF_GRANT = tuple(column.name for column in _grants.c if column is not _grants.c.entry_id)
 _ADD_GRANT = PreparedWrite(lambda _: insert(_grants), _NAMES_OF_GRANT)
 _ADD_KEY = PreparedWrite(lambda _: insert(_objects), ("key", "grant_id", "resume_step", "compatibility_key"))
-# What a commit must be of.
+# A commit must match its grant in these columns.
 _MATCHED = ("tenant", "pool", "scope_digest", "request_id", "fencing_token")
 _OF_GRANT = (*(_grants.c[name] for name in _MATCHED), _grants.c.entry_id)
 _IS_GRANT, _IS_OPEN = _grants.c.grant_id == bindparam("id"), _grants.c.entry_id.is_(None)
@@ -76,7 +76,7 @@ def commit(
     connection: Connection, commit: EntryCommit, rule: EvictionRule, encoder: EncoderBinding | None = None
 ) -> str:
     """Turn a grant into a live entry, doom the keys not captured, and return the entry's id. `rule` ranks its items;
-    `encoder` is of its vectors where the cache may be bound to none yet."""
+    `encoder`: of its vectors, if the cache may not be bound yet."""
     grant_id = commit.captured.grant_id
     claimed = _CLAIM.first(connection, {"id": grant_id, "entry_id": commit.entry_id})
     grant = claimed or _GRANT.first(connection, {"id": grant_id})
@@ -101,7 +101,7 @@ def release(connection: Connection, grant_ids: Sequence[str], delete_after: floa
 
 
 def expire(connection: Connection, now: float) -> int:
-    """Release the open grants that ran out, forget committed ones of that age, and return the number released."""
+    """Release the expired open grants, delete committed ones of that age, and return the number released."""
     is_over = _grants.c.expires_at <= now
     over = list(connection.scalars(select(_grants.c.grant_id).where(is_over, _grants.c.entry_id.is_(None))))
     connection.execute(delete(_grants).where(is_over, _grants.c.entry_id.is_not(None)))
@@ -110,7 +110,7 @@ def expire(connection: Connection, now: float) -> int:
 
 def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_after: float) -> int:
     """Take entries out of service and return their number; their objects stay until `delete_after`."""
-    # As who commits does: the lock of the one row, then what the tenant holds. The other way round they would deadlock.
+    # As in a commit: first the lock of the one row, then the tenant's holding. The other order would deadlock.
     access.take_ticks(connection, 0)
     is_live = _entries.c.doomed_at.is_(None)
     statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids), is_live).values(doomed_at=now)
@@ -126,7 +126,7 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
 
 
 def forget_tenant(connection: Connection, tenant: str, now: float) -> int:
-    """Drop a tenant's bound, pins and open grants, doom some of its entries, and return the number of those."""
+    """Drop a tenant's bound, pins and open grants, doom some of its entries, and return the number doomed."""
     connection.execute(delete(tables.tenant_limits).where(tables.tenant_limits.c.tenant == tenant))
     connection.execute(delete(tables.pins).where(tables.pins.c.tenant == tenant))
     release(connection, list(connection.scalars(select(_grants.c.grant_id).where(_grants.c.tenant == tenant))), now)
@@ -151,7 +151,7 @@ def _insert_entry(connection: Connection, commit: EntryCommit, rule: EvictionRul
     """Make a live entry that holds the captured objects, and doom the rest of its grant's keys."""
     held = _captured(connection, commit)
     size_bytes = sum(reference.size_bytes for reference, _, _ in held)
-    # It locks the row until the commit, as whoever takes ticks does.
+    # Locks the row until the commit, as `take_ticks` does.
     ((tick, sequence),) = _COUNT_IN.rows(connection, {"added_objects": len(held), "added_bytes": size_bytes})
     # An image may save all steps of its run.
     saved = [(float(step or commit.step_count), reference.size_bytes) for reference, step, _ in held]
@@ -182,7 +182,8 @@ def _insert_entry(connection: Connection, commit: EntryCommit, rule: EvictionRul
 
 
 def _captured(connection: Connection, commit: EntryCommit) -> list[tuple[ObjectReference, int | None, float | None]]:
-    """Return what the entry is to hold, with step and sigma. Raises InvalidArgument where its grant is of others."""
+    """Return the objects that the entry will hold, with step and sigma. Raises InvalidArgument if the grant names
+    others."""
     captured = commit.captured
     wanted: list[tuple[ObjectReference, int | None, float | None]] = [
         (latent.object, latent.resume_step, latent.sigma) for latent in captured.latents
@@ -197,7 +198,7 @@ def _captured(connection: Connection, commit: EntryCommit) -> list[tuple[ObjectR
 
 
 def add_to_totals(connection: Connection, entries: int, objects: int, size_bytes: int) -> None:
-    """Add to the numbers of live entries and of objects held, and to their bytes."""
+    """Add to the totals of live entries, held objects and their bytes."""
     connection.execute(
         update(_state).values(
             entry_count=_state.c.entry_count + entries,

@@ -1,4 +1,4 @@
-"""SQLite or PostgreSQL behind one SQLAlchemy engine, and their errors as ours."""
+"""Open SQLite or PostgreSQL behind one SQLAlchemy engine, and raise their errors as ours."""
 
 import errno
 import sqlite3
@@ -19,42 +19,42 @@ from pentimento.files.private_files import close_to_others, make_private_directo
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 from pentimento.stores.ledger.prepared_write import run_by_driver
 
-# A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
+# A ledger's statement takes milliseconds: a longer wait means a fault. A url may set another timeout.
 _BUSY_TIMEOUT_S = 5
-# What the write-ahead log shrinks to after it had to grow.
+# The write-ahead log shrinks to this size after growth.
 _WAL_BYTES = 16 << 20
-# Of each connection; the operating system has the file's pages as well. 2 MiB, as SQLite has, find rows no faster.
+# Per connection; the operating system also caches the file's pages. 2 MiB, SQLite's default, finds rows no faster.
 _PAGE_CACHE_KIB = 512
 _POSTGRESQL_ARGUMENTS = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
-    # A host that dies while a statement is answered leaves nothing that could go unacknowledged: it is probed for.
+    # Without probes a host that dies during a statement goes unnoticed: no data are left unacknowledged.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
-    # Of several hosts the one that takes writes, which after a failover is another one.
+    # Of several hosts, connect to the one that takes writes: it changes after a failover.
     "target_session_attrs": "read-write",
 }
-# A process that stops in the middle of a transaction, as a frozen host does, holds its rows until the server ends it:
-# a standby could not take over.
+# A process that stops during a transaction, as a frozen host does, holds its rows until the server ends it: a standby
+# could not take over.
 _POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"
 # SQLSTATEs: disk full and out of memory; serialisation failure and deadlock.
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
 _POSTGRESQL_CONTENTION = frozenset({"40001", "40P01"})
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
-# The last one: there is no room for what its processes share, which lies beside the file.
+# The last one: no room for the shared memory file next to the database.
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 
 
 class LedgerContention(StoreUnavailable):
-    """Another process's transaction was in the way and won: the same work succeeds when it is run again."""
+    """Another process's transaction blocked this one and won: the same work succeeds when it is run again."""
 
 
 def open_engine(url: str) -> Engine:
     """Return an engine for `sqlite:////absolute/path` or `postgresql+psycopg://user@host/database?passfile=…`.
 
     SQLite runs in WAL mode with `synchronous=FULL`: a commit that returned survives a power cut, as in PostgreSQL.
-    Raises InvalidArgument for any other url. Nothing is connected yet.
+    Raises InvalidArgument for any other url. The first use connects.
     """
     try:
         parsed = make_url(url)
@@ -64,7 +64,7 @@ def open_engine(url: str) -> Engine:
         return _open_sqlite(parsed)
     if parsed.drivername == "postgresql+psycopg":
         arguments = {name: value for name, value in _POSTGRESQL_ARGUMENTS.items() if name not in parsed.query}
-        # The server goes by the last of each.
+        # The server applies the last value of each option.
         options = " ".join([_POSTGRESQL_OPTIONS, *parsed.normalized_query.get("options", ())])
         return create_engine(parsed, connect_args=arguments | {"options": options}, pool_pre_ping=True, pool_size=4)
     raise InvalidArgument.of(
@@ -92,20 +92,21 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 
 
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert a row and return True; False, and nothing changed, when it collides with another on any unique key."""
+    """Insert a row and return True; return False, without a change, if it collides with another row on any unique
+    key."""
     return connection.execute(insert_unless_present_in(connection.dialect.name, table), dict(row)).first() is not None
 
 
 def lift_time_limit(connection: Connection) -> None:
-    """Let the transaction's statements take as long as the tables are large."""
-    # SQLite knows no limit.
+    """Let the transaction's statements run without a time limit: the tables may be large."""
+    # SQLite has no limit.
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
 
 
 @cache
 def insert_unless_present_in(dialect: str, table: Table) -> Executable:
-    """Return the statement of `insert_unless_present` in that dialect: it answers with the new row's primary key."""
+    """Return the statement of `insert_unless_present` in that dialect: it returns the new row's primary key."""
     statement: Executable = _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)
     return statement
 
@@ -113,7 +114,7 @@ def insert_unless_present_in(dialect: str, table: Table) -> Executable:
 def _open_sqlite(url: URL) -> Engine:
     _make_private_file(Path(str(url.database)))
     arguments = {} if "timeout" in url.query else {"timeout": _BUSY_TIMEOUT_S}
-    # The connection that was used last: it has the pages that are read again and again.
+    # Reuse the connection that was used last: it has cached the pages that are read repeatedly.
     engine = create_engine(url, connect_args=arguments, pool_size=4, pool_use_lifo=True)
     file = _OneFile(Path(str(url.database)))
     event.listen(engine, "connect", file.require)
@@ -124,22 +125,22 @@ def _open_sqlite(url: URL) -> Engine:
 
 
 class _OneFile:
-    """The file that the first connection opened. Once another lies in its place, or none, what is committed goes where
-    nobody finds it again; connections to both at once would mix their logs."""
+    """Check that the database is the file that the first connection opened. After a removal or replacement, commits
+    would go to a file that no process finds again; connections to both files would mix their logs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: tuple[int, int] | None = None
 
     def require(self, *_connected: object) -> None:
-        """Check that it is there still. Raises StoreUnavailable."""
+        """Check that the file is still the same. Raises StoreUnavailable."""
         found = self._found()
         self._opened = self._opened or found
         if found != self._opened:
             raise StoreUnavailable("ledger", "its file was removed or replaced while it was open: restart")
 
     def require_of_writer(self, connection: Connection) -> None:
-        """Check it before a transaction that writes. Raises StoreUnavailable."""
+        """Check the file before a transaction that writes. Raises StoreUnavailable."""
         if not _reads_only(connection):
             self.require()
 
@@ -154,7 +155,7 @@ class _OneFile:
 
 
 def _make_private_file(path: Path) -> None:
-    """SQLite gives the files of its log the rights of the database. What fails here, connecting says."""
+    """Create the file with private rights, which SQLite copies to its logs. The connection reports any failure."""
     with suppress(OSError):
         if not path.parent.is_dir():
             make_private_directory(path.parent)
@@ -164,10 +165,10 @@ def _make_private_file(path: Path) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    # Transactions are begun by hand below: the driver's own rules would leave savepoints outside of any.
+    # Transactions are begun by hand below: the driver's own rules would leave savepoints outside of a transaction.
     connection.isolation_level = None
-    # Takes effect in a new file only; an old one reuses its free pages and stays as large as it was. In any file it
-    # waits for whoever writes, which a connection that only reads must not.
+    # Affects new files only; an old file reuses its free pages and keeps its size. In any file the pragma waits for the
+    # current writer, and a connection that only reads must not wait.
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
@@ -179,7 +180,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes its lock at once: upgrading a read lock later could fail beside another process.
+    # A writer takes its lock immediately: a later upgrade of a read lock could fail while another process writes.
     run_by_driver(connection, "BEGIN" if _reads_only(connection) else "BEGIN IMMEDIATE", (), lambda cursor: None)
 
 

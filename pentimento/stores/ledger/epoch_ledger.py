@@ -1,4 +1,4 @@
-"""Which of several processes over one ledger is active: a row that has the newest epoch and the beats of its holder."""
+"""Decide which of several processes over one ledger is active: a row holds the newest epoch and its holder's beats."""
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
@@ -12,18 +12,18 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
-# By then its clients have been told where to go, or it is gone.
+# By then its clients have been redirected, or it has ended.
 SUPERSEDED_RETRY_MS = 1000
 
 
 def superseded() -> Unavailable:
-    """Return what a client hears of a frontdoor that is no longer the active one."""
+    """Return the error that a superseded frontdoor answers to clients."""
     return Unavailable(Reason.SUPERSEDED, "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
 
 
 class EpochLedger(ABC):
-    """The part of a ledger that processes claim epochs in. `epochs` has one row, with the columns `epoch` and `beat`.
-    Every method returns at once; its future resolves after the commit."""
+    """Claim epochs in a ledger. `epochs` has one row, with the columns `epoch` and `beat`. Every method returns
+    immediately; its future resolves after the commit."""
 
     def __init__(self, writer: GroupCommitWriter, epochs: Table) -> None:
         self._writer = writer
@@ -34,22 +34,22 @@ class EpochLedger(ABC):
         """Return the statement that claims a larger epoch than every one before, and returns it."""
 
     def _beat_columns(self) -> dict[str, Any]:
-        """Return what a beat writes besides its number."""
+        """Return the columns that a beat writes in addition to its number."""
         return {}
 
     def claim_epoch(self, holder_id: str) -> "Future[int]":
-        """Claim an epoch and return it. It is larger than every one that was claimed before and that others believe, by
-        anybody, here or in an earlier ledger. Its holder is the active one from then on."""
+        """Claim an epoch and return it. It is larger than every believable epoch claimed before, by any process, in
+        this or an earlier ledger. Its holder is the active process from then on."""
         statement = self._claim(holder_id)
         return self._writer.submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def lease(self) -> "Future[LeaseState]":
-        """Return which epoch is active, and its holder's beats: a standby watches whether they go on."""
+        """Return the active epoch and its holder's beats: a standby watches whether they continue."""
         statement = select(self._epochs.c.epoch, self._epochs.c.beat)
         return self._writer.submit(lambda connection: LeaseState(*connection.execute(statement).one()))
 
     def beat(self, epoch: int) -> "Future[bool]":
-        """Record that the holder of the epoch is alive; False when a newer epoch was claimed: it has to stop."""
+        """Record that the holder of the epoch is alive; False if a newer epoch was claimed: the holder must stop."""
         columns = self._epochs.c
         statement = (
             update(self._epochs).where(columns.epoch == epoch).values(beat=columns.beat + 1, **self._beat_columns())
@@ -57,7 +57,8 @@ class EpochLedger(ABC):
         return self._writer.submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def take_over(self, holder_id: str, seen: LeaseState) -> "Future[int | None]":
-        """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
+        """Claim an epoch from a holder without a beat since `seen`; None if it has beaten, or another process was
+        faster."""
         is_as_seen = and_(self._epochs.c.epoch == seen.epoch, self._epochs.c.beat == seen.beat)
         statement = self._claim(holder_id).where(is_as_seen)
         return self._writer.submit(lambda connection: connection.execute(statement).scalar_one_or_none())

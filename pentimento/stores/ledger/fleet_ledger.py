@@ -1,4 +1,4 @@
-"""The controllers' ledger: who of several leads, the last plan of a leader, and what was registered by hand.
+"""Keep the controllers' ledger: the leader among several, the last plan of a leader, and manual registrations.
 
 Each change is one statement whose WHERE clause holds its condition, so that it stays right when two controllers (a
 leader and a standby, or one that was stopped and woke up) write to the same ledger.
@@ -37,22 +37,22 @@ def open_fleet_ledger(url: str, clock: Clock | None = None) -> "FleetLedger":
 
 
 class FleetLedger(EpochLedger):
-    """The tables of controllers. Every method returns at once; its future resolves after the commit that makes the
-    answer durable, and fails with StoreFull or StoreUnavailable. All but `lease`, `load_plan` and `registered` change
-    state; each may be called again with the same arguments."""
+    """Read and change the tables of controllers. Every method returns immediately; its future resolves after the commit
+    that makes the answer durable, and fails with StoreFull or StoreUnavailable. All except `lease`, `load_plan` and
+    `registered` change state; each may be repeated with the same arguments."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         super().__init__(GroupCommitWriter(engine, "fleet-ledger"), _epoch)
         self._clock = clock
 
     def rise(self, epoch: int, to: int) -> "Future[bool]":
-        """Give the holder of an epoch a larger one; False when a newer one than its own was claimed."""
+        """Give the holder of an epoch a larger one; False if an epoch newer than its own was claimed."""
         statement = update(_epoch).where(or_(_epoch.c.epoch == epoch, _epoch.c.epoch == to)).values(epoch=to)
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def save_plan(self, version: PlanVersion, plan: bytes) -> "Future[bool]":
-        """Keep a leader's plan in place of an older one; False, and nothing changed, when a newer epoch than the plan's
-        was claimed or a newer plan is kept."""
+        """Store a leader's plan in place of an older one; False, without a change, if an epoch newer than the plan's
+        was claimed or a newer plan is stored."""
         return self._submit(lambda connection: _save_plan(connection, version, plan))
 
     def load_plan(self) -> "Future[bytes | None]":
@@ -60,30 +60,29 @@ class FleetLedger(EpochLedger):
         return self._submit(lambda connection: connection.execute(select(_plan.c.plan)).scalar_one_or_none())
 
     def register(self, row: RegisteredRow) -> "Future[bool]":
-        """Register something; False, and nothing changed, where the same kind and name is there with another digest or
-        document."""
+        """Register a row; False, without a change, if the same kind and name exists with another digest or document."""
         values = {**vars(row), "registered_at": self._clock.wall()}
         return self._submit(lambda connection: _register(connection, row, values))
 
     def unregister(self, kind: str, name: str) -> "Future[bool]":
-        """Take a registration away; False where there was none."""
+        """Remove a registration; False if it is missing."""
         statement = delete(_registered).where(_registered.c.kind == kind, _registered.c.name == name)
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def registered(self) -> "Future[list[RegisteredRow]]":
-        """Return everything that is registered, ordered by kind and name."""
+        """Return all registrations, ordered by kind and name."""
         columns = (_registered.c.kind, _registered.c.name, _registered.c.digest, _registered.c.document)
         statement = select(*columns).order_by(_registered.c.kind, _registered.c.name)
         return self._submit(lambda connection: [RegisteredRow(*row) for row in connection.execute(statement)])
 
     def close(self) -> None:
-        """Commit what is queued and let go of the database."""
+        """Commit queued changes and disconnect from the database."""
         self._writer.close()
 
     def _claim(self, holder_id: str) -> ReturningUpdate[int]:
         now = self._clock.wall()
         least = epoch_at(now)
-        # Followers would refuse what a clock far ahead of theirs left.
+        # Followers would reject an epoch from a clock far ahead of theirs.
         is_unusable = or_(_epoch.c.epoch < least, _epoch.c.epoch >= latest_believable(now))
         following = case((is_unusable, least), else_=_epoch.c.epoch + 1)
         return update(_epoch).values(epoch=following, controller_id=holder_id, beat=0).returning(_epoch.c.epoch)

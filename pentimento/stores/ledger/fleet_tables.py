@@ -1,4 +1,4 @@
-"""The controller's tables, and the migrations that make them: who leads, the last plan, the registry of models."""
+"""Define the controller's tables and their migrations: the leader, the last plan, the registry of models."""
 
 from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
 
@@ -24,14 +24,14 @@ plan = Table(
     Column("plan", LargeBinary, nullable=False),
 )
 
-# What was registered by hand: models, cascades, and other kinds. A name is a key of its kind and nothing else.
+# Manual registrations: models, cascades, and other kinds. A name is only a key within its kind.
 registered = Table(
     "fleet_registered",
     _METADATA,
     Column("kind", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("digest", Text, nullable=False),
-    # A JSON object; its kind says of what.
+    # A JSON object; the kind defines its contents.
     Column("document", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
 )

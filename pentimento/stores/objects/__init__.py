@@ -12,16 +12,16 @@ __all__ = ["ObjectStore", "open_objects"]
 
 def open_objects(url: str, signer: CurrentSigner | None = None, *, read_only: bool = False) -> ObjectStore:
     """Return the store at `file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
-    `signer`: what addresses of files are signed with; S3 signs its own. `read_only`: nothing is made or swept.
+    `signer` signs the addresses of files; S3 signs its own. With `read_only` nothing is created or swept.
 
-    Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`, `part_mib`, and `addresses=edge`: its
-    objects have addresses as files have, for a store that clients do not reach. Its credentials come from boto3's own
-    chain (environment, files, instance role).
+    Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`, `part_mib`, and `addresses=edge`: the HTTP
+    edge serves the objects, for a store that clients do not reach. Credentials come from boto3's own chain
+    (environment, files, instance role).
     """
     try:
         return _open_objects(url, signer, read_only)
     except ValueError as error:
-        # What parses urls, paths and endpoints raises nothing else.
+        # The parsers of urls, paths and endpoints raise no other error.
         raise InvalidArgument.of("objects_url", f"must be one that can be opened, got {url!r}: {error}") from None
 
 

@@ -1,17 +1,17 @@
-"""Objects as files of a local or shared directory.
+"""Store objects as files of a local or shared directory.
 
     <root>/objects/<shard>/<key with "." for "/">      whole objects; the shard is two hex digits of the key's hash
     <root>/staging/<random>                            objects being written, each locked by its writer
-    <root>/quarantine/<time>.<key>                     the last corrupt ones, for whoever looks into them
+    <root>/quarantine/<time>.<key>                     the last corrupt objects, for inspection
 
-An object is written to staging, flushed to disk (fsync) and renamed into place, then its directory is flushed: what
-`put` returned survives a power cut, and what it did not return is absent or whole. With `durable=False` nothing is
+An object is written to staging, flushed to disk (fsync) and renamed into place, then its directory is flushed: an
+object that `put` returned survives a power cut, and any other is absent or whole. With `durable=False` nothing is
 flushed: the same then holds for a crash of the process only, and a reader's digest check catches what a power cut tore.
 Several processes may share one root.
 
-Names of objects are put together as text: `pathlib` interns each part of a path, and names that come and go use up the
-places of the interpreter's table of interned strings. It is then made anew (up to 2 MiB) in the heap of whichever
-thread comes next, and the old one leaves a gap in another's.
+Object names are built as text: `pathlib` interns each part of a path, and short-lived names fill the interpreter's
+table of interned strings. The interpreter then allocates a new table (up to 2 MiB) in the heap of the next thread, and
+the old one leaves a gap in another heap.
 """
 
 import errno
@@ -48,18 +48,18 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FilesystemObjectStore:
-    """Objects as files, as the module's docstring says. Opening it sweeps what writers that died left in staging."""
+    """Store objects as files, as the module's docstring says. Opening it deletes the staged files of dead writers."""
 
     backend = "filesystem"
 
     def __init__(self, root: Path, signer: CurrentSigner | None = None, *, read_only: bool = False) -> None:
-        """`signer`: what `presign` signs with; None where nobody serves these files. `read_only`: its directories are
-        another's, who makes and sweeps them."""
+        """Open the store. `signer` signs the paths that `presign` returns; None if no edge serves these files. With
+        `read_only` another process creates and sweeps the directories."""
         self._signer = signer
         self._objects = root / "objects"
         self._staging = root / "staging"
         self._quarantine = root / "quarantine"
-        # Seen to be there: the system is asked for each of the 256 once.
+        # Shards known to exist: each of the 256 is looked up once.
         self._shards: set[str] = set()
         if read_only:
             return
@@ -101,7 +101,7 @@ class FilesystemObjectStore:
 
     @property
     def address_server(self) -> ResultUrlServer:
-        """The edge, where there is a key."""
+        """Return EDGE if there is a signer, else NONE."""
         return ResultUrlServer.NONE if self._signer is None else ResultUrlServer.EDGE
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
@@ -131,7 +131,7 @@ class FilesystemObjectStore:
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order."""
-        # Whoever asks for the few of a kind among millions waits for all the others to be passed over.
+        # A listing of one kind among millions of objects would otherwise parse the name of every other object.
         first = prefix.replace("/", ".")
         with _typed_errors():
             for shard in filter(_SHARD.fullmatch, os.listdir(self._objects)):
@@ -153,7 +153,8 @@ class FilesystemObjectStore:
         return problems + list(broken_references(self, references))
 
     def usage(self, prefix: str = "") -> StoreUsage:
-        """Return what lies under keys that start with `prefix`; neither staging nor quarantine."""
+        """Return the count and size of the objects with keys that start with `prefix`; neither staging nor
+        quarantine."""
         sizes = []
         for key in self.keys(prefix):
             # Deleted since it was listed.
@@ -162,8 +163,8 @@ class FilesystemObjectStore:
         return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float = 0.0) -> int:
-        """Delete the uploads of writers that are gone, and return their number; those under way are locked and stay,
-        however old."""
+        """Delete the uploads of dead writers, and return their number. Running uploads hold a lock and stay, at any
+        age."""
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 
@@ -176,7 +177,7 @@ class FilesystemObjectStore:
         try:
             return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:
-            # A volume that went away must not look like so many missing objects.
+            # A lost volume must not look like missing objects.
             if not self._objects.is_dir():
                 raise
             raise ObjectMissing(key) from None
@@ -190,7 +191,7 @@ class FilesystemObjectStore:
         return path.is_file() and not path.is_symlink() and str(path) == self._path(path.name.replace(".", "/"))
 
     def _make_shard(self, shard: str) -> None:
-        # Not with parents: a store whose volume went away must not be rebuilt on the bare mount point.
+        # Without parents: a store with a lost volume must not be rebuilt on the bare mount point.
         with suppress(FileExistsError):
             os.mkdir(shard, 0o700)
             _flush_directory(self._objects)
@@ -200,12 +201,13 @@ class FilesystemObjectStore:
         try:
             os.rename(staged, target)
         except FileNotFoundError:
-            # It was there once; the volume may be another one by now.
+            # The shard existed before; the volume may be another one now.
             self._make_shard(os.path.dirname(target))
             os.rename(staged, target)
 
     def _stage(self) -> tuple[str, int]:
-        """Make a file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
+        """Create a file in staging, locked by this process. If a sweep deletes it before it is locked, create
+        another."""
         while True:
             path = f"{self._staging}/{secrets.token_hex(16)}"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -219,7 +221,7 @@ class FilesystemObjectStore:
 
 
 def _listed(shard: str) -> list[str]:
-    # One that is gone since, or a foreign file.
+    # The shard was removed since, or is a foreign file.
     with suppress(FileNotFoundError, NotADirectoryError):
         return os.listdir(shard)
     return []
@@ -245,13 +247,13 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _is_abandoned(path: Path, remove: bool = False) -> bool:
-    """Whether nobody holds the lock of a staged file; `remove` deletes it while holding a lock itself."""
+    """Return whether no process holds the lock of a staged file; `remove` deletes it while holding a lock itself."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # Beside others that sweep: NFS gives an exclusive lock of a file that is open for writing alone.
+        # Shared, so that other sweepers can hold it too: NFS grants an exclusive lock only on a file open for writing.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if remove:
             path.unlink(missing_ok=True)
@@ -268,7 +270,7 @@ def _typed_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # The path is told by the cause alone.
+        # Only the cause names the path.
         words = error.strerror or type(error).__name__
         if error.errno in _FULL:
             raise StoreFull("object store", words) from error

@@ -1,10 +1,10 @@
-"""Objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable.
+"""Store objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable.
 
-An object larger than a part goes up part by part (multipart upload), so that what fails is sent again a part at a
-time; it is readable once all parts are put together, and not before. Parts of an upload that failed are deleted at
-once, those of a writer that died by `sweep_uploads`: the store keeps them, unseen, until somebody does.
+An object larger than a part is uploaded in parts (multipart upload), so that a failure costs one part; it is readable
+only after all parts are joined. The parts of a failed upload are deleted immediately, those of a dead writer by
+`sweep_uploads`: the store keeps them, hidden, until then.
 
-The last corrupt ones are kept under `quarantine/`, for whoever looks into them; no key has such a name.
+The last corrupt objects are stored under `quarantine/` for inspection; no key has such a name.
 """
 
 import math
@@ -42,22 +42,22 @@ _QUARANTINE = "quarantine/"
 _OPTIONS = frozenset({"endpoint", "region", "create_bucket", "part_mib", "addresses"})
 _ADDRESSES = ("store", "edge")
 _MEBIBYTE = 2**20
-# S3 takes no smaller parts, but for the last one, and no larger ones.
+# S3 accepts no smaller parts, except the last one, and no larger ones.
 _LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
 _DEFAULT_PART_MIB = 16
 _LONGEST_URL_S = 7 * 24 * 3600
 _MISSING = frozenset({"NoSuchKey", "404"})
 _OTHER_REGION = "IllegalLocationConstraintException"
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
-# What comes of it where a proxy or another server answers: a field that is not there, redirects without end.
+# Errors when a proxy or another server answers: a missing field, endless redirects.
 _STRANGE = (KeyError, RecursionError)
 _NO_STORE = "what answers is no S3 store"
-# Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
+# Retries cover a hiccup, not an outage: every reader of an object can do without it.
 _CONFIG = Config(
     connect_timeout=2,
     read_timeout=10,
     retries={"mode": "standard", "total_max_attempts": 3},
-    # Checksums in trailers are Amazon's own; the digest in every reference covers the way there and back.
+    # Checksums in trailers are specific to Amazon; the digest in every reference covers both directions.
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
     # Addresses are signed in their query by the fourth version, in every region.
@@ -66,7 +66,7 @@ _CONFIG = Config(
 
 
 class S3ObjectStore:
-    """Objects in one bucket, under `<prefix>/`. Credentials come from boto3's own chain."""
+    """Store objects in one bucket, under `<prefix>/`. Credentials come from boto3's own chain."""
 
     backend = "s3"
 
@@ -79,7 +79,8 @@ class S3ObjectStore:
         signer: CurrentSigner | None = None,
         address_server: ResultUrlServer = ResultUrlServer.STORE,
     ) -> None:
-        """`signer` signs paths of the edge where that serves addresses, None where there is no key for them."""
+        """Open the store. `signer` signs paths of the edge if the edge serves addresses; None if there is no key for
+        them."""
         self._signer = signer
         self.address_server = address_server
         self._client = client
@@ -91,8 +92,7 @@ class S3ObjectStore:
     def from_options(
         cls, bucket: str, prefix: str, options: Mapping[str, str], signer: CurrentSigner | None = None
     ) -> "S3ObjectStore":
-        """Build a store from the query of an `s3:` url. Raises StoreUnavailable only where it is asked to create the
-        bucket."""
+        """Build a store from the query of an `s3:` url. Raises StoreUnavailable only with `create_bucket`."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         creates_bucket = switch("objects_url", options, "create_bucket", default=False)
@@ -128,12 +128,12 @@ class S3ObjectStore:
         return verify(reference, data)
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
-        """Return an address of the store itself, signed in its query. Of credentials that end sooner it ends with
-        them. Where another serves it: that one's."""
+        """Return an address of the store itself, signed in its query; it expires early if the credentials do. If the
+        edge serves the objects, return a path of the edge."""
         place = self._place(check_key(reference.key))
         if self.address_server is not ResultUrlServer.STORE:
             return presigned_path(self._signer, reference, media_type, expires_at)
-        # What the browser of a stranger is told is signed as well.
+        # The signature also covers the response headers that a browser receives.
         shown = {"ResponseContentType": media_type, "ResponseContentDisposition": "inline"}
         # S3 takes 1 second to 7 days.
         lifetime_s = min(max(math.ceil(expires_at - time.time()), 1), _LONGEST_URL_S)
@@ -159,7 +159,7 @@ class S3ObjectStore:
 
     def delete(self, key: str) -> None:
         """Delete the object, if there is one."""
-        # Some stores say that there is none.
+        # Some stores report a missing object.
         with suppress(ObjectMissing), _typed_errors(check_key(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
@@ -171,25 +171,26 @@ class S3ObjectStore:
                     yield key
 
     def usage(self, prefix: str = "") -> StoreUsage:
-        """Return what lies under keys that start with `prefix`, as the store lists it; not the quarantine."""
+        """Return the count and size of the objects under `prefix`, as the store lists them; not the quarantine."""
         with _typed_errors(prefix):
             sizes = [size for key, size in self._listed(prefix) if not key.startswith(_QUARANTINE)]
         return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
-        """Delete the parts of uploads that began so long ago, by the store's own clock, and return their number."""
+        """Delete the parts of uploads at least `unfinished_for_s` old, by the store's clock, and return the number of
+        uploads."""
         with _typed_errors(""):
             old = [
                 (name, upload_id) for name, upload_id, age_s in self._unfinished_uploads() if age_s >= unfinished_for_s
             ]
             for name, upload_id in old:
-                # Whoever began it may have been first.
+                # The writer may have aborted it first.
                 with suppress(self._client.exceptions.NoSuchUpload):
                     self._abort(name, upload_id)
         return len(old)
 
     def free_bytes(self) -> int | None:
-        """Return None: a bucket does not say what room it has."""
+        """Return None: a bucket does not report its free space."""
         return None
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
@@ -211,13 +212,14 @@ class S3ObjectStore:
             completed = {"MultipartUpload": {"Parts": parts}, "UploadId": upload_id}
             _require_tag(self._client.complete_multipart_upload(**completed, **place))
         except BaseException:
-            # Where the store is away by now, a sweep will do it.
+            # If the store is unavailable now, a sweep will delete them.
             with suppress(BotoCoreError, ClientError):
                 self._abort(place["Key"], upload_id)
             raise
 
     def _upload_parts(self, place: Mapping[str, str], upload_id: str, data: bytes) -> Sequence[Mapping[str, Any]]:
-        """The store is told each part's tag once more when it puts them together, and so would notice another's."""
+        """Upload the parts and return their tags. The store receives each tag again when it joins the parts, and so
+        detects a part of another upload."""
         parts = []
         for number, start in enumerate(range(0, len(data), self._part_bytes), start=1):
             body = data[start : start + self._part_bytes]
@@ -232,7 +234,7 @@ class S3ObjectStore:
         self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload_id)
 
     def _unfinished_uploads(self) -> Iterator[tuple[str, str, float]]:
-        """Names with the store's own prefix, ids, and ages in seconds by the store's clock."""
+        """Yield names with the store's own prefix, ids, and ages in seconds by the store's clock."""
         pages = self._client.get_paginator("list_multipart_uploads")
         for page in pages.paginate(
             Bucket=self._bucket, Prefix=self._prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
@@ -242,7 +244,7 @@ class S3ObjectStore:
                 yield found["Key"], found["UploadId"], (now - found["Initiated"]).total_seconds()
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Names without the store's own prefix, and sizes."""
+        """Yield names without the store's own prefix, and sizes."""
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(
             Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
@@ -254,7 +256,7 @@ class S3ObjectStore:
         try:
             self._client.create_bucket(Bucket=self._bucket, **place)
         except ClientError as error:
-            # Amazon wants to be told its region where that is not the first one; others know none, or one of their own.
+            # Amazon requires the region except for the first one; other stores have no regions, or their own.
             if place or error.response.get("Error", {}).get("Code") != _OTHER_REGION:
                 raise
             self._create_bucket_in({"CreateBucketConfiguration": {"LocationConstraint": self._client.meta.region_name}})
@@ -283,28 +285,28 @@ def _part_bytes(options: Mapping[str, str]) -> int:
 
 
 def _require_tag(answer: Mapping[str, Any]) -> None:
-    """Check that it is a store's: of an object that it holds it tells the tag. A page of a proxy's in front of it would
-    pass for an object that was stored, or that is corrupt and to be deleted. Raises StoreUnavailable."""
+    """Check that an S3 store answered: it reports the tag of each object that it holds. A page of a proxy in front of
+    it would pass for a stored object, or for a corrupt one to be deleted. Raises StoreUnavailable."""
     if "ETag" not in answer:
         raise StoreUnavailable("object store", _NO_STORE)
 
 
 def _time_of(answer: Mapping[str, Any]) -> datetime:
-    """When the store answered, by its own clock; by ours where it does not tell."""
+    """Return the time of the store's answer, by its clock; by the local clock if the answer has no date."""
     told = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return parsedate_to_datetime(told) if told else datetime.now(UTC)
 
 
 @contextmanager
 def _typed_errors(key: str) -> Iterator[None]:
-    """boto3's errors as ours."""
+    """Raise boto3's errors as ours."""
     try:
         yield
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _MISSING:
             raise ObjectMissing(key) from error
-        # Bucket, key and endpoint are told by the cause alone.
+        # Only the cause names bucket, key and endpoint.
         words = f"{type(error).__name__} ({code})"
         if code in _FULL:
             raise StoreFull("object store", words) from error

@@ -20,7 +20,7 @@ from pentimento.stores.objects.store import KEY_PATTERN, MAX_KEY_LENGTH
 FILES_PATH = "/v1/files/"
 MIN_KEY_BYTES = 32
 _PURPOSE = b"pentimento file 1"
-# In the order in which they are written; a path with anything else is none of ours.
+# In the order in which they are written; a path with any other field is rejected.
 _NAMES = ("expires", "type", "size", "digest", "signature")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -30,7 +30,7 @@ _MAX_QUERY_CHARS = 400
 
 @dataclass(frozen=True)
 class SignedFile:
-    """An object that whoever asked may read, as a picture of that media type, until `expires_at` (seconds since
+    """Hold an object that the caller may read, as an image of that media type, until `expires_at` (seconds since
     1970)."""
 
     reference: ObjectReference
@@ -39,8 +39,8 @@ class SignedFile:
 
 
 class PathSigner:
-    """Makes signed paths and reads them back. `keys`: at least 32 bytes each, which nobody else has; the first one
-    signs, the others are still believed."""
+    """Make signed paths and verify them. `keys`: secret, at least 32 bytes each; the first one signs, the others are
+    still accepted."""
 
     def __init__(self, *keys: bytes) -> None:
         if not keys or min(map(len, keys)) < MIN_KEY_BYTES:
@@ -55,13 +55,13 @@ class PathSigner:
         return f"{FILES_PATH}{quote(file.reference.key)}?{query}"
 
     def verify(self, key: str, query: str, now: float) -> SignedFile:
-        """Return the file that a path names: `key` behind `/v1/files/`, decoded once, and the query as it came. `now`
-        in seconds since 1970. Raises PermissionDenied URL_REFUSED for whatever is wrong with it."""
+        """Return the file that a path names: `key` after `/v1/files/`, decoded once, and the query as received. `now`
+        in seconds since 1970. Raises PermissionDenied URL_REFUSED for any fault."""
         found = _parsed(key, query)
         if found is None:
             raise _refused()
         file, signature = found
-        # In constant time, and by every key: how long it takes tells nothing.
+        # Compare in constant time, and by every key, so that the duration leaks nothing.
         expected = [_signature(secret, key, _fields(file)).encode() for secret in self._keys]
         matches = [hmac.compare_digest(one, signature.encode()) for one in expected]
         if not any(matches) or now >= file.expires_at:
@@ -69,7 +69,7 @@ class PathSigner:
         return file
 
 
-# What signs now: keys change while a process runs.
+# Returns the current signer: keys change while a process runs.
 CurrentSigner = Callable[[], PathSigner]
 
 
@@ -98,7 +98,7 @@ def _fields(file: SignedFile) -> dict[str, str]:
 
 
 def _parsed(key: str, query: str) -> tuple[SignedFile, str] | None:
-    """Return what a path says, if it says it as `sign` does."""
+    """Return the fields of a path, or None unless they are written as `sign` writes them."""
     if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key) or len(query) > _MAX_QUERY_CHARS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Marks of objects that a reading found missing or corrupt: the store may return wrong data for a while."""
+"""Track objects that a read found missing or corrupt: the store may return wrong data for a while."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pentimento.domain.generation import ObjectReference
 
 # Bad readings in a row, `apart_s` from one to the next, that confirm an object as bad.
 BAD_READINGS = 3
-# An object is read again so soon at first: most outages are short.
+# The first repeated read comes soon: most outages are short.
 _FIRST_PAUSE_S = 5.0
 # About 1 MiB. A further mark removes the oldest one; its object is marked again with its next bad reading.
 _MOST_MARKS = 4096
@@ -18,7 +18,8 @@ _MOST_MARKS = 4096
 
 @dataclass
 class _Mark:
-    """`counted_at`: when the last reading was that counts. `read_at`, `read_count`: of all bad readings."""
+    """Hold the bad reads of an object. `counted_at`: time of the last read that counts. `read_at`, `read_count`: of all
+    bad reads."""
 
     reference: ObjectReference
     holder: str
@@ -29,7 +30,7 @@ class _Mark:
 
 
 class Suspects:
-    """Keep a mark of each object that was read badly, until a good reading or three bad ones. Thread-safe.
+    """Keep a mark of each object that was read badly, until one good read or three bad ones. Thread-safe.
 
         if suspects.note_bad(reference):   # the third bad reading: nothing good was read for two hours
             store.set_aside(reference)
@@ -39,7 +40,7 @@ class Suspects:
     """
 
     def __init__(self, apart_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        """`apart_s`: seconds from one reading that counts to the next."""
+        """Start without marks. `apart_s`: seconds between two reads that count."""
         self._apart_s = apart_s
         self._now = now
         self._pauses = Backoff(min(_FIRST_PAUSE_S, apart_s), apart_s)
@@ -74,13 +75,13 @@ class Suspects:
             return mark.counted >= BAD_READINGS
 
     def note_good(self, key: str) -> None:
-        """Remove the mark of an object that was read well, or that no entry holds any more."""
+        """Remove the mark of an object that was read well, or that no entry holds now."""
         with self._lock:
             if self._marks.pop(key, None) is not None:
                 self._follow_holders()
 
     def due(self, limit_count: int) -> list[tuple[ObjectReference, str]]:
-        """Return up to that many marked objects, with their holders, that are to be read again now."""
+        """Return up to `limit_count` marked objects due for another read, with their holders."""
         with self._lock:
             now = self._now()
             due = [one for one in self._marks.values() if now - one.read_at >= self._pauses.delay_s(one.read_count)]
