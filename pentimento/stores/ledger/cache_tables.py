@@ -1,9 +1,10 @@
 """Define the tables of the gateway's ledger, and their migrations.
 
-grant open (entry_id NULL) -> committed; expired ones and released ones are deleted object granted -> held by an entry
--> doomed -> gone; a row outlives its object, never the other way round entry live (in the index or not yet) -> doomed
--> gone from the index, then from here pin holds a doomed object back until it expires holding totals of a tenant's live
-entries; no row without entries
+grant    open (entry_id NULL) -> committed; expired ones and released ones are deleted
+object   granted -> held by an entry -> doomed -> gone; a row outlives its object, never the other way round
+entry    live (in the index or not yet) -> doomed -> gone from the index, then from here
+pin      holds a doomed object back until it expires
+holding  totals of a tenant's live entries; no row without entries
 
 The database itself updates holdings, in triggers, so that they stay correct while a gateway of the previous build runs,
 which does not know them.

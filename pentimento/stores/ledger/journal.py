@@ -1,4 +1,4 @@
-"""The frontdoor's journal: what was accepted, how it is routed, who may finish it, what became of it.
+"""Keep the frontdoor's journal: accepted requests, their routes, their attempts, their results.
 
 Each change is one statement whose WHERE clause holds its condition, so that it stays right when two frontdoors (an
 active one and a standby, or one that was stopped and woke up) write to the same ledger.
@@ -66,7 +66,7 @@ _requests = tables.requests
 _epoch = tables.epoch
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
-# What every request does is compiled once: to build a statement takes longer than to run it.
+# Statements of every request are compiled once: to build a statement takes longer than to run it.
 _NEWEST_EPOCH = PreparedWrite(lambda _: select(_epoch.c.epoch).with_for_update(read=True))
 _ADD_REQUEST = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _requests), ROW_OF_REQUEST)
 _MAY_PIN_ROUTE = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
@@ -106,17 +106,17 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
 
 
 class Journal(EpochLedger):
-    """The tables of requests. Every method returns at once; its future resolves after the commit that makes the answer
-    durable.
+    """Read and change the tables of requests. Every method returns immediately; its future resolves after the commit
+    that makes the answer durable.
 
-    Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
-    be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
-    `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when;
-    `listing`: requests by tenant; `webhooks`: who hears of ends; `tenants`; `time`: by which deadlines are measured.
+    Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be committed; every
+    method may be repeated with the same arguments. All except `get`, `unfinished` and `load_plan` change state.
+    `objects`: images and other objects in the ledger; `pins`: requests kept until a time; `listing`: requests by
+    tenant; `webhooks`: receivers of requests' ends; `tenants`; `time`: the time that measures deadlines.
     """
 
     def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
-        """`pins_clock`: by which pins end, `clock` where there is none of their own."""
+        """Open the journal. `pins_clock` ends the pins; `clock` if None."""
         super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
         self.pins = JournalPins(self._writer, pins_clock or clock)
         self._reader = LedgerReader(engine, "journal")
@@ -128,52 +128,51 @@ class Journal(EpochLedger):
         self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
-        """Return the journal's identity: one that was lost and begun anew, or renewed, has another."""
+        """Return the journal's identity: a renewed journal, or a new one after a loss, has another."""
         return self._submit(lambda connection: str(connection.execute(select(_epoch.c.journal_id)).scalar_one()))
 
     def renew(self, above: int) -> "Future[int]":
-        """Make it another journal, whose epochs are larger than `above` and all claimed before; return the newest so
-        far.
+        """Give the journal a new identity, with epochs larger than `above` and all claimed before; return the newest
+        epoch so far.
 
-        Whoever is active stops at its next beat and, started again, claims one above it.
+        The active frontdoor stops at its next beat and, started again, claims an epoch above it.
         """
         least = max(epoch_at(self._clock.wall()), above + 1)
         statement = self._claim_from("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def accept(self, record: AcceptedRequest, webhook: AskedWebhook | None = None) -> "Future[AcceptOutcome]":
-        """Make a request durable, with whom to tell of its end, or find the one that holds its (tenant, idempotency
-        key).
+        """Make a request durable, with its webhook, or find the request that holds its (tenant, idempotency key).
 
-        Fails with Unavailable SUPERSEDED when a newer epoch than the record's was claimed (0: of no epoch): whoever
-        holds it has taken over what was there, and would never hear of this one.
+        Fails with Unavailable SUPERSEDED if an epoch newer than the record's was claimed (0: of no epoch): its holder
+        has taken over the existing requests, and would never see this one.
         """
         row = row_of_request(record, self.time.counted_s)
         return self._submit(lambda connection: _accept(connection, record, row, webhook))
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
-        """Return what `accept` would answer of the request that holds the key; None where none does. Changes
+        """Return the answer of `accept` for the request that holds the key; None for no such request. Changes
         nothing."""
         key = {"of_tenant": tenant, "key": idempotency_key}
         return self._submit(lambda connection: _outcome(_HOLDER_OF_KEY.first(connection, key), tenant, body_hash))
 
     def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
-        """Pin the route of a request for a stage of its cascade, and return the one in force. The first route of the
+        """Pin the route of a request for a stage of its cascade, and return the route in force. The first route of the
         newest stage stays."""
         return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
 
     def start_attempt(
         self, attempt: Attempt, worker_id: str, cascade_stage: int = 0, handed_picture: bytes = b""
     ) -> "Future[bool]":
-        """Add an attempt, with what it starts from of the stage before; True when repeated.
+        """Add an attempt, with the input from the stage before; True when repeated.
 
-        False, and nothing changed, when the request is terminal or unknown, a newer token has been there, or a newer
-        epoch than the attempt's was claimed.
+        Returns False, without a change, if the request is terminal or unknown, a newer token was used, or an epoch
+        newer than the attempt's was claimed.
         """
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
 
         def work(connection: Connection) -> bool:
-            # Whoever took over may follow the attempt before this one: its picture could not be committed any more.
+            # The new holder may follow the attempt before this one: this attempt's image could never be committed.
             return not _is_superseded(connection, attempt.frontdoor_epoch) and _start_attempt(connection, attempt, row)
 
         return self._submit(work)
@@ -181,8 +180,8 @@ class Journal(EpochLedger):
     def route_and_start(
         self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0, handed_picture: bytes = b""
     ) -> "Future[tuple[bytes, bool]]":
-        """Do as `record_route` and then `start_attempt`, in one commit; return what both would. Where a newer epoch was
-        claimed, `route` and False, and nothing is pinned."""
+        """Do as `record_route` and then `start_attempt`, in one commit; return both results. If a newer epoch was
+        claimed, return `route` and False, and pin nothing."""
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
 
         def work(connection: Connection) -> tuple[bytes, bool]:
@@ -206,9 +205,9 @@ class Journal(EpochLedger):
         frontdoor_epoch: int = 0,
         free_keys_of: Sequence[str] = (),
     ) -> "Future[bool]":
-        """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, is unknown, or a newer
-        epoch than that was claimed (0: of no epoch): whoever holds it goes on with the request. The requests
-        `free_keys_of` have no idempotency keys any more: a retry begins again."""
+        """End a request as FAILED, CANCELLED or EXPIRED. False if it is terminal already or unknown, or an epoch newer
+        than `frontdoor_epoch` was claimed (0: of no epoch): its holder continues the request. The requests
+        `free_keys_of` lose their idempotency keys: a retry begins again."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
         values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
@@ -225,28 +224,27 @@ class Journal(EpochLedger):
         return self._submit(work)
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
-        """Return the request; None when there is no such request of that tenant."""
+        """Return the request; None if the tenant has no such request."""
         statement = select_requests().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
         return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
     def known(self, request_ids: Sequence[str], tenant: str) -> "Future[frozenset[str]]":
-        """Return those of the ids that are of requests of that tenant."""
+        """Return the ids of `request_ids` that are requests of that tenant."""
         statement = select(_requests.c.request_id)
         statement = statement.where(_requests.c.request_id.in_(request_ids), _requests.c.tenant == tenant)
         return self._submit(lambda connection: frozenset(connection.scalars(statement)))
 
     def unfinished(self) -> "Future[list[JournalledRequest]]":
-        """Return every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
+        """Return every request that is not terminal, oldest first, for a frontdoor that starts."""
         statement = select_requests().where(_IS_OPEN).order_by(_requests.c.accepted_at)
         return self._submit(lambda connection: _read(connection, statement))
 
     def forget_finished(
         self, finished_before: float, limit_count: int, tenant: str = "", finished_after: float | None = None
     ) -> "Future[list[JournalledRequest]]":
-        """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
-        them, oldest first. `tenant`: of that one alone; `finished_after`: no others than those. Those stay that are
-        pinned, or somebody is still to be told of. They are looked for beside the writer: many that stay may come
-        before them."""
+        """Delete up to `limit_count` requests that ended before `finished_before`, with their idempotency keys, and
+        return them, oldest first. `tenant` and `finished_after` restrict them further. Pinned requests and those with a
+        pending webhook stay. The reader's thread selects them: many that stay may come first."""
         now = self.pins.clock.wall()
         statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
         statement = but_untold(statement.where(~is_pinned(now)))
@@ -259,19 +257,19 @@ class Journal(EpochLedger):
         return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))
 
     def forget_tenant(self, tenant: str, limit_count: int) -> "Future[list[JournalledRequest]]":
-        """Delete up to that many of a tenant's requests that have ended, pinned ones too, and return them."""
+        """Delete up to `limit_count` of a tenant's ended requests, pinned ones too, and return them."""
         ended = and_(_requests.c.tenant == tenant, _requests.c.finished_at.is_not(None))
 
         oldest = select_requests().where(ended).limit(limit_count)
         return self._submit(lambda connection: _delete_requests(connection, _read(connection, oldest)))
 
     def has_requests(self, tenant: str) -> "Future[bool]":
-        """Return whether a request of the tenant is left, ended or not."""
+        """Return whether the tenant has any request, ended or not."""
         statement = select(_requests.c.request_id).where(_requests.c.tenant == tenant).limit(1)
         return self._submit(lambda connection: connection.execute(statement).first() is not None)
 
     def save_plan(self, plan: bytes) -> "Future[None]":
-        """Keep the plan in force, for a start without a controller."""
+        """Store the plan in force, for a start without a controller."""
         return self._submit(lambda connection: _save_plan(connection, plan))
 
     def load_plan(self) -> "Future[bytes | None]":
@@ -279,7 +277,7 @@ class Journal(EpochLedger):
         return self._submit(lambda connection: connection.execute(select(tables.plan.c.plan)).scalar_one_or_none())
 
     def close(self) -> None:
-        """Commit what is queued and let go of the database."""
+        """Commit queued changes and disconnect from the database."""
         self._reader.close()
         self._writer.close()
 
@@ -317,15 +315,15 @@ def _accept(
 
 
 def _is_superseded(connection: Connection, epoch: int) -> bool:
-    """Whether a newer epoch than that was claimed; no epoch (0) is superseded by none. Until the commit none is
-    claimed: the lock is shared."""
+    """Return whether an epoch newer than `epoch` was claimed; never for epoch 0, which means none. The shared lock
+    blocks claims until the commit."""
     row = _NEWEST_EPOCH.first(connection, {}) if epoch else (0,)
     assert row is not None
     return int(row[0]) > epoch
 
 
 def _outcome(holder: tuple[Any, ...] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
-    """What a holder of `_OF_HOLDER` means for a call of that tenant and body."""
+    """Return the outcome that a row of `_OF_HOLDER` means for a call of that tenant and body."""
     if holder is None:
         return None
     request_id, held_by, held_hash, state = holder
@@ -361,7 +359,7 @@ def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]
 
 
 def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str) -> bool:
-    """Whether this very attempt is in already: the caller did not hear the first answer."""
+    """Return whether this attempt is recorded already: the caller missed the first answer."""
     statement = select_requests().where(_requests.c.request_id == attempt.request_id, _IS_OPEN)
     return any(
         record.newest_attempt is not None
@@ -382,7 +380,7 @@ def _save_plan(connection: Connection, plan: bytes) -> None:
 
 
 def _forget(connection: Connection, found: Sequence[str], now: float) -> list[JournalledRequest]:
-    """Forget those of them that are not pinned by now."""
+    """Delete the requests of `found` that are not pinned by now."""
     if not found:
         return []
     statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned(now))

@@ -1,4 +1,4 @@
-"""A tenant's requests, newest first, a page at a time: as the journal has them, ended or not."""
+"""List a tenant's requests, newest first, in pages, ended or not."""
 
 import base64
 import binascii
@@ -24,19 +24,19 @@ _TIME = struct.Struct(">d")
 
 @dataclass(frozen=True)
 class PagePlace:
-    """Where a page ended: behind the request that was accepted then, in seconds since 1970."""
+    """Mark the end of a page: the last request's acceptance time, in seconds since 1970, and its id."""
 
     accepted_at: float
     request_id: str
 
     def to_token(self) -> str:
-        """Return the place as a word that a client hands back."""
+        """Return the place as a token for the client's next call."""
         data = _TIME.pack(self.accepted_at) + self.request_id.encode()
         return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     @classmethod
     def of_token(cls, token: str) -> "PagePlace | None":
-        """Return the place that `to_token` told; None for "". Raises InvalidArgument for anything else."""
+        """Return the place of a token from `to_token`; None for "". Raises InvalidArgument for any other text."""
         if not token:
             return None
         try:
@@ -52,8 +52,8 @@ class PagePlace:
 
 
 class JournalListing:
-    """The lists of a journal. Changes nothing; futures are as the journal's. Read beside the writer: of a tenant with
-    many requests all may have to be looked through."""
+    """List the requests of a journal. Changes nothing; futures are as the journal's. A separate thread reads: all
+    requests of a large tenant may have to be scanned."""
 
     def __init__(self, reader: LedgerReader) -> None:
         self._reader = reader
@@ -66,8 +66,8 @@ class JournalListing:
         limit_count: int,
         behind: PagePlace | None = None,
     ) -> "Future[list[JournalledRequest]]":
-        """Return up to so many requests of the tenant, newest first, behind that place. `states`: as journalled,
-        RUNNING from the first attempt on; none for all."""
+        """Return up to `limit_count` requests of the tenant, newest first, after the place `behind`. `states`: as
+        journalled, RUNNING from the first attempt on; empty for all."""
         statement = _of(tenant, states, jobs_only, behind).limit(limit_count)
         return self._reader.submit(lambda connection: [request_of_row(row) for row in connection.execute(statement)])
 

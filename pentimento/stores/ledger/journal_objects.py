@@ -1,4 +1,4 @@
-"""What the journal knows of objects: those that wait in it for their store, and the pictures that its rows name."""
+"""Keep the journal's objects: those that wait in it for their store, and the images that its rows name."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ T = TypeVar("T")
 _requests = tables.requests
 _spool = tables.spool
 _columns = _requests.c
-# A forgotten picture leaves its row with an empty key.
+# The row of a deleted image has an empty key.
 _HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != literal_column("''"))
-# While the store is away every picture passes through these.
+# While the store is away every image passes through these statements.
 _IS_SPOOLED = _spool.c.key == bindparam("id")
 _SPOOL = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _spool), _spool.c.keys())
 _READ_SPOOLED = PreparedWrite(lambda _: select(_spool.c.data).where(_IS_SPOOLED))
@@ -35,19 +35,19 @@ _PAGES_AT_ONCE = 1024
 
 
 class JournalObjects:
-    """The spool and the kept pictures of a journal. Its futures are as the journal's: each resolves after the commit,
+    """Keep the spool and the stored images of a journal. Futures are as the journal's: each resolves after the commit,
     fails with StoreFull or StoreUnavailable, and its call may be repeated."""
 
     def __init__(self, writer: GroupCommitWriter, reader: LedgerReader, url: URL, clock: Clock) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
-        # By tenant, when the last request ended whose picture was forgotten: of those before none has one.
+        # By tenant, the end time of the last request that lost its image: earlier requests have none.
         self._forgotten_until: dict[str, float] = {}
         self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
 
     def spool(self, tenant: str, reference: ObjectReference, data: bytes) -> "Future[bool]":
-        """Keep an object until its store takes it; False when it is here already."""
+        """Store an object until its object store takes it; False if it is spooled already."""
         row = {
             "key": reference.key,
             "tenant": tenant,
@@ -58,7 +58,7 @@ class JournalObjects:
         return self._submit(lambda connection: _SPOOL.first(connection, row) is not None)
 
     def spooled(self) -> "Future[list[SpooledObject]]":
-        """Return all objects that wait."""
+        """Return all spooled objects."""
         statement = select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes)
         return self._submit(
             lambda connection: [
@@ -68,7 +68,7 @@ class JournalObjects:
         )
 
     def read_spooled(self, key: str) -> "Future[bytes | None]":
-        """Return the bytes that wait under the key; None where nothing does."""
+        """Return the spooled bytes of the key; None if there are none."""
 
         def read(connection: Connection) -> bytes | None:
             row = _READ_SPOOLED.first(connection, {"id": key})
@@ -77,17 +77,17 @@ class JournalObjects:
         return self._submit(read)
 
     def unspool(self, key: str) -> "Future[bool]":
-        """Delete what waits under the key; False when nothing did."""
+        """Delete the spooled object of the key; False if there is none."""
         return self._submit(lambda connection: _UNSPOOL.changed_count(connection, {"id": key}) == 1)
 
     def kept(self) -> "Future[list[KeptResults]]":
-        """Return what is kept of every tenant's requests that have ended. Read beside the writer, from indexes alone:
-        they may be millions."""
+        """Return the totals of every tenant's ended requests. The reader's thread counts from indexes only: there may
+        be millions of rows."""
         return self._reader.submit(_kept)
 
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
-        """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number, and return
-        them, so that they can be deleted. Their requests stay."""
+        """Remove the tenant's oldest images from their rows, at least `size_bytes` of them or up to a limit of their
+        number, and return them for deletion. Their requests stay."""
         since = self._forgotten_until.get(tenant, 0.0)
         until = since
 
@@ -95,24 +95,24 @@ class JournalObjects:
             nonlocal until
             forgotten, until = _forget_pictures(connection, tenant, size_bytes, since)
             if not forgotten and since:
-                # A clock that was set back may have left some before.
+                # A clock that was set back may have left some earlier ones.
                 forgotten, until = _forget_pictures(connection, tenant, size_bytes, 0.0)
             return forgotten
 
         return self._writer.submit(work, lambda: self._forgotten_until.update({tenant: until}))
 
     def named(self, keys: Sequence[str]) -> "Future[set[str]]":
-        """Return those of the keys under which a request's picture is kept, or what a pinned request came with."""
+        """Return the keys that a request's image or a pinned request's input has."""
         pictures = select(_columns.image_key).where(_columns.image_key.in_(keys))
         inputs = pinned_keys(self._clock.wall()).where(tables.pinned_inputs.c.key.in_(keys))
         return self._submit(lambda connection: {*connection.scalars(pictures), *connection.scalars(inputs)})
 
     def give_back_pages(self) -> "Future[None]":
-        """Shrink SQLite's file by some of the pages that nothing uses any more. PostgreSQL does so by itself."""
+        """Shrink SQLite's file by some of its unused pages. PostgreSQL reuses pages by itself."""
         return self._submit(_give_back_pages)
 
     def free_bytes(self) -> int | None:
-        """Return the room left on the disk of SQLite's file; None for a server, and while the disk cannot be asked.
+        """Return the free bytes on the disk of SQLite's file; None for a server, and while the disk cannot be read.
         Blocks."""
         if self._file is None:
             return None
@@ -127,7 +127,7 @@ class JournalObjects:
 
 
 def _kept(connection: Connection) -> list[KeptResults]:
-    # Over millions of rows it takes longer than any other statement, and no start goes on without it.
+    # Over millions of rows it takes longer than any other statement, and every start needs it.
     lift_time_limit(connection)
     have_ended = select(_columns.tenant, func.count()).where(_columns.finished_at.is_not(None))
     of_pictures = select(_columns.tenant, func.sum(_columns.image_size_bytes)).where(_HAS_PICTURE)
@@ -139,7 +139,8 @@ def _kept(connection: Connection) -> list[KeptResults]:
 def _forget_pictures(
     connection: Connection, tenant: str, size_bytes: int, since: float
 ) -> tuple[list[ObjectReference], float]:
-    """What was forgotten of requests that ended since then, and when the last of them did."""
+    """Remove images of requests that ended since `since`; return the images, and the end time of the last of their
+    requests."""
     image = (_columns.image_key, _columns.image_digest, _columns.image_size_bytes)
     oldest = (
         select(_columns.request_id, _columns.finished_at, *image)
@@ -165,5 +166,5 @@ def _give_back_pages(connection: Connection) -> None:
     free_count = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
     cursor = connection.connection.cursor()
     for _ in range(min(free_count, _PAGES_AT_ONCE)):
-        # The driver takes one step of a statement that returns nothing, which is one page.
+        # The driver runs one step of a statement without rows, which is one page.
         cursor.execute("PRAGMA incremental_vacuum(1)")

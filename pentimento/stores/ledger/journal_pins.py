@@ -1,4 +1,4 @@
-"""Which requests' pictures stay replayable until when: their rows and what they came with are kept meanwhile."""
+"""Pin requests so that their images stay replayable until a time: their rows and inputs are stored until then."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,27 +21,27 @@ _inputs = tables.pinned_inputs
 
 
 class JournalPins:
-    """The pins of a journal, by its clock. Futures are as the journal's; each call may be repeated."""
+    """Read and change the pins of a journal, by its clock. Futures are as the journal's; each call may be repeated."""
 
     def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
         self._writer = writer
         self.clock = clock
 
     def pin(self, wanted: PicturePin, tenant_bytes: int) -> "Future[PicturePin | None]":
-        """Pin a request of the tenant's, in place of its pin so far, and return that one.
+        """Pin a tenant's request, in place of its previous pin, and return that one.
 
-        Fails with NotFound UNKNOWN_REQUEST where there is no such request, and with ResourceExhausted QUOTA_EXCEEDED
-        where all that the tenant has pinned would be more than `tenant_bytes`; then nothing changed.
+        Fails with NotFound UNKNOWN_REQUEST for an unknown request, and with ResourceExhausted QUOTA_EXCEEDED if the
+        tenant's pins would exceed `tenant_bytes`; then nothing changed.
         """
         return self._submit(lambda connection: _pin(connection, wanted, tenant_bytes, self.clock.wall()))
 
     def unpin(self, tenant: str, request_id: str) -> "Future[bool]":
-        """End the pin of a request; False where there was none."""
+        """End the pin of a request; False if it has none."""
         statement = delete(_pins).where(_of(tenant, request_id))
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def find(self, tenant: str, request_id: str) -> "Future[PicturePin | None]":
-        """Return the pin of a request of the tenant's; None where it has none, or it has ended."""
+        """Return the pin of a tenant's request; None if it has none, or it has ended."""
         return self._submit(lambda connection: _find(connection, tenant, request_id, self.clock.wall()))
 
     def pinned_bytes(self, tenant: str) -> "Future[int]":
@@ -53,18 +53,18 @@ class JournalPins:
 
 
 def is_pinned(now: float) -> ColumnElement[bool]:
-    """Return the condition of requests that are pinned."""
-    # No IN: PostgreSQL compares each request with all pins where those outgrow its memory for one hash table.
+    """Return the condition that a request is pinned."""
+    # No IN: PostgreSQL compares each request with all pins if those outgrow its memory for one hash table.
     return exists().where(_pins.c.request_id == _requests.c.request_id, _pins.c.expires_at > now)
 
 
 def pinned_keys(now: float) -> Select[tuple[str]]:
-    """Select the keys of what pinned requests came with."""
+    """Select the keys of the inputs of pinned requests."""
     return select(_inputs.c.key).join(_pins, _pins.c.request_id == _inputs.c.request_id).where(_pins.c.expires_at > now)
 
 
 def quota_exceeded(tenant_bytes: int) -> ResourceExhausted:
-    """Make the error of a tenant that has pinned as much as it may."""
+    """Return the error for a tenant that has pinned as many bytes as it may."""
     message = f"tenant-pinned-bytes: what a tenant has pinned may have {tenant_bytes} bytes; unpin something"
     return ResourceExhausted("QUOTA_EXCEEDED", message, metadata={"quota": "tenant-pinned-bytes"})
 

@@ -1,4 +1,4 @@
-"""The journal's records as rows of its tables, and back."""
+"""Convert the journal's records to rows of its tables, and back."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, Jou
 _requests = tables.requests
 _attempts = tables.attempts
 
-# What `row_of_request` and `values_of_result` set.
+# The columns that `row_of_request` and `values_of_result` set.
 ROW_OF_REQUEST = (
     "request_id",
     "tenant",
@@ -49,7 +49,7 @@ VALUES_OF_RESULT = (
 
 
 def row_of_request(record: AcceptedRequest, counted_s: float | None) -> dict[str, Any]:
-    """Return the row of a request that was just accepted, at that time of the journal's."""
+    """Return the row of a new request, accepted at that time of the journal's."""
     return {
         "request_id": record.request_id,
         "tenant": record.tenant,
@@ -92,10 +92,10 @@ def row_of_attempt(
 
 
 def values_of_result(result: ResultRecord) -> dict[str, Any]:
-    """Return what a result changes in the row of its request."""
+    """Return the columns of a request's row that a result changes."""
     return {
         "state": RequestState.COMPLETED.value,
-        # It is read to recover unfinished requests alone.
+        # The body is read only to recover unfinished requests.
         "body": b"",
         "image_key": result.image.key,
         "image_digest": result.image.digest,
@@ -109,7 +109,7 @@ def values_of_result(result: ResultRecord) -> dict[str, Any]:
 
 
 def select_requests() -> Select[Any]:
-    """Select every request beside its newest attempt."""
+    """Select every request with its newest attempt."""
     newest = and_(
         _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
     )
@@ -118,7 +118,7 @@ def select_requests() -> Select[Any]:
 
 
 def request_of_row(row: Row[Any]) -> JournalledRequest:
-    """Return what a row of `select_requests` holds."""
+    """Return the record of a row of `select_requests`."""
     return JournalledRequest(
         request=_accepted(row),
         state=RequestState(row.state),

@@ -1,4 +1,4 @@
-"""The journal's tables, and the migrations that make them."""
+"""Define the journal's tables and their migrations."""
 
 from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
 
@@ -12,7 +12,7 @@ requests = Table(
     Column("request_id", Text, primary_key=True),
     Column("tenant", Text, nullable=False),
     Column("idempotency_key", Text),
-    # How `body` is to be read; the journal's users know.
+    # Format of `body`; only the journal's users interpret it.
     Column("body_format", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("body_hash", Text, nullable=False),
@@ -21,7 +21,7 @@ requests = Table(
     Column("frontdoor_id", Text, nullable=False),
     Column("frontdoor_epoch", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
-    # Of the newest stage of the cascade that was routed.
+    # Of the newest routed stage of the cascade.
     Column("route", LargeBinary),
     Column("cascade_stage", BigInteger, nullable=False),
     # The newest attempt, repeated here so that one UPDATE compares and sets.
@@ -38,7 +38,7 @@ requests = Table(
     Column("error_reason", Text, nullable=False),
     Column("error_message", Text, nullable=False),
     Column("finished_at", Double),
-    # 1: it goes on without listeners.
+    # 1: the request continues without listeners.
     Column("detached", BigInteger, nullable=False),
     # By the journal's own time; NULL in rows of earlier versions.
     Column("accepted_counted_s", Double),
@@ -55,11 +55,11 @@ attempts = Table(
     Column("worker_id", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("cascade_stage", BigInteger, nullable=False),
-    # What it started from of the stage before; the journal's users know how it is to be read.
+    # Its input from the stage before; only the journal's users interpret it.
     Column("handed_picture", LargeBinary),
 )
 
-# One row each. The holder of an epoch beats as long as it is there.
+# One row each. The holder of an epoch beats as long as it runs.
 epoch = Table(
     "journal_epoch",
     _METADATA,
@@ -67,7 +67,7 @@ epoch = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("frontdoor_id", Text, nullable=False),
     Column("beat", BigInteger, nullable=False),
-    # Tells this journal from every other; '' until it is first opened.
+    # Distinguishes this journal from every other; '' until it is first opened.
     Column("journal_id", Text, nullable=False),
     # The journal's own time at the last beat, and the holder's clocks then.
     Column("counted_s", Double, nullable=False),
@@ -82,7 +82,7 @@ plan = Table(
     Column("plan", LargeBinary, nullable=False),
 )
 
-# Objects that wait for the object store to be back.
+# Objects that wait until the object store is available again.
 spool = Table(
     "journal_spool",
     _METADATA,
@@ -93,7 +93,7 @@ spool = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# Requests that can be replayed until then, and what they came with.
+# Requests that can be replayed until a time, and their inputs.
 pins = Table(
     "journal_pins",
     _METADATA,
@@ -113,9 +113,8 @@ pinned_inputs = Table(
     Column("size_bytes", BigInteger, nullable=False),
 )
 
-# Who is to be told when a request ends. `next_at` counts from its end on. Where those from `request_id` to `last_id`
-# are one job, all `request_count` have to end, and are told of as `told_id`; both ids are '' of a request that is a job
-# alone.
+# Receivers of requests' ends. `next_at` counts from the end on. If the requests from `request_id` to `last_id` are one
+# job, all `request_count` must end, and are reported as `told_id`; both ids are '' for a request that is a whole job.
 webhooks = Table(
     "journal_webhooks",
     _METADATA,
@@ -252,7 +251,8 @@ MIGRATIONS = (
     ),
     Migration(9, ("ALTER TABLE journal_webhooks ADD COLUMN request_count BIGINT NOT NULL DEFAULT 0",)),
     Migration(10, ("ALTER TABLE journal_attempts ADD COLUMN handed_picture {blob}",)),
-    # Every start sums what is kept of each tenant. The key is in it for SQLite, which would look at each row for it.
+    # Every start sums each tenant's images. The index has the key for SQLite, which would otherwise read each row for
+    # it.
     Migration(
         11,
         (

@@ -1,9 +1,9 @@
-"""The journal's own time: the seconds that its active frontdoors have counted, independent of wall clocks.
+"""Count the journal's own time: the seconds of its active frontdoors, independent of wall clocks.
 
 Deadlines of accepted requests are measured by it after a restart. The gap between two frontdoors is taken from
 
-    the boot clock             on one machine that has not been started since
-    the standby's own looks    where it saw the last beat
+    the boot clock             on one machine without a restart since
+    the standby's own looks    if it saw the last beat
     the wall clocks            otherwise, 300 s at most: they may differ by hours
 
 A clock that is behind counts as no time. A wrong clock costs a request 300 s at most; an outage that
@@ -26,8 +26,8 @@ _epoch = tables.epoch
 
 @dataclass(frozen=True)
 class CountedTime:
-    """What the journal's holder last wrote: the seconds counted, and its clocks at that moment; all 0 before the first
-    beat."""
+    """Hold the last write of the journal's holder: the seconds counted, and its clocks at that moment; all 0 before the
+    first beat."""
 
     counted_s: float
     wall_s: float
@@ -36,10 +36,10 @@ class CountedTime:
 
 
 def uncounted_s(last: CountedTime, now: CountedTime, watched_s: float | None) -> float:
-    """Return the seconds between `last` and `now`. `watched_s`: those for which a standby saw no beat."""
+    """Return the seconds between `last` and `now`. `watched_s`: seconds in which a standby saw no beat."""
     if last.wall_s == 0.0:
         return 0.0
-    # A system without names of its starts has "" for each.
+    # A system without boot ids has "" for each.
     if last.boot_id and last.boot_id == now.boot_id:
         return max(now.boot_s - last.boot_s, 0.0)
     if watched_s is not None:
@@ -48,15 +48,15 @@ def uncounted_s(last: CountedTime, now: CountedTime, watched_s: float | None) ->
 
 
 class JournalTime:
-    """Counts from `resume` on. Thread-safe."""
+    """Count the journal's time from `resume` on. Thread-safe."""
 
     def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
         self._writer = writer
         self._clock = clock
-        # Of a clock that tests set, its monotonic time.
+        # For a clock that tests set, its monotonic time.
         self._boot: Callable[[], float] = boot_s if isinstance(clock, SystemClock) else clock.monotonic
         self.boot_id = boot_id()
-        # What the journal had counted when the machine started.
+        # The journal's time when the machine started.
         self._base_s: float | None = None
 
     @property
@@ -65,11 +65,11 @@ class JournalTime:
         return None if self._base_s is None else self._base_s + self._boot()
 
     def resume(self, watched_s: float | None = None) -> "Future[None]":
-        """Continue from what the last holder wrote, before the first beat. Changes nothing in the ledger."""
+        """Continue from the last holder's count, before the first beat. Changes nothing in the ledger."""
         return self._writer.submit(lambda connection: self._resume(connection, watched_s))
 
     def columns(self) -> dict[str, Any]:
-        """Return what a beat writes."""
+        """Return the columns that a beat writes."""
         counted_s = self.counted_s
         return {} if counted_s is None else vars(self._at(counted_s))
 

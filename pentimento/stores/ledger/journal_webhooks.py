@@ -1,4 +1,4 @@
-"""Who is to be told that a job has ended: kept with the request, from its acceptance until that is done or given up."""
+"""Store the webhooks of jobs with their requests, from acceptance until delivery or failure."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,8 +22,8 @@ _IS_PENDING = _webhooks.c.state == WebhookState.PENDING.value
 _IS_OF_JOB = _others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id)
 _OTHER_RUNS = exists().where(_IS_OF_JOB, _others.c.finished_at.is_(None))
 _count_there = select(func.count()).where(_IS_OF_JOB).correlate(_webhooks).scalar_subquery()
-# Those of one job are accepted one by one: the first may have ended before the last has its row. One that is refused
-# never has; by the deadline nothing more is to come.
+# Requests of one job are accepted one by one: the first may have ended before the last has its row. A rejected one
+# never gets a row; after the deadline no more rows are expected.
 _due_at = case(
     (or_(_webhooks.c.last_id == "", _count_there >= _webhooks.c.request_count), _webhooks.c.next_at),
     (_requests.c.deadline_at > _webhooks.c.next_at, _requests.c.deadline_at),
@@ -39,9 +39,9 @@ _IS_DUE = and_(
 
 @dataclass(frozen=True)
 class AskedWebhook:
-    """Whom to tell that a request has ended. Of the first of several that are one job: `told_id` is the job's id,
-    theirs are that one, a hyphen and a number, `last_id` is the greatest of them, and there are
-    `request_count`; the webhook is due once all of them have ended. One that was never accepted is waited for until the
+    """Name the receiver of a request's end. For the first of several requests that are one job: `told_id` is the
+    job's id, the requests' ids are that id, a hyphen and a number, `last_id` is the greatest, and there are
+    `request_count`; the webhook is due once all have ended. A request that was never accepted delays it until the
     first one's deadline."""
 
     url: str
@@ -52,8 +52,8 @@ class AskedWebhook:
 
 @dataclass(frozen=True)
 class DueWebhook:
-    """A job that has ended and whose webhook is to be called. Times are seconds since 1970; `try_count` is of tries so
-    far. `told_id`: of several requests that are one job its id, "" where the request is the job."""
+    """Describe a job that has ended and has a webhook to call. Times are seconds since 1970; `try_count`: tries so far.
+    `told_id`: the job's id if it has several requests, "" if the request is the job."""
 
     request_id: str
     tenant: str
@@ -67,13 +67,13 @@ class DueWebhook:
 
     @property
     def job_id(self) -> str:
-        """The id that its client knows the job by."""
+        """Return the id by which its client knows the job."""
         return self.told_id or self.request_id
 
 
 class JournalWebhooks:
-    """The webhooks of a journal. Futures are as the journal's; each call may be repeated. Which are due is read beside
-    the writer: where a receiver is gone there may be many."""
+    """Read and change the webhooks of a journal. Futures are as the journal's; each call may be repeated. A separate
+    thread reads the due ones: an unreachable receiver may leave many."""
 
     def __init__(self, writer: GroupCommitWriter, reader: LedgerReader) -> None:
         self._writer = writer
@@ -86,8 +86,8 @@ class JournalWebhooks:
         but_tenants: Sequence[str] = (),
         but_hosts: Sequence[tuple[str, str]] = (),
     ) -> "Future[list[DueWebhook]]":
-        """Return up to so many that are to be called by that time, those first that wait longest. Leaves out those of
-        `but_tenants`, and of `but_hosts`: a tenant and a host, with its port where the address has one."""
+        """Return up to `limit_count` webhooks due by `now`, longest wait first. Skips those of `but_tenants`, and of
+        `but_hosts`: a tenant and a host, with its port if the address has one."""
         others = [~and_(_requests.c.tenant == tenant, _is_at(host)) for tenant, host in but_hosts]
         is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, _requests.c.tenant.not_in(but_tenants), *others)
         statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
@@ -96,12 +96,13 @@ class JournalWebhooks:
         )
 
     def next_at(self, after: float) -> "Future[float | None]":
-        """Return when the first one is to be called that is not due by that time yet; None where there is none."""
+        """Return the time of the next webhook that is not due by `after` yet; None without one."""
         statement = select(func.min(_due_at)).where(_IS_DUE, _due_at > after)
         return self._reader.submit(lambda connection: connection.execute(statement).scalar_one())
 
     def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
-        """Return up to so many of jobs that had ended by then and are still to be told of; none of these requests."""
+        """Return up to `limit_count` pending webhooks of jobs that ended before `ended_before`, except those of
+        `but_ids`."""
         other_ended_later = exists().where(_IS_OF_JOB, _others.c.finished_at >= ended_before)
         have_ended = or_(_webhooks.c.last_id == "", ~other_ended_later)
         is_overdue = and_(_requests.c.finished_at < ended_before, have_ended, _requests.c.request_id.not_in(but_ids))
@@ -111,7 +112,7 @@ class JournalWebhooks:
         )
 
     def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
-        """Note what came of a try, and when the next one is to be made where it is still pending."""
+        """Record the outcome of a try, and the time of the next one if the webhook is still pending."""
         values = {
             "state": delivery.state.value,
             "try_count": delivery.try_count,
@@ -122,14 +123,13 @@ class JournalWebhooks:
         return self._submit(lambda connection: _nothing(connection.execute(statement)))
 
     def put_forward(self, latest: float, next_at: float) -> "Future[None]":
-        """Have those tried at `next_at` that would be tried later than `latest`: a clock that was set back left them
-        there."""
+        """Move tries later than `latest` to `next_at`: a clock that was set back left them there."""
         statement = update(_webhooks).where(_IS_PENDING, _webhooks.c.next_at > latest).values(next_at=next_at)
         return self._submit(lambda connection: _nothing(connection.execute(statement)))
 
     def delivery(self, request_id: str, told_id: str = "") -> "Future[WebhookDelivery | None]":
-        """Return what became of a request's webhook, None where it named none. `told_id`: of the first of several that
-        are one job, the job's id."""
+        """Return the delivery of a request's webhook, None if it named none. `told_id`: the job's id, for the first of
+        several requests that are one job."""
         statement = select(_webhooks).where(_webhooks.c.request_id == request_id, _webhooks.c.told_id == told_id)
         return self._submit(lambda connection: _delivery_of(connection.execute(statement).one_or_none()))
 
@@ -138,17 +138,16 @@ class JournalWebhooks:
 
 
 def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) -> None:
-    """Keep the address that a request named, in the transaction that accepts it."""
+    """Store the webhook of a request, in the transaction that accepts it."""
     row = {"request_id": request_id, **vars(webhook), "state": WebhookState.PENDING.value, "try_count": 0}
     connection.execute(insert(_webhooks), {**row, "next_at": 0.0, "error": ""})
 
 
 def but_untold(statement: Select[Any]) -> Select[Any]:
-    """Select the same requests, but for those whose webhook is still to be called, or that of the job that they are
-    of."""
-    # No NOT IN: PostgreSQL compares each request with all webhooks where those outgrow its memory for one hash table.
+    """Exclude requests with a pending webhook, their own or that of their job."""
+    # No NOT IN: PostgreSQL compares each request with all webhooks if those outgrow its memory for one hash table.
     of_one = exists().where(_webhooks.c.request_id == _requests.c.request_id, _IS_PENDING)
-    # Compared for equality, and asked once: a range is looked for in every request, or for each of them.
+    # Compared for equality, and selected once: a range would be searched in every request, or for each one.
     first_part = (_webhooks.c.told_id + "-").label("first_part")
     of_several = select(first_part).where(_IS_PENDING, _webhooks.c.last_id != "").distinct().subquery()
     without_number = func.rtrim(_requests.c.request_id, "0123456789")
@@ -174,10 +173,10 @@ def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
     if row.last_id:
         columns = (_others.c.state, _others.c.finished_at)
         of_job = _others.c.request_id.between(row.request_id, row.last_id)
-        # One more may have been accepted since the job was found to be due.
+        # A further request may have been accepted since the job was due.
         ends = connection.execute(select(*columns).where(of_job, _others.c.finished_at.is_not(None))).all()
         finished_at = max(one.finished_at for one in ends)
-        # One picture that is there makes the job a completed one.
+        # One image makes the job a completed one.
         if any(one.state == RequestState.COMPLETED.value for one in ends):
             state, reason = RequestState.COMPLETED, ""
     return DueWebhook(

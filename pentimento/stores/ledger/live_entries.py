@@ -1,4 +1,4 @@
-"""The read that every lookup makes: entries that are live, with the objects that they hold."""
+"""Read the live entries of a lookup, with the objects that they hold."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from pentimento.stores.ledger.prepared_read import PreparedRead
 _entries = tables.entries
 _objects = tables.objects
 IS_LIVE = _entries.c.doomed_at.is_(None)
-# What `reference` reads of a row.
+# The columns that `reference` reads.
 REFERENCE: tuple[Column[Any], ...] = (_objects.c.key, _objects.c.digest, _objects.c.size_bytes)
-# For so many entries at once as a lookup found.
+# Completed with the number of entries that a lookup found.
 _LIVE_ENTRIES = (
     select(
         _entries.c.entry_id,
@@ -39,14 +39,14 @@ _MOST_READ_COUNT = 100
 
 
 class LiveEntries:
-    """Statements that are prepared once, one for each number of entries. Read from any thread."""
+    """Prepare one statement for each number of entries. Read from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reads: dict[int, PreparedRead] = {}
 
     def read(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
-        """Return those of the entries that are live, by their ids. Raises StoreUnavailable."""
+        """Return the live entries of `entry_ids`, by id. Raises StoreUnavailable."""
         rows: dict[str, list[Any]] = {}
         for start in range(0, len(entry_ids), _MOST_READ_COUNT):
             part = entry_ids[start : start + _MOST_READ_COUNT]
@@ -57,7 +57,7 @@ class LiveEntries:
         return {entry_id: _entry(of_entry) for entry_id, of_entry in rows.items()}
 
     def _prepared(self, count: int) -> PreparedRead:
-        """The read of so many entries; threads that make one at once make the same."""
+        """Return the read of `count` entries; threads that race to prepare one prepare the same."""
         if (read := self._reads.get(count)) is None:
             places: list[Any] = [bindparam(f"id_{number}") for number in range(count)]
             read = PreparedRead(self._engine, _LIVE_ENTRIES.where(_entries.c.entry_id.in_(places)))
@@ -66,12 +66,12 @@ class LiveEntries:
 
 
 def reference(row: Row[Any]) -> ObjectReference:
-    """Return the reference that a row of an object holds."""
+    """Return the reference in a row of an object."""
     return ObjectReference(row.key, row.digest, row.size_bytes)
 
 
 def _entry(rows: Sequence[Any]) -> CachedEntry:
-    """From one row an object; an entry holds at least one."""
+    """Return the entry of these rows, one row per object; an entry holds at least one."""
     first = rows[0]
     latents = tuple(
         HeldLatent(row.resume_step, row.sigma, reference(row), row.compatibility_key)

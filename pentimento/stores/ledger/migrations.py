@@ -1,8 +1,8 @@
-"""Schema versions, one number for each component that keeps tables in a ledger.
+"""Migrate the tables of a ledger: each component has one schema version.
 
-A migration is a list of SQL statements that both SQLite and PostgreSQL understand; `{blob}` stands for their byte type.
-Where they have no words in common, statements of each stand by its name.
-A published migration never changes: the next version is a new one at the end of the list.
+A migration is a list of SQL statements that both SQLite and PostgreSQL understand; `{blob}` is replaced by their byte
+type. If they share no syntax, a mapping holds the statements of each by its name. A published migration never changes:
+the next version is a new one at the end of the list.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _MIGRATION_LOCK = 0x70656E74
 
 @dataclass(frozen=True)
 class Migration:
-    """Statements that lead from `version - 1` to `version`; those of one database alone by its name."""
+    """Hold the statements that lead from `version - 1` to `version`; those of one database only by its name."""
 
     version: int
     statements: tuple[str | Mapping[str, tuple[str, ...]], ...]
@@ -49,8 +49,8 @@ def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> 
 
 
 def require_newest(engine: Engine, component: str, migrations: Sequence[Migration]) -> None:
-    """Check that the component's tables have the newest version, for who changes nothing. Raises SchemaMismatch where
-    they have another, or are not there, and StoreUnavailable when there is no database."""
+    """Check that the component's tables have the newest version, for a caller that changes nothing. Raises
+    SchemaMismatch if they have another or are missing, and StoreUnavailable if there is no database."""
     with typed_errors(), engine.connect().execution_options(reads_only=True) as connection:
         found = _version(connection, component) if inspect(connection).has_table("schema_versions") else 0
     newest = migrations[-1].version
@@ -59,7 +59,7 @@ def require_newest(engine: Engine, component: str, migrations: Sequence[Migratio
 
 
 def _lock(connection: Connection) -> None:
-    # Of the wait for another who migrates them, too.
+    # No limit for the wait on another process that migrates, either.
     lift_time_limit(connection)
     # SQLite's transactions began with the write lock already.
     if connection.dialect.name == "postgresql":

@@ -1,4 +1,4 @@
-"""A read that every lookup makes: its statement compiled once, and run by the driver itself."""
+"""Run a read of every lookup: its statement is compiled once, and run by the driver itself."""
 
 from collections import namedtuple
 from contextlib import closing
@@ -11,8 +11,8 @@ from pentimento.stores.ledger.compiled_statement import compile_statement
 
 
 class PreparedRead:
-    """A SELECT without what SQLAlchemy does around each run, which costs five times as much as the run. It is one
-    statement, so it sees one state of the database without a transaction of its own. Thread-safe."""
+    """Run a SELECT without SQLAlchemy's overhead, which costs five times as much as the run. It is one statement, so it
+    sees one state of the database without its own transaction. Thread-safe."""
 
     def __init__(self, engine: Engine, statement: Select[Any]) -> None:
         self._engine = engine
@@ -20,7 +20,7 @@ class PreparedRead:
         self._row: Any = namedtuple("Row", statement.selected_columns.keys())  # type: ignore[misc]
 
     def rows(self, **parameters: Any) -> list[Any]:
-        """Return the rows, with the columns as attributes. Raises SQLAlchemy's errors, as its own runs do."""
+        """Return the rows, with the columns as attributes. Raises SQLAlchemy's errors."""
         dialect = self._engine.dialect
         text, given = self._compiled.text, self._compiled.parameters(parameters)
         try:

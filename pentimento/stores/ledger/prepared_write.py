@@ -1,4 +1,4 @@
-"""A statement that every request makes in the writer's transaction: compiled once, and run by the driver itself."""
+"""Run a statement of every request in the writer's transaction: compiled once, and run by the driver itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class PreparedWrite:
-    """A statement without what SQLAlchemy does around each run, which costs two to four times as much as the run. It
-    runs in the transaction of the connection that it is given. Thread-safe."""
+    """Run a statement without SQLAlchemy's overhead, which costs two to four times as much as the run. It runs in the
+    transaction of the given connection. Thread-safe."""
 
     def __init__(self, of_dialect: Callable[[str], Any], columns: Sequence[str] = ()) -> None:
-        """`of_dialect` gives the statement for the name of a dialect. `columns`: those that an INSERT or UPDATE sets
-        from the values of each run, besides the statement's bound parameters."""
+        """Prepare the statement that `of_dialect` returns for a dialect's name. `columns`: set by an INSERT or UPDATE
+        from the values of each run, in addition to the statement's bound parameters."""
         self._of_dialect = of_dialect
         self._columns = tuple(columns)
         self._compiled: dict[str, CompiledStatement] = {}
 
     def changed_count(self, connection: Connection, values: Mapping[str, Any]) -> int:
-        """Run it and return how many rows it changed. Raises SQLAlchemy's errors, as its own runs do."""
+        """Run it and return how many rows it changed. Raises SQLAlchemy's errors."""
         return self._run(connection, values, lambda cursor: int(cursor.rowcount))
 
     def first(self, connection: Connection, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Run it and return the first row of its answer; None where there is none. Raises as `changed_count`."""
+        """Run it and return the first row of its answer; None without rows. Raises as `changed_count`."""
         row: tuple[Any, ...] | None = self._run(connection, values, lambda cursor: cursor.fetchone())
         return row
 
@@ -43,7 +43,7 @@ class PreparedWrite:
         _use_driver(connection, compiled.text, lambda cursor: cursor.executemany(compiled.text, given))
 
     def text(self, dialect: Dialect) -> str:
-        """Return what the driver of that dialect is given."""
+        """Return the statement's text for the driver of that dialect."""
         return self._in(dialect).text
 
     def _run(self, connection: Connection, values: Mapping[str, Any], take: Callable[[Any], T]) -> T:
@@ -77,7 +77,7 @@ def _use_driver(connection: Connection, text: str, use: Callable[[Any], T]) -> T
             return use(cursor)
     except dialect.loaded_dbapi.Error as error:
         if dialect.is_disconnect(error, driver.driver_connection, None):
-            # As SQLAlchemy does: what is broken goes back to no pool.
+            # As in SQLAlchemy: a broken connection never returns to the pool.
             with suppress(Exception):
                 connection.invalidate(error)
         raise DBAPIError.instance(text, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error

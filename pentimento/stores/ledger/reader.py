@@ -1,4 +1,4 @@
-"""One thread that reads beside the writer: what takes long to find keeps no commit waiting."""
+"""Read in a second thread, so that slow reads do not delay the writer's commits."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def followed_by(first: "Future[T]", following: "Callable[[T], Future[R]]") -> "Future[R]":
-    """Return the future of what follows from the first one's result; it fails as either does."""
+    """Return the future of `following`, called with the first one's result; it fails if either fails."""
     done: Future[R] = Future()
     done.set_running_or_notify_cancel()
 
@@ -36,23 +36,23 @@ def followed_by(first: "Future[T]", following: "Callable[[T], Future[R]]") -> "F
 
 
 class LedgerReader:
-    """A thread with a connection of its own, which sees whatever was committed before. It begins with the first
-    read."""
+    """Run reads in a thread with a separate connection, which sees all earlier commits. The thread starts with the
+    first read."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-reader")
 
     def submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        """Run `work`, which changes nothing, inside a transaction. The future fails with what it raised, or with
-        StoreUnavailable. Raises that of one that is closed."""
+        """Run `work`, which changes nothing, inside a transaction. The future fails with the error of `work`, or with
+        StoreUnavailable. Raises StoreUnavailable after `close`."""
         try:
             return self._threads.submit(self._read, work)
         except RuntimeError:
             raise StoreUnavailable("ledger", "it is closed") from None
 
     def close(self) -> None:
-        """Finish what is asked for already, then stop the thread."""
+        """Finish the queued reads, then stop the thread."""
         self._threads.shutdown()
 
     def _read(self, work: Callable[[Connection], T]) -> T:

@@ -1,4 +1,5 @@
-"""Rows of the journal. Times are wall-clock seconds; bytes are serialised messages that it never looks into."""
+"""Define rows of the journal. Times are wall-clock seconds; bytes are serialised messages that the journal never
+reads."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -9,8 +10,8 @@ from pentimento.domain.requests import RequestState
 
 @dataclass(frozen=True)
 class AcceptedRequest:
-    """What is durable before a client hears *accepted*. `idempotency_key` is "" where the client gave none,
-    `body_format` tells whoever reads `body` how. `detached`: it goes on without listeners."""
+    """Hold a request that is durable before its client receives *accepted*. `idempotency_key` is "" if the client gave
+    none, `body_format` names the format of `body`. `detached`: the request continues without listeners."""
 
     request_id: str
     tenant: str
@@ -26,19 +27,18 @@ class AcceptedRequest:
 
 
 class AcceptKind(Enum):
-    """How the journal answered an acceptance."""
+    """Name the journal's answers to an acceptance."""
 
     NEW = auto()
     # The same idempotency key and body: `request_id` is the first request's.
     EXISTING = auto()
-    # The same idempotency key with another body: to be refused as FAILED_PRECONDITION.
+    # The same idempotency key with another body: the caller rejects it with FAILED_PRECONDITION.
     BODY_DIFFERS = auto()
 
 
 @dataclass(frozen=True)
 class AcceptOutcome:
-    """The journal's answer to an acceptance: `request_id` and `state` are those of the request that holds the key
-    now."""
+    """Answer an acceptance: `request_id` and `state` are those of the request that now holds the key."""
 
     kind: AcceptKind
     request_id: str
@@ -47,8 +47,7 @@ class AcceptOutcome:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """An attempt as the journal knows it. `handed_picture`: what it started from of the stage before, serialised; empty
-    where that was nothing."""
+    """Record an attempt. `handed_picture`: its input from the stage before, serialised; empty without one."""
 
     attempt: Attempt
     worker_id: str
@@ -59,8 +58,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """A committed result. The picture lies in the object store, unless its key is "": then it was forgotten before the
-    rest. `provenance` is the serialised record of how it came to be."""
+    """Record a committed result. The object store has the image, unless its key is "": then the image was deleted
+    before the row. `provenance` is the serialised record of its generation."""
 
     image: ObjectReference
     image_format: str
@@ -72,8 +71,8 @@ class ResultRecord:
 
 @dataclass(frozen=True)
 class JournalledRequest:
-    """A request as the journal knows it. Results are committed under the token of `newest_attempt` alone;
-    `cascade_stage` is that of its route. `accepted_counted_s`: by the journal's own time."""
+    """Record a request in the journal. Only the token of `newest_attempt` can commit a result; `cascade_stage` is that
+    of its route. `accepted_counted_s`: by the journal's own time."""
 
     request: AcceptedRequest
     state: RequestState
@@ -90,8 +89,8 @@ class JournalledRequest:
 
 @dataclass(frozen=True)
 class PicturePin:
-    """A request whose picture can be replayed until `expires_at`: what it came with stays, and `size_bytes` count among
-    what its tenant has pinned."""
+    """Pin a request so that its image can be replayed until `expires_at`: its inputs stay, and `size_bytes` count
+    towards the tenant's pinned bytes."""
 
     request_id: str
     tenant: str
@@ -102,7 +101,7 @@ class PicturePin:
 
 @dataclass(frozen=True)
 class SpooledObject:
-    """An object of a tenant's that waits in the journal for its store."""
+    """Name an object of a tenant that waits in the journal for its store."""
 
     tenant: str
     object: ObjectReference
@@ -110,7 +109,7 @@ class SpooledObject:
 
 @dataclass(frozen=True)
 class KeptResults:
-    """Requests of a tenant that have ended, and the bytes of their pictures that are still kept."""
+    """Count a tenant's ended requests, and the bytes of their stored images."""
 
     tenant: str
     request_count: int

@@ -1,4 +1,4 @@
-"""The ledger of tenants: who they are, their keys by digest, and what they used by the hour."""
+"""Keep the ledger of tenants: their quotas, their keys by digest, and their usage by the hour."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ _usage = tables.usage
 _departures = tables.departures
 
 MAX_TENANTS = 10_000
-# Of one tenant that are good at once: each costs memory in every process that takes them.
+# Valid keys of one tenant: each costs memory in every process that accepts it.
 MAX_KEYS = 20
-# For how long those that ended are listed.
+# Ended keys are listed for this long.
 ENDED_KEYS_S = 30 * 86_400.0
 
 
@@ -38,20 +38,20 @@ def migrate_tenants(engine: Engine) -> None:
 
 
 class TenantLedger:
-    """A part of the journal, by whose writer it writes. Every method returns at once; its future resolves after the
-    commit that makes the answer durable, and fails with StoreFull or StoreUnavailable. All but `revision`, `book`,
-    `tenants`, `keys` and `usage` change state."""
+    """Read and change tenants through the journal's writer. Every method returns immediately; its future resolves after
+    the commit that makes the answer durable, and fails with StoreFull or StoreUnavailable. All except `revision`,
+    `book`, `tenants`, `keys` and `usage` change state."""
 
     def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
         self._writer = writer
         self._clock = clock
 
     def revision(self) -> "Future[int]":
-        """Return the revision of tenants and keys: another one after every change."""
+        """Return the revision of tenants and keys: it differs after every change."""
         return self._submit(_revision)
 
     def book(self) -> "Future[TenantBook]":
-        """Return all tenants, and all keys that are good now."""
+        """Return all tenants, and all valid keys."""
         now = self._clock.wall()
         return self._submit(lambda connection: _read_book(connection, now))
 
@@ -65,7 +65,7 @@ class TenantLedger:
         return self._submit(lambda connection: _create(connection, tenant))
 
     def update(self, name: str, quota: TenantQuota, revision: int) -> "Future[Tenant]":
-        """Replace a tenant's quota. Fails with NotFound UNKNOWN_TENANT, FailedPrecondition TENANT_CHANGED where it has
+        """Replace a tenant's quota. Fails with NotFound UNKNOWN_TENANT, FailedPrecondition TENANT_CHANGED if it has
         another revision by now."""
         return self._submit(lambda connection: _update(connection, name, quota, revision))
 
@@ -81,59 +81,60 @@ class TenantLedger:
         return self._submit(lambda connection: _restore(connection, name, deleted_after))
 
     def departed(self, deleted_before: float) -> "Future[list[str]]":
-        """Return the identities of tenants deleted before that time that something may be kept of."""
+        """Return the identities of tenants deleted before that time that may still have data."""
         is_due = and_(_departures.c.deleted_at <= deleted_before, _departures.c.purged_at.is_(None))
         statement = select(_departures.c.tenant_id).where(is_due).order_by(_departures.c.deleted_at)
         return self._submit(lambda connection: list(connection.scalars(statement)))
 
     def note_purged(self, tenant_id: str) -> "Future[None]":
-        """Note that nothing of a deleted tenant is left but what it used."""
+        """Record that a deleted tenant has no data left except its usage."""
         values = {"purged_at": self._clock.wall(), "quota": _document(TenantQuota())}
         statement = update(_departures).where(_departures.c.tenant_id == tenant_id).values(values)
         return self._submit(lambda connection: (connection.execute(statement), None)[1])
 
     def identity_of(self, name: str) -> "Future[str]":
-        """Return the identity of the tenant of that name; of a deleted one the last."""
+        """Return the identity of the tenant of that name; for a deleted one, the last identity."""
         return self._submit(lambda connection: _identity_of(connection, name))
 
     def keys(self, tenant: str) -> "Future[list[TenantKey]]":
-        """Return a tenant's keys, oldest first; those that ended for 30 days more. Fails with NotFound
+        """Return a tenant's keys, oldest first; ended keys are listed for 30 more days. Fails with NotFound
         UNKNOWN_TENANT."""
         since = self._clock.wall() - ENDED_KEYS_S
         return self._submit(lambda connection: _list_keys(connection, tenant, since))
 
     def add_key(self, key: HashedKey) -> "Future[TenantKey]":
-        """Keep a key. Fails with NotFound UNKNOWN_TENANT, ResourceExhausted TOO_MANY_KEYS."""
+        """Store a key. Fails with NotFound UNKNOWN_TENANT, ResourceExhausted TOO_MANY_KEYS."""
         now = self._clock.wall()
         return self._submit(lambda connection: _add_key(connection, key, now))
 
     def tenant_of_key(self, key_id: str) -> "Future[str]":
-        """Return whose key it is. Fails with NotFound UNKNOWN_KEY."""
+        """Return the tenant of a key. Fails with NotFound UNKNOWN_KEY."""
         return self._submit(lambda connection: _find_key(connection, key_id).tenant)
 
     def replace_key(self, key_id: str, new: HashedKey, ends_at: float) -> "Future[TenantKey]":
-        """Keep a new key and let the old one end at `ends_at`, or when it would have before; return the old one. Fails
-        with NotFound UNKNOWN_KEY, FailedPrecondition KEY_ENDED, ResourceExhausted TOO_MANY_KEYS."""
+        """Store a new key and let the old one end at `ends_at`, or at its earlier end; return the old one. Fails with
+        NotFound UNKNOWN_KEY, FailedPrecondition KEY_ENDED, ResourceExhausted TOO_MANY_KEYS."""
         now = self._clock.wall()
         return self._submit(lambda connection: _replace_key(connection, key_id, new, ends_at, now))
 
     def revoke_key(self, key_id: str) -> "Future[TenantKey]":
-        """End a key now; one that was revoked stays as it is. Fails with NotFound UNKNOWN_KEY."""
+        """End a key now; a revoked key stays unchanged. Fails with NotFound UNKNOWN_KEY."""
         now = self._clock.wall()
         return self._submit(lambda connection: _revoke_key(connection, key_id, now))
 
     def add_usage(self, rows: Sequence[UsageRow]) -> "Future[None]":
-        """Add to what was used."""
+        """Add to the usage counters."""
         return self._submit(lambda connection: _add_usage(connection, rows))
 
     def usage(self, tenant: str, from_at: float, to_at: float) -> "Future[list[UsageRow]]":
-        """Return what a tenant used in the hours that begin in [from_at, to_at), by hour and counter."""
+        """Return a tenant's usage in the hours that begin in [from_at, to_at), by hour and counter."""
         of_it = and_(_usage.c.tenant == tenant, _usage.c.hour_at >= from_at, _usage.c.hour_at < to_at)
         statement = select(_usage).where(of_it).order_by(_usage.c.hour_at, _usage.c.counter)
         return self._submit(lambda connection: [UsageRow(*row) for row in connection.execute(statement)])
 
     def forget(self, usage_before: float) -> "Future[int]":
-        """Delete what was used in hours that began before, and keys that ended 30 days ago; return how many rows."""
+        """Delete usage of hours that began before `usage_before`, and keys that ended 30 days ago; return the number of
+        rows."""
         ended_before = self._clock.wall() - ENDED_KEYS_S
         is_over = or_(_keys.c.revoked_at < ended_before, _keys.c.expires_at < ended_before)
         statements = (delete(_usage).where(_usage.c.hour_at < usage_before), delete(_keys).where(is_over))
@@ -152,7 +153,7 @@ def _note_change(connection: Connection) -> None:
 
 
 def _read_book(connection: Connection, now: float) -> TenantBook:
-    # The revision first: what changes while the rest is read is read again.
+    # Read the revision first: a change during the rest of the read causes another read.
     revision = _revision(connection)
     found = connection.execute(select(_keys).where(_is_good(now)).order_by(_keys.c.key_id))
     keys = tuple(HashedKey(_key_of(row), row.digest) for row in found)
@@ -224,7 +225,7 @@ def _list_keys(connection: Connection, tenant: str, since: float) -> list[Tenant
 
 
 def _add_key(connection: Connection, key: HashedKey, now: float) -> TenantKey:
-    # Locks: two that add keys of one tenant at once count each other's.
+    # Locks the tenant: two calls that add keys of one tenant together count each other's.
     _note_change(connection)
     tenant = key.key.tenant
     _check_known(connection, tenant)

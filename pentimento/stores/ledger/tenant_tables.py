@@ -1,4 +1,4 @@
-"""The tables of tenants, their keys and what they used, and the migrations that make them."""
+"""Define the tables of tenants, their keys and their usage, and their migrations."""
 
 from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text
 
@@ -6,7 +6,7 @@ from pentimento.stores.ledger.migrations import Migration
 
 _METADATA = MetaData()
 
-# One row: another revision after every change of tenants or keys.
+# One row: the revision differs after every change of tenants or keys.
 book = Table(
     "tenant_book",
     _METADATA,
@@ -21,10 +21,10 @@ tenants = Table(
     Column("quota", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("revision", BigInteger, nullable=False),
-    # What requests, images and cache entries are keyed by.
+    # Keys requests, images and cache entries.
     Column("tenant_id", Text, nullable=False),
 )
-# Deleted tenants, for ever: an identity is never reused. `purged_at`: when nothing was left but usage.
+# Deleted tenants, for ever: an identity is never reused. `purged_at`: when only usage was left.
 departures = Table(
     "tenant_departures",
     _METADATA,
@@ -36,7 +36,7 @@ departures = Table(
     Column("deleted_at", Double, nullable=False),
     Column("purged_at", Double),
 )
-# A key's secret is nowhere: `digest` is the SHA-256 of 256 random bits and the key's id.
+# A key's secret is not stored: `digest` is the SHA-256 of 256 random bits and the key's id.
 keys = Table(
     "tenant_keys",
     _METADATA,

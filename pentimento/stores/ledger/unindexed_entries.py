@@ -1,4 +1,4 @@
-"""What every commit makes findable: entries that the index does not hold yet, or under a key that they lost."""
+"""Read the entries that the index lacks, or holds under a key that they lost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,28 +24,28 @@ _MARK_INDEXED = PreparedWrite(
 
 
 class UnindexedEntries:
-    """Statements that are prepared once. Read from any thread."""
+    """Prepare the statements once. Read from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._read = PreparedRead(engine, _unindexed(engine.dialect.name))
         self._newest = PreparedRead(engine, _newest_unindexed(engine.dialect.name))
 
     def newest(self, limit_count: int) -> list[EntryVectors]:
-        """Return so many at most, newest first. Raises StoreUnavailable."""
+        """Return up to `limit_count` entries, newest first. Raises StoreUnavailable."""
         with typed_errors():
             return [_vectors(row) for row in self._newest.rows(limit_count=limit_count)]
 
     def read(self, limit_count: int, after: int) -> list[EntryVectors]:
-        """Return so many at most whose number is above `after`, oldest first. Raises StoreUnavailable."""
+        """Return up to `limit_count` entries numbered above `after`, oldest first. Raises StoreUnavailable."""
         with typed_errors():
             return [_vectors(row) for row in self._read.rows(after=after, limit_count=limit_count)]
 
 
 def mark_indexed(connection: Connection, taken: Sequence[EntryVectors]) -> None:
-    """Mark those that hold what they held when they were read."""
+    """Mark the entries that hold the same objects as when they were read."""
     if not taken:
         return
-    # Another gateway that evicts meanwhile would have its mark undone.
+    # Locked: otherwise the mark of another gateway that evicts concurrently would be lost.
     take_ticks(connection, 0)
     numbers = [vectors.sequence for vectors in taken]
     held = dict(_KEYS_BETWEEN.rows(connection, {"first": min(numbers), "last": max(numbers)}))
@@ -79,7 +79,7 @@ def _new_entries(dialect: str) -> Select[Any]:
 
 
 def _keys_of_entry(dialect: str) -> Label[Any]:
-    """The compatibility keys of what an entry holds, which are hex digests, with commas between them."""
+    """Return the compatibility keys of an entry's objects, which are hex digests, joined by commas."""
     join = func.string_agg if dialect == "postgresql" else func.group_concat
     keys = select(join(_objects.c.compatibility_key, literal_column("','")))
     return keys.where(_objects.c.entry_id == _entries.c.entry_id).scalar_subquery().label("keys")

@@ -1,4 +1,4 @@
-"""One writer thread with group commit: whatever is queued while a commit runs shares the next commit."""
+"""Write with group commit in one thread: work queued while a commit runs shares the next commit."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ class _Job:
 
 
 class JobPart(Protocol):
-    """One part of a long job. Returns what it counted, and the part that follows; None after the last."""
+    """Run one part of a long job. Returns its count, and the next part; None after the last."""
 
     def __call__(self, connection: Connection, /) -> "tuple[int, JobPart | None]": ...
 
@@ -37,10 +37,10 @@ def _nothing() -> None:
 
 
 class GroupCommitWriter:
-    """A thread that commits the work of many callers together. Owns the only connection that writes. Jobs run in the
-    order of `submit`; one that fails undoes itself alone.
+    """Commit the work of many callers together, in one thread. Owns the only connection that writes. Jobs run in the
+    order of `submit`; a failed job undoes only its own changes.
 
-    A job may be run more than once before its commit, and does nothing but use its connection.
+    A job may run more than once before its commit, and must only use its connection.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -54,7 +54,7 @@ class GroupCommitWriter:
 
     @property
     def stuck_s(self) -> float:
-        """Return for how many seconds no group has gone through although there was one; 0 where they do."""
+        """Return for how many seconds no queued group has been committed; 0 if groups are committed."""
         since = self._stuck_since
         return 0.0 if since is None else monotonic() - since
 
@@ -62,8 +62,8 @@ class GroupCommitWriter:
         """Run `work` inside a transaction; the future resolves after its commit, and after `on_commit`, which the
         writer's thread calls.
 
-        It fails with what `work` raised, and only its own changes are undone then; or with StoreFull or
-        StoreUnavailable when the group was not committed; or with UnansweredCommit when nobody knows whether it was.
+        It fails with the error of `work`, and then only its own changes are undone; or with StoreFull or
+        StoreUnavailable if the group was not committed; or with UnansweredCommit if that is unknown.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -73,10 +73,10 @@ class GroupCommitWriter:
         return future
 
     def submit_in_parts(self, part: JobPart, on_commit: Callable[[], None] = _nothing) -> "Future[int]":
-        """Run a long job part by part, each in a transaction of its own: what others submit goes between them.
+        """Run a long job part by part, each in a separate transaction: other jobs run between the parts.
 
-        The future resolves to the sum of what the parts counted. It fails as that of `submit` does; what the parts
-        before did stays.
+        The future resolves to the sum of the parts' counts. It fails as that of `submit` does; changes of earlier parts
+        stay.
         """
         done: Future[int] = Future()
         done.set_running_or_notify_cancel()
@@ -84,7 +84,7 @@ class GroupCommitWriter:
         return done
 
     def close(self) -> None:
-        """Finish what is queued, then stop the thread and drop the connections."""
+        """Finish the queued work, then stop the thread and drop the connections."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -121,7 +121,7 @@ class GroupCommitWriter:
             self._stuck_since = monotonic()
         try:
             outcomes = self._run_in_transaction(group)
-        except Exception as error:  # nothing of the group is in; everybody who waits hears why
+        except Exception as error:  # the whole group is undone; every caller receives the error
             if not isinstance(error, StoreUnavailable):
                 self._stuck_since = None
             for job in group:
@@ -140,7 +140,7 @@ class GroupCommitWriter:
             try:
                 return self._run_once(group)
             except LedgerContention:
-                # Nothing of it is in, and jobs touch nothing but the database: run them again.
+                # The group is undone, and jobs touch only the database: run them again.
                 continue
         return self._run_once(group)
 
@@ -152,11 +152,11 @@ class GroupCommitWriter:
         except Exception:
             if len(group) == 1:
                 raise
-        # Savepoints cost as much as the work, and are needed only now: one job failed and undid its neighbours'.
+        # Savepoints cost as much as the work, and are needed only now: one job failed and undid the others.
         return self._committed(lambda connection: [_run_on_savepoint(connection, job.work) for job in group])
 
     def _committed(self, work: Callable[[Connection], T]) -> T:
-        """Return what the work returned, once it is committed."""
+        """Return the result of the work, once it is committed."""
         has_run = False
         try:
             with typed_errors(), self._engine.begin() as connection:
@@ -166,10 +166,10 @@ class GroupCommitWriter:
         except LedgerContention:
             raise
         except StoreUnavailable as error:
-            # SQLite undoes what it cannot commit; a server may have committed it, and its answer is lost.
+            # SQLite undoes a failed commit; a server may have committed, with its answer lost.
             if self._engine.dialect.name == "sqlite":
                 raise
-            # One that became a standby may keep its connections, on which nothing is written any more.
+            # A server that became a standby may keep its connections, which cannot write.
             self._engine.dispose()
             if has_run:
                 raise UnansweredCommit("ledger", "it went away in a commit") from error
@@ -177,11 +177,11 @@ class GroupCommitWriter:
 
 
 def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
-    """Return what a job returned, or what it raised. A database that is full or away ends the whole group instead."""
+    """Return a job's result, or its error. A database that is full or away ends the whole group instead."""
     try:
         with typed_errors(), connection.begin_nested():
             return work(connection), None
     except (StoreFull, StoreUnavailable):
         raise
-    except Exception as error:  # a job's own defect is its caller's to hear, not its neighbours'
+    except Exception as error:  # only the job's own caller receives its error
         return None, error
