@@ -1,4 +1,4 @@
-"""The rpc kit: one server factory, one channel factory, and what every call carries. Free of torch and numpy.
+"""Serve and make calls: one server factory, one channel factory, and each call's context. Free of torch and numpy.
 
 settings = load_settings(...)                         # holds RpcServerSettings and RpcChannelSettings
 server = RpcServer(settings.rpc, "embedder")

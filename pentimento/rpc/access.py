@@ -1,5 +1,5 @@
-"""Who may call an RPC and how much may be sent to it, as its contract says in the options `allowed_roles` and
-`max_request_bytes`. No roles: nobody may. No size: `DEFAULT_REQUEST_BYTES`.
+"""Read the allowed roles and the largest request of an RPC from its contract's options `allowed_roles` and
+`max_request_bytes`. Without roles no caller is allowed; without a size `DEFAULT_REQUEST_BYTES` applies.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ROLE_OF = {
     auth_pb2.ROLE_ADMIN: Role.ADMIN,
     auth_pb2.ROLE_TENANT_ADMIN: Role.TENANT_ADMIN,
 }
-# Reflection tells the shape of the API: for everybody with a token.
+# Reflection shows the shape of the API: any caller with a token may use it.
 ANY_TOKEN = frozenset(Role) - {Role.ANYONE}
 
 
@@ -27,14 +27,14 @@ DEFAULT_REQUEST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Access:
-    """Of one RPC."""
+    """Hold the allowed roles and the largest request of one RPC."""
 
     roles: frozenset[Role]
     max_request_bytes: int = DEFAULT_REQUEST_BYTES
 
 
 def declared_access(service: str) -> dict[str, Access]:
-    """By method name, of a service whose contract is loaded. KeyError when it is not."""
+    """Return the access by method name, for a service with a loaded contract. KeyError without one."""
     descriptor = descriptor_pool.Default().FindServiceByName(service)
     return {method.name: access_of(method.GetOptions()) for method in descriptor.methods}
 
@@ -49,7 +49,7 @@ def roles_of(options: descriptor_pb2.MethodOptions) -> frozenset[Role]:
 
 
 def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> Caller:
-    """The caller, or raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
+    """Return the caller. Raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
     if caller is None:
         raise Unauthenticated(Reason.TOKEN_REQUIRED, 'this call needs metadata "authorization: Bearer <token>"')
     if not caller.roles & allowed:

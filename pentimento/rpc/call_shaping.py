@@ -1,9 +1,9 @@
-"""How fast the calls of one tenant begin, so that a storm of them does not hold up the calls of others.
+"""Limit the rate at which one tenant's calls begin, so that a storm does not delay the calls of others.
 
-gRPC hands calls over one after the other, in the order in which they came, whoever they are of. To take one costs a
-quarter of what it costs to read its message, to answer and to end it; all of that can wait. So a tenant's calls beyond
-a rate begin later, in their order. Whoever comes behind a storm waits until the storm is taken, not until it is served.
-A call whose caller leaves gives its turn to the next one. One event loop; no locks.
+gRPC delivers calls in arrival order, regardless of tenant. To take a call costs a quarter of the rest (reading its
+message, the answer, the end), and the rest can wait. So a tenant's calls beyond a rate begin later, in their order.
+Callers after a storm wait until it is taken, not until it is served. A call with a cancelled caller gives its turn to
+the next one. One event loop; no locks.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from pentimento.rpc.failures import too_many_waiting, too_many_waiting_of_one
 
-# Calls of one key that begin at once, however fast they come.
+# Calls of one key that begin immediately, at any rate.
 BURST_CALLS = 32
-# Of all keys together, and of one; each holds as much as a call that waits in gRPC.
+# Waiting calls of all keys together, and of one; each holds as much as a call that waits in gRPC.
 WAITING_CALLS = 4096
 WAITING_CALLS_OF_A_KEY = 2048
-# Keys that are past their bursts are forgotten whenever there are more than so many.
+# Above this number of keys, keys past their bursts are deleted.
 _KEPT_KEYS = 1024
 
 CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
@@ -31,14 +31,14 @@ def _call_later(delay_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
 
 @dataclass(eq=False)
 class _Line:
-    """The calls of one key that wait, in their order, and what lets the next one begin."""
+    """Hold the waiting calls of one key, in order, and the timer of the next one."""
 
     timer: asyncio.TimerHandle
     calls: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict)
 
 
 class CallShaper:
-    """At most so many calls a second begin for each key: a tenant, or the peer of a call that none was let in for."""
+    """Limit the calls a second that begin for each key: a tenant, or the peer of a call that was not admitted."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class CallShaper:
         self._step_s = 1.0 / calls_per_s
         self._monotonic = monotonic
         self._call_later = call_later
-        # When the next call of a key begins if none of its burst is left (GCRA's theoretical arrival time).
+        # The time at which a key's next call begins if its burst is used up (GCRA's theoretical arrival time).
         self._due_at: dict[str, float] = {}
         self._lines: dict[str, _Line] = {}
         self._waiting_count = 0
         self._closed = False
 
     def close(self) -> None:
-        """Let all begin that wait, and nobody wait from now on: a server that stops refuses them."""
+        """Let all waiting calls begin, and no call wait from now on: a stopping server rejects them."""
         self._closed = True
         lines, self._lines, self._waiting_count = self._lines, {}, 0
         for line in lines.values():
@@ -68,8 +68,8 @@ class CallShaper:
                     turn.set_result(None)
 
     async def begin(self, key: str) -> None:
-        """Wait until the call may begin. Raises ResourceExhausted when too many wait already, of all or of the key,
-        with the time after which those have begun."""
+        """Wait until the call may begin. Raises ResourceExhausted if too many wait already, in total or for the key,
+        with the time until those have begun."""
         if self._closed:
             return
         line = self._lines.get(key)
@@ -111,7 +111,7 @@ class CallShaper:
             del self._lines[key]
 
     def _let_in(self, key: str) -> None:
-        """Begin with the calls that are due: several where the event loop was late."""
+        """Begin the calls that are due: several if the event loop was late."""
         line, now = self._lines[key], self._monotonic()
         while line.calls and (due_at := self._due_at[key]) <= now:
             turn = next(iter(line.calls))

@@ -1,8 +1,8 @@
-"""The one channel factory: keepalive, message limits, token, TLS, deadlines and the request id on every call.
+"""Open channels: keepalive, message limits, token, TLS, deadlines and the request id on every call.
 
-Deadlines: a unary call that is given no `timeout` gets `default_deadline_ms`. A call with a stream of answers gets
-none: it lives until its caller stops it. Either is cut to the time that remains of the call in whose context it is
-made; work that shall outlive that call is started with `context.spawn_detached`.
+Deadlines: a unary call without `timeout` gets `default_deadline_ms`. A call with a response stream gets none: it lives
+until its caller stops it. Either is cut to the remaining time of the call in the current context;
+`context.spawn_detached` starts work that must outlive that call.
 
 The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
 """
@@ -32,9 +32,9 @@ Deserializer = Callable[[bytes], Any]
 ChannelOpener = Callable[[str], grpc.aio.Channel]
 
 
-# Those that opened a channel: this one, and those that it was forked off from.
+# Processes that opened a channel: this one, and its ancestors by fork.
 _PROCESSES: set[int] = set()
-# gRPC shares the connections of channels that are alike.
+# gRPC shares the connections of channels with equal options.
 OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 
 
@@ -46,13 +46,12 @@ def open_channel(
     own_connection: bool = False,
     credentials: ClientCredentials | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to "unix:/path" or "host:port"; connects with its first call. `token` stands in for
-    `service_token_file`; `own_connection`: no other channel's calls are on its connection; `credentials`: those of the
-    settings, held by who opens channels all the time, and goes on while the files do not hold what they should.
+    """Return a channel to "unix:/path" or "host:port"; it connects with its first call. `token` replaces
+    `service_token_file`; `own_connection`: no other channel shares its connection; `credentials`: those of the
+    settings, for callers that open many channels; they survive files that are temporarily invalid.
 
-    SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none,
-    RuntimeError in a process that was forked off from one with channels: gRPC's threads are not in it, and its first
-    call would wait for ever.
+    SettingsError if the token or the certificates cannot be read, InvalidArgument for an invalid `token`, RuntimeError
+    in a process forked from one with channels: it lacks gRPC's threads, and its first call would wait for ever.
     """
     return _opened(
         address, settings, bearer_of(settings, token), credentials, (OWN_CONNECTION,) if own_connection else ()
@@ -60,11 +59,11 @@ def open_channel(
 
 
 def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> ChannelOpener:
-    """Return what opens channels for as long as a process runs, with the `token` as in `open_channel`. The files of
-    token and certificates are read now, and again when they change: a channel that is opened while they are written is
-    opened by what they held before.
+    """Return a function that opens channels during the life of a process, with the `token` as in `open_channel`. The
+    files of token and certificates are read now, and again when they change: a channel that is opened while they are
+    written uses their previous content.
 
-    SettingsError when one does not hold now what it should.
+    SettingsError if a file is invalid now.
     """
     bearer, credentials = bearer_of(settings, token), ClientCredentials(settings)
     return lambda address: _opened(address, settings, bearer, credentials)
@@ -97,7 +96,7 @@ def _opened(
 
 
 class GivenToken:
-    """A token that stays the same. InvalidArgument for what no header carries."""
+    """Provide a constant token. InvalidArgument for characters that a header cannot carry."""
 
     def __init__(self, token: str) -> None:
         if not (token.isascii() and token.isprintable()):
@@ -114,7 +113,7 @@ class NoToken:
 
 
 class FileToken:
-    """The token in a file, read again when the file changes."""
+    """Provide the token in a file, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
         not_reloaded = "token not reloaded, the one before is shown on"
@@ -142,7 +141,7 @@ def open_token(path: Path | None) -> Token:
 
 
 class KitCall:
-    """A callable of one method, of any of gRPC's four forms, that adds deadline and metadata."""
+    """Call one method, of any of gRPC's four forms, with deadline and metadata."""
 
     def __init__(self, call: Callable[..., Any], token: Token, default_s: float | None) -> None:
         self._call = call
@@ -169,7 +168,7 @@ class KitCall:
 
 
 class KitChannel(grpc.aio.Channel):
-    """A grpc.aio.Channel whose calls all pass through KitCall."""
+    """Wrap a grpc.aio.Channel so that all its calls pass through KitCall."""
 
     def __init__(self, channel: grpc.aio.Channel | RenewedChannel, token: Token, default_s: float) -> None:
         # Any, because the stub leaves out the `_registered_method` that generated code passes.

@@ -1,4 +1,4 @@
-"""TLS and mTLS from PEM files. Unix sockets are never wrapped: they are guarded by their file mode."""
+"""Make TLS and mTLS credentials from PEM files. Unix sockets are never wrapped: their file mode protects them."""
 
 import functools
 import ssl
@@ -12,13 +12,13 @@ from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.shown_certificate import CurrentContext, ShownCertificate
 from pentimento.rpc.watched_file import Version, version_of
 
-# What one process calls others by: each set of files as it is now and as it was before.
+# Cached credentials of one process: each set of files in its current and its previous state.
 KEPT_COUNT = 8
 
 
 def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | None:
-    """Credentials of the host:port listeners; None without a certificate. With a client CA clients must show theirs.
-    SettingsError when a file does not hold what it should: gRPC would only find that it cannot listen."""
+    """Return the credentials of the host:port listeners; None without a certificate. With a client CA clients must
+    present certificates. SettingsError for an invalid file: gRPC would only report that it cannot listen."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     shown = ShownCertificate(served_files(settings))
@@ -28,8 +28,8 @@ def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | 
 
 
 def server_tls(settings: RpcServerSettings, *protocols: str) -> ssl.SSLContext | None:
-    """Return the same for connections whose TLS ends before gRPC, and on which one of these protocols (ALPN) is spoken;
-    whatever is wanted without any."""
+    """Return the same for connections that end TLS before gRPC, and that agree on one of these protocols (ALPN), or on
+    any without `protocols`."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return CurrentContext(ShownCertificate(served_files(settings), protocols))
@@ -40,8 +40,8 @@ def served_files(settings: RpcServerSettings) -> PemFiles:
 
 
 class ClientCredentials:
-    """By what servers at host:port are called; read again when the files change. SettingsError where they do not hold
-    what they should at first."""
+    """Provide the credentials for calls to host:port servers; read again when the files change. SettingsError if they
+    are invalid at first."""
 
     def __init__(self, settings: RpcChannelSettings) -> None:
         not_reloaded = "certificates not reloaded, the previous ones are used"
@@ -49,14 +49,13 @@ class ClientCredentials:
         self._reading = KeptReading(paths, lambda: channel_credentials(settings), not_reloaded)
 
     def current(self) -> grpc.ChannelCredentials | None:
-        """Return what to call with now: the same for as long as the files hold the same; None for no TLS."""
+        """Return the current credentials: the same object until the files change; None for no TLS."""
         return self._reading.current()
 
 
 def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for host:port servers, the same for as long as the files hold the same; None without authorities to
-    check servers by. SettingsError when a file does not hold what it should: gRPC would only find that nobody can be
-    reached."""
+    """Return credentials for host:port servers, the same object until the files change; None without authorities that
+    verify servers. SettingsError for an invalid file: gRPC would only report that no server can be reached."""
     if settings.tls_ca_file is None:
         return None
     files = called_files(settings)
@@ -69,8 +68,8 @@ def called_files(settings: RpcChannelSettings) -> PemFiles:
 
 @functools.lru_cache(KEPT_COUNT)
 def _judged(files: PemFiles, versions: tuple[Version | None, ...]) -> Pems:
-    """Event loops open channels, the edge's for every caller, and to judge the authorities that come with a system
-    takes 50 ms."""
+    """Validate the files once per version: event loops open channels, the edge one for every caller, and the validation
+    of a system's authorities takes 50 ms."""
     return load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
 
 

@@ -1,22 +1,21 @@
-"""The catalogue: domain errors as google.rpc.Status and back.
+"""Convert domain errors to google.rpc.Status and back.
 
-    error                  gRPC status            details besides ErrorInfo(reason, "pentimento", metadata)
+    error                  gRPC status            details after ErrorInfo(reason, "pentimento", metadata)
     InvalidArgument        INVALID_ARGUMENT       BadRequest with a violation for each field
-    NotFound               NOT_FOUND              BadRequest where a field names what is not there
+    NotFound               NOT_FOUND              BadRequest if a field names the missing thing
     Unauthenticated        UNAUTHENTICATED
     PermissionDenied       PERMISSION_DENIED
-    ResourceExhausted      RESOURCE_EXHAUSTED     RetryInfo when it says when to come back
+    ResourceExhausted      RESOURCE_EXHAUSTED     RetryInfo with the retry time, if known
     FailedPrecondition     FAILED_PRECONDITION
     Aborted                ABORTED
     DeadlineExceeded       DEADLINE_EXCEEDED
     Cancelled              CANCELLED
-    Unavailable            UNAVAILABLE            RetryInfo when it says when to come back
+    Unavailable            UNAVAILABLE            RetryInfo with the retry time, if known
     Internal               INTERNAL
-    anything else          INTERNAL               reason UNEXPECTED, an error id, and nothing of what went wrong
+    anything else          INTERNAL               reason UNEXPECTED and an error id, without the cause
 
-Subclasses travel as the nearest class above with their own reason. Statuses that are not ours (a proxy's, a lost
-connection's) come back as the error of their code, with a sentence of this catalogue instead of the transport's
-internals.
+Subclasses travel as the nearest class above with their own reason. Foreign statuses (a proxy's, a lost connection's)
+come back as the error of their code, with a sentence of this catalogue instead of the transport's internals.
 """
 
 import logging
@@ -35,7 +34,7 @@ from pentimento.rpc.metadata import STATUS_DETAILS
 logger = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "pentimento"
-# A status travels in headers, of which HTTP/2 peers accept 8 KiB: percent-encoded and in base64 all this stays below.
+# A status travels in headers, and HTTP/2 peers accept 8 KiB: percent-encoded and in base64 all this stays below.
 MAX_MESSAGE_BYTES = 512
 MAX_TEXT_BYTES = 192
 MAX_NAME_BYTES = 96
@@ -52,7 +51,7 @@ CLASS_OF: dict[grpc.StatusCode, type[PentimentoError]] = {
     grpc.StatusCode.UNKNOWN: errors.Internal,
     grpc.StatusCode.DATA_LOSS: errors.Internal,
 }
-# For statuses that the other end's kit did not write.
+# For foreign statuses.
 FOREIGN_MESSAGE = {
     grpc.StatusCode.UNAVAILABLE: "the server cannot be reached",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the deadline passed before the answer came",
@@ -62,12 +61,12 @@ FOREIGN_MESSAGE = {
 
 
 def code_of(error: PentimentoError) -> grpc.StatusCode:
-    """The status code of the nearest class of the catalogue."""
+    """Return the status code of the nearest class of the catalogue."""
     return next((CODE_OF[cls] for cls in type(error).__mro__ if cls in CODE_OF), grpc.StatusCode.INTERNAL)
 
 
 def to_status(error: PentimentoError) -> status_pb2.Status:
-    """The error as google.rpc.Status, cut to what fits into headers."""
+    """Return the error as google.rpc.Status, cut to what fits into headers."""
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(error.message, MAX_MESSAGE_BYTES))
     metadata = {cut(key, MAX_NAME_BYTES): cut(value) for key, value in list(error.metadata.items())[:MAX_ITEMS]}
     status.details.add().Pack(
@@ -90,7 +89,7 @@ def bad_request(violations: Iterable[FieldViolation]) -> error_details_pb2.BadRe
 
 
 def cut(text: str, size_bytes: int = MAX_TEXT_BYTES) -> str:
-    """At most `size_bytes` of UTF-8, the end marked when something is missing, and nothing that UTF-8 cannot carry."""
+    """Return at most `size_bytes` of UTF-8, marked at the end if cut, without characters that UTF-8 cannot carry."""
     whole = text[: size_bytes + 1].encode(errors="replace")
     if len(whole) <= size_bytes:
         return whole.decode()
@@ -99,7 +98,7 @@ def cut(text: str, size_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def from_status(status: status_pb2.Status) -> PentimentoError | None:
-    """The error that `to_status` wrote; None when the status is not of our domain."""
+    """Return the error that `to_status` wrote; None for a status of another domain."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     has_retry = False
     for detail in status.details:
@@ -122,7 +121,7 @@ def code_from_number(number: int) -> grpc.StatusCode:
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
-    """The domain error behind a failed call, whoever wrote its status. Raise it `from error`."""
+    """Return the domain error of a failed call, also for a foreign status. Raise it `from error`."""
     trailing = error.trailing_metadata()
     packed = trailing.get(STATUS_DETAILS) if trailing is not None else None
     if isinstance(packed, bytes):
@@ -136,17 +135,17 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
 
 
 def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
-    """The error of a status that no kit wrote.
+    """Return the error of a foreign status.
 
-    Nobody hears of a cancel of one's own as a status. The other end's is a stream that was reset: of calls that nobody
-    had taken yet when a server stopped, or that a proxy cut off. They were not answered, and may be made again.
+    A caller never receives its own cancel as a status. The server's cancel is a reset stream: of calls that were not
+    yet taken when a server stopped, or that a proxy cut off. They were not answered, and may be repeated.
     """
     if code is grpc.StatusCode.CANCELLED:
         code = grpc.StatusCode.UNAVAILABLE
     if code is grpc.StatusCode.UNAVAILABLE:
         logger.debug("unreachable", extra={"details": details})
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        # gRPC's own refusal names both sizes as "(size vs. limit)"; nothing else of its text is passed on.
+        # gRPC's rejection gives both sizes as "(size vs. limit)"; the rest of its text is dropped.
         size, _, limit = details.rpartition("(")[2].rstrip(")").partition(" vs. ")
         return message_too_large(size, limit)
     message = FOREIGN_MESSAGE.get(code, f"the call failed with {code.name}")
@@ -154,13 +153,14 @@ def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
 
 
 def message_too_large(size: str, limit: str) -> errors.ResourceExhausted:
-    """`size` and `limit` in bytes, as digits; anything else is not passed on."""
+    """Return the error of a message that is too large. `size` and `limit` in bytes, as digits; other text is
+    dropped."""
     known = {"size_bytes": size, "limit_bytes": limit} if size.isdecimal() and limit.isdecimal() else {}
     detail = f": {size} bytes are more than the limit of {limit} bytes" if known else ""
     return errors.ResourceExhausted(Reason.MESSAGE_TOO_LARGE, f"the message is too large{detail}", metadata=known)
 
 
 def unexpected() -> errors.Internal:
-    """What callers learn of an exception outside the catalogue: an id to be found in the log, and nothing else."""
+    """Return the error for an exception outside the catalogue: callers receive only an id, which the log also has."""
     error_id = secrets.token_hex(8)
     return errors.Internal("UNEXPECTED", f"internal error {error_id}", metadata={"error_id": error_id})

@@ -1,4 +1,4 @@
-"""What a failed call is answered with, and what the log learns of it."""
+"""Build the answer to a failed call, and its log record."""
 
 import logging
 from typing import Any
@@ -24,7 +24,7 @@ RETRY_AFTER_MS = 250
 
 
 def explain(error: Exception, path: str) -> PentimentoError:
-    """The error to answer with. Defects are logged with their traceback, and their text goes no further."""
+    """Return the error to answer with. Defects are logged with their traceback, and their text stays in the log."""
     if isinstance(error, ExceptionGroup):
         error = first_of(error)
     known = error if isinstance(error, PentimentoError) and not is_refusal_of_ourselves(error) else unexpected()
@@ -37,14 +37,14 @@ def explain(error: Exception, path: str) -> PentimentoError:
 
 
 def is_refusal_of_ourselves(error: PentimentoError) -> bool:
-    """Another process refused our token: the caller, whose own was fine, would take it for theirs."""
+    """Return whether another process rejected our own token: the caller, with a valid token, would blame its own."""
     return isinstance(error, Unauthenticated | PermissionDenied) and isinstance(
         error.__cause__ or error.__context__, grpc.RpcError
     )
 
 
 def first_of(group: ExceptionGroup[Exception]) -> Exception:
-    """What a task group failed with, when all of it is domain errors: the first. Otherwise the group."""
+    """Return the first error of a task group that failed with domain errors only; otherwise the group."""
     ours, others = group.split(PentimentoError)
     while isinstance(ours, ExceptionGroup) and others is None:
         first = ours.exceptions[0]
@@ -55,9 +55,9 @@ def first_of(group: ExceptionGroup[Exception]) -> Exception:
 
 
 def answer_with(context: grpc.aio.ServicerContext[Any, Any], error: PentimentoError) -> None:
-    """Let the call end with the error's status, its details, and the id to ask for in the logs, once its handler
-    returns. `context.abort` would say the same by an exception that refers to itself: fifty objects of each refused
-    call would wait for the garbage collector."""
+    """Let the call end with the error's status, its details, and the id for the logs, once its handler returns.
+    `context.abort` would raise an exception that refers to itself: fifty objects of each rejected call would wait for
+    the garbage collector."""
     status = to_status(error)
     context.set_code(code_of(error))
     context.set_details(status.message)
@@ -85,7 +85,7 @@ def too_many_calls_of_one(limit: int) -> ResourceExhausted:
 
 
 def too_many_waiting(limit: int) -> ResourceExhausted:
-    """Make the error of a call beyond those that may wait to begin."""
+    """Return the error for a call when too many already wait to begin."""
     return ResourceExhausted(
         "TOO_MANY_CALLS",
         f"{limit} calls wait already to begin, this tenant's or peer's faster than tenant_calls_per_s",
@@ -94,7 +94,7 @@ def too_many_waiting(limit: int) -> ResourceExhausted:
 
 
 def too_many_waiting_of_one(limit: int, wait_s: float) -> ResourceExhausted:
-    """Make the error of a call beyond those of its tenant or peer that may wait to begin, which takes `wait_s`."""
+    """Return the error for a call when too many of its tenant or peer wait to begin, for `wait_s` seconds."""
     return ResourceExhausted(
         "TOO_MANY_CALLS",
         f"{limit} calls of this tenant or peer wait already to begin: they come faster than tenant_calls_per_s",

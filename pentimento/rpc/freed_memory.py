@@ -1,10 +1,10 @@
-"""Return freed memory of the C heap to the system when the process is idle, and keep a bounded part of it before that.
+"""Return freed memory of the C heap to the system when the process is idle, and keep a bounded part until then.
 
-glibc returns only what is free at the end of a heap: one small live block behind the messages of an attack holds all of
-them (measured: 44 to 118 MiB of a process that uses 44). `malloc_trim` returns free pages wherever they are, except at
-the end of a heap that is not the first: eight threads that had each handled an image of 8 MiB held 66 MiB. So all
-threads of a service share one heap. Trimming takes up to 60 ms, and other threads wait for the heap, so it runs only
-when it pays and the process is idle.
+glibc returns only free memory at the end of a heap: one small live block after the messages of an attack holds all
+their memory (measured: 44 to 118 MiB of a process that uses 44). `malloc_trim` returns free pages wherever they are,
+except at the end of a heap that is not the first: eight threads that had each handled an image of 8 MiB held 66 MiB. So
+all threads of a service share one heap. Trimming takes up to 60 ms, and other threads wait for the heap, so it runs
+only when it pays and the process is idle.
 
 The kernel clears each page that it hands out again. Two kinds of process therefore keep freed memory until they rest:
 
@@ -31,18 +31,18 @@ STATM = Path("/proc/self/statm")
 LOOK_S = 1.0
 FREED_BYTES = 8 * MEBIBYTE
 QUIET_BYTES = MEBIBYTE
-# What a picture's message takes, and what a few of them do.
+# The size of one image's message, and of a few.
 PICTURE_BLOCK_BYTES = 32 * MEBIBYTE
 PICTURES_BYTES = 64 * MEBIBYTE
-# Larger blocks come from the kernel and go back to it: no network needs one in each of its passes.
+# Larger blocks come from the kernel and return to it: no network needs one in each pass.
 LARGEST_KEPT_BLOCK_BYTES = 256 * MEBIBYTE
 KEPT_BYTES = 512 * MEBIBYTE
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class HeapFigures(ctypes.Structure):
-    """What glibc tells of its heaps, in bytes and blocks: `struct mallinfo2` of malloc.h."""
+    """Hold glibc's report on its heaps, in bytes and blocks: `struct mallinfo2` of malloc.h."""
 
     _fields_ = [
         ("arena", ctypes.c_size_t),
@@ -62,30 +62,30 @@ class HeapFigures(ctypes.Structure):
 
 
 class FreedWatch:
-    """Tells when freed memory is worth giving back, from the bytes held beyond those in use, read at regular times.
+    """Decide when to return freed memory, from the bytes held beyond those in use, read at regular times.
 
-    These count the program itself too, which stays: what matters is by how much they exceed the least since freed
-    memory was last given back. Resident bytes alone would not tell: glibc frees without a change of theirs.
+    These include the program itself, which stays: the excess over the minimum since the last return matters. Resident
+    bytes alone would not show it: glibc frees without changing them.
     """
 
     def __init__(self, spare_bytes: int) -> None:
         self._least_bytes = self._last_bytes = spare_bytes
 
     def pays(self, spare_bytes: int) -> bool:
-        """Return whether FREED_BYTES were freed and kept since this was last so, and the process is at rest."""
+        """Return whether FREED_BYTES were freed and kept since the last time this was true, and the process is idle."""
         quiet = abs(spare_bytes - self._last_bytes) <= QUIET_BYTES
         self._last_bytes = spare_bytes
         self._least_bytes = min(self._least_bytes, spare_bytes)
         if not quiet or spare_bytes - self._least_bytes < FREED_BYTES:
             return False
-        # What stays after it is no freed memory.
+        # Memory that remains after the return is not freed memory.
         self._least_bytes = spare_bytes
         return True
 
 
 async def give_back_freed_memory() -> None:
-    """Gives freed memory back to the system, until cancelled; returns at once where the C library cannot (glibc can,
-    from 2.33 on)."""
+    """Return freed memory to the system, until cancelled; end immediately if the C library cannot (glibc can, from 2.33
+    on)."""
     library = ctypes.CDLL(None)
     if not (hasattr(library, "malloc_trim") and hasattr(library, "mallinfo2") and STATM.exists()):
         return
@@ -93,23 +93,23 @@ async def give_back_freed_memory() -> None:
     watch = FreedWatch(spare_bytes(library))
     while True:
         await asyncio.sleep(LOOK_S)
-        # Under attack a process may be out of descriptors or threads: it gives back what was freed after that.
+        # Under attack a process may be out of descriptors or threads: it returns the memory after the attack.
         with suppress(OSError, RuntimeError):
             if watch.pays(spare_bytes(library)):
-                # A thread of its own, which ends with it: the event loop goes on, and no pool keeps a thread for it.
+                # A separate, short thread: the event loop continues, and no pool keeps a thread for it.
                 Thread(target=trim_heap, name="malloc-trim", daemon=True).start()
 
 
 def share_one_heap() -> bool:
-    """Let all threads share one heap, and keep there what a few pictures take, until the process rests; call it before
-    there are other threads. Return whether the C library can: glibc can."""
+    """Let all threads share one heap, and keep memory for a few images there until the process is idle; call it before
+    other threads exist. Return whether the C library can: glibc can."""
     return _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, PICTURE_BLOCK_BYTES), (_M_TRIM_THRESHOLD, PICTURES_BYTES))
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed blocks for later ones until the process rests, in one heap for all threads; call it behind
-    `share_one_heap`, and before there are other threads. Return whether the C library can: glibc can."""
-    # A heap of another thread's own has no room for a block of more than 64 MiB, and goes as a whole.
+    """Keep freed blocks for later ones until the process is idle, in one heap for all threads; call it after
+    `share_one_heap`, and before other threads exist. Return whether the C library can: glibc can."""
+    # Another thread's separate heap has no room for a block of more than 64 MiB, and is freed as a whole.
     return _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES))
 
 
@@ -119,19 +119,19 @@ def _set(*settings: tuple[int, int]) -> bool:
 
 
 def trim_heap() -> None:
-    """Give all freed pages back to the system now, where the C library can."""
+    """Return all freed pages to the system now, if the C library can."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def spare_bytes(library: ctypes.CDLL) -> int:
-    """Return the bytes that this process holds in memory beyond those that its C heaps have in use (Linux). `library`
-    is the C library, whose mallinfo2 returns HeapFigures; it takes about 0.1 ms."""
+    """Return the bytes that this process holds in memory beyond those in use in its C heaps (Linux). `library` is the C
+    library, whose mallinfo2 returns HeapFigures; it takes about 0.1 ms."""
     heaps: HeapFigures = library.mallinfo2()
     return resident_bytes() - heaps.uordblks - heaps.hblkhd
 
 
 def resident_bytes() -> int:
-    """Return what this process holds in memory, in bytes, as the kernel counts it (Linux)."""
+    """Return the resident memory of this process in bytes, as the kernel counts it (Linux)."""
     return int(STATM.read_text().split()[1]) * getpagesize()

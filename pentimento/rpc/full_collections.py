@@ -1,8 +1,8 @@
-"""Full garbage collections come in quiet moments.
+"""Run full garbage collections in quiet moments.
 
-By itself the interpreter looks through all that lives whenever there is a quarter more of it: behind two thousand calls
-that wait, this holds up everybody for 110 to 180 ms, several times a minute (CPython 3.11). What only it can free is
-little: half a megabyte of ten thousand refused calls. The younger generations are collected as ever.
+By itself the interpreter scans all live objects whenever their number has grown by a quarter: with two thousand waiting
+calls, this delays every caller for 110 to 180 ms, several times a minute (CPython 3.11). Only a full collection frees
+little: half a megabyte of ten thousand rejected calls. The younger generations are collected as usual.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ import gc
 from collections.abc import Callable
 
 LOOK_S = 1.0
-# In which no call begins or ends.
+# No call begins or ends in this time.
 QUIET_S = 0.02
-# In collections of the middle generation since the last full one: the interpreter's own bound, and that beyond which no
-# quiet moment is waited for.
+# Collections of the middle generation since the last full one: the interpreter's own bound, and the bound after which
+# the full collection no longer waits for a quiet moment.
 DUE_AFTER = 10
 OVERDUE_AFTER = 500
 NEVER = 1 << 30
 
 
 async def collect_in_quiet_moments(activity: Callable[[], object]) -> None:
-    """Collect fully where it is due and nobody is answered, instead of where the interpreter would, until cancelled.
+    """Run due full collections while no call is answered, in place of the interpreter's own times, until cancelled.
 
-    What `activity` returns changes whenever a call begins or ends.
+    The return value of `activity` changes whenever a call begins or ends.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, NEVER)

@@ -1,4 +1,4 @@
-"""The keys of cache grants, in a file that gateways and workers share; it may be replaced while they run."""
+"""Read the keys of cache grants from a file that gateways and workers share; it may be replaced while they run."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ MIN_KEY_CHARS = 32
 
 
 class GrantKeys:
-    """One key a line: the first one signs, all of them are believed. Raises SettingsError for a file without a key, or
-    with a short one; later the keys that were read last stay."""
+    """Provide one key a line: the first one signs, all are accepted. Raises SettingsError for a file without a key, or
+    with a short one; later an invalid file leaves the previous keys in force."""
 
     def __init__(self, path: Path) -> None:
         self._reading = KeptReading([path], lambda: read_keys(path), "the keys of grants stay as they were")
@@ -35,5 +35,5 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def open_grant_keys(path: Path | None) -> GrantKeys | None:
-    """None without a file."""
+    """Return the keys of the file; None without a path."""
     return GrantKeys(path) if path is not None else None

@@ -1,7 +1,7 @@
-"""grpc.health.v1: what load balancers, supervisors and compose ask before they send anything.
+"""Serve grpc.health.v1, which load balancers, supervisors and compose query before they send calls.
 
-The servicer that comes with grpcio-health-checking holds its lock while it writes to a watcher, so that one who does
-not read would keep the others, and our own drain, waiting. Here watchers have an event each.
+The servicer of grpcio-health-checking holds its lock while it writes to a watcher, so that a watcher that does not read
+would delay the others, and our own drain. Here each watcher has an event.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from pentimento.domain.errors import NotFound
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 OVERALL = ""
-# Of trailing metadata: why a process that is up is not serving.
+# Trailing metadata with the reason why a running process does not serve.
 REASON_KEY = "pentimento-not-serving-reason"
 Status = health_pb2.HealthCheckResponse
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """One state for the process, told under "" and under the name of each service it serves."""
+    """Report one state for the process, under "" and under the name of each service it serves."""
 
     def __init__(self) -> None:
         self._names = {OVERALL}
@@ -38,12 +38,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return self._serving and not self._held_back
 
     def set(self, serving: bool) -> None:
-        """Changes the state and wakes those who watch it."""
+        """Change the state and wake its watchers."""
         self._serving = serving
         self._wake()
 
     def hold_back(self, reason: str) -> None:
-        """Changes the state: not serving while there is a reason. `Check` sends it as trailing metadata."""
+        """Change the state: not serving while there is a reason. `Check` sends it as trailing metadata."""
         self._held_back = reason
         self._wake()
 
@@ -61,7 +61,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The state now and every later one; a watcher that is slow misses states between, never the last."""
+        """Yield the state now and every later one; a slow watcher misses states between, never the last."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         reported = None

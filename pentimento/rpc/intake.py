@@ -1,9 +1,9 @@
-"""How request messages are taken in: after their caller is known, in turn, within a time, never too many at once.
+"""Receive request messages: after their caller is known, in turn, within a time, a bounded number together.
 
-gRPC receives a message whole, up to the server's one limit. It begins when it is asked to: until then a peer pushes no
-more than a stream's window. Hence each message is asked for from a place of `ReceivingTurns`, and the places times the
-server's limit are what all peers together can make a process hold, whatever they announce. A message that has not come
-within `QUICK_S` moves to a steady place, or gives up its own when others wait for it.
+gRPC receives a message whole, up to the server's one limit. It begins on request: until then a peer sends at most a
+stream's window. Hence each message is requested from a place of `ReceivingTurns`, and the places times the server's
+limit bound the memory that all peers together can occupy, at any announced size. A message that has not arrived within
+`QUICK_S` moves to a steady place, or loses its place when others wait.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from pentimento.rpc.turns import ReceivingTurns
 
 Context = grpc.aio.ServicerContext[Any, Any]
 QUICK_S = 0.25
-# What a slow peer may take for each MiB that its method allows, besides the time for any message.
+# Extra time for a slow peer for each MiB that its method allows.
 SECONDS_PER_MEBIBYTE = 1.0
 MEBIBYTE = 1 << 20
 END = grpc.aio.EOF
 
 
 class Intake:
-    """Receives the messages of one server."""
+    """Receive the messages of one server."""
 
     def __init__(self, largest_bytes: int, budget_bytes: int, timeout_s: float, *, shared: bool) -> None:
-        """`shared`: callers are of several tenants, none of which may hold more than half of the places."""
+        """Open the places. `shared`: callers are of several tenants, and none may hold more than half of the places."""
         count = max(budget_bytes // largest_bytes, 2)
         quick_count = max(count // 4, 1)
         steady_count = count - quick_count
@@ -40,10 +40,10 @@ class Intake:
         self._timeout_s = timeout_s
 
     async def one(self, context: Context, key: str, limit_bytes: int, *, may_settle: bool) -> bytes:
-        """The only message of a call, of at most `limit_bytes`.
+        """Return the only message of a call, of at most `limit_bytes`.
 
-        DeadlineExceeded when it does not come in time, ResourceExhausted when others need its place or it is too large,
-        InvalidArgument when the call ended without it.
+        DeadlineExceeded if it does not arrive in time, ResourceExhausted if others need its place or it is too large,
+        InvalidArgument if the call ended without it.
         """
         until = asyncio.get_running_loop().time() + self.seconds_for(limit_bytes)
         place = Place(self._turns, key, until, may_settle=may_settle)
@@ -57,9 +57,9 @@ class Intake:
         return checked(data, limit_bytes)
 
     def keep_place(self, key: str) -> None:
-        """For a stream of messages, until `leave_place`: whether one is on its way cannot be told.
+        """Keep a place for a stream of messages, until `leave_place`: whether a message is in transit is unknown.
 
-        ResourceExhausted when there is none for this key.
+        ResourceExhausted if there is none for this key.
         """
         if not self._turns.settle(key):
             raise too_many_messages()
@@ -68,8 +68,8 @@ class Intake:
         self._turns.unsettle(key)
 
     async def many(self, context: Context, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-        """The messages of a stream, each of at most `limit_bytes`. DeadlineExceeded when the first does not come in
-        time."""
+        """Yield the messages of a stream, each of at most `limit_bytes`. DeadlineExceeded if the first does not arrive
+        in time."""
         try:
             async with asyncio.timeout(self.seconds_for(limit_bytes)):
                 data = await context.read()
@@ -80,28 +80,28 @@ class Intake:
             data = await context.read()
 
     def seconds_for(self, limit_bytes: int) -> float:
-        """Return how long a message of a method may take that takes so many bytes."""
+        """Return the time that a message of `limit_bytes` may take."""
         return self._timeout_s + SECONDS_PER_MEBIBYTE * (limit_bytes / MEBIBYTE)
 
 
 class Place:
-    """Where one message is received."""
+    """Receive one message at a place."""
 
     __slots__ = ("_key", "_may_settle", "_settled", "_timer", "_turns", "_until", "in_turn")
 
     def __init__(self, turns: ReceivingTurns, key: str, until: float, *, may_settle: bool) -> None:
-        """`until`: when the message has to be there, by the event loop's clock."""
+        """Prepare to receive. `until`: the latest arrival of the message, by the event loop's clock."""
         self._turns = turns
         self._key = key
         self._until = until
         self._may_settle = may_settle
         self._settled = False
-        # False while it waits for its turn, and again when others got it.
+        # False while it waits for its turn, and again after others got it.
         self.in_turn = False
 
     async def receive(self, context: Context, limit: asyncio.Timeout) -> Any:
-        """The next message, or END. `limit`, which has no end yet, expires when the message has not come in time, or
-        when the place is needed by others."""
+        """Return the next message, or END. `limit`, which has no end yet, expires if the message does not arrive in
+        time, or if others need the place."""
         await self._enter(limit)
         self.in_turn = True
         self._look_later(limit)
@@ -115,7 +115,7 @@ class Place:
                 self._turns.leave(self._key)
 
     async def _enter(self, limit: asyncio.Timeout) -> None:
-        """Most messages find a place and are there at once: the end is set only where one waits for either."""
+        """Enter a quick place. Most messages get one immediately: the end is set only for a wait."""
         if asyncio.get_running_loop().time() + QUICK_S >= self._until or not self._turns.may_enter(self._key):
             limit.reschedule(self._until)
         await self._turns.enter(self._key)
@@ -124,7 +124,7 @@ class Place:
         self._timer = asyncio.get_running_loop().call_later(QUICK_S, self._look, limit)
 
     def _look(self, limit: asyncio.Timeout) -> None:
-        """A message that takes its time moves to a steady place; where there is none it goes once others wait."""
+        """Move a slow message to a steady place; if there is none, end it once others wait."""
         if limit.when() is None:
             limit.reschedule(self._until)
         if self._may_settle and self._turns.settle(self._key):

@@ -1,4 +1,4 @@
-"""What files hold, read again while a process runs."""
+"""Read files again when they change while a process runs."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ Held = TypeVar("Held")
 
 
 class KeptReading(Generic[Held]):
-    """What was read last; read again when one of the files changes, looked at once a second at most. What cannot be
-    read changes nothing: whoever replaces files may leave them without their content, or unfit for each other, for a
-    moment. SettingsError where it is so at first."""
+    """Hold the last valid content of files; read again when one changes, checked once a second at most. Invalid content
+    changes nothing: files that are being replaced may be empty, or may not match each other, for a moment.
+    SettingsError if they are invalid at first."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Held], in_vain: str) -> None:
-        """`read` raises SettingsError for files that do not hold what they should; `in_vain` is logged then."""
+        """Read the files. `read` raises SettingsError for invalid files; then `in_vain` is logged."""
         self._files = [WatchedFile(path) for path in paths]
         self._read = read
         self._in_vain = in_vain
         self._held = read()
 
     def current(self) -> Held:
-        """Return it: the same object for as long as the files stay as they are."""
-        # All are asked: each tells of a change once.
+        """Return the content: the same object until the files change."""
+        # Every file is checked: each reports a change once.
         if any([file.changed() for file in self._files]):
             try:
                 self._held = self._read()

@@ -1,4 +1,4 @@
-"""Keys of tenants that a process takes beside the tokens of its file: by digest, as they were last put here."""
+"""Hold the tenants' keys that a process accepts in addition to its token file: by digest, replaced as a whole."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ from pentimento.rpc.tokens import blinded
 
 
 class KeyRing:
-    """The keys that are taken now. They end at their time, whether anybody puts others here or not."""
+    """Hold the accepted keys. They end at their time, also without a replacement."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
@@ -19,8 +19,7 @@ class KeyRing:
         return len(self._keys)
 
     def replace(self, keys: Iterable[HashedKey], identities: Mapping[str, str] | None = None) -> None:
-        """Take these keys from here on and no others; changes state. `identities`: of tenants, by their names, where
-        they differ from those."""
+        """Accept only these keys from here on. `identities`: of tenants, by name, if they differ from the name."""
         callers: dict[str, Caller] = {}
         fresh = {}
         for one in keys:
@@ -30,7 +29,7 @@ class KeyRing:
         self._keys = fresh
 
     def find(self, digest: bytes) -> Caller | None:
-        """Return whose key has this blinded digest; None for an unknown one, and for one that has ended."""
+        """Return the caller whose key has this blinded digest; None for an unknown or ended key."""
         found = self._keys.get(digest)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Signals of a process, and work that a signal may interrupt."""
+"""Handle the signals of a process, and run work that a signal may interrupt."""
 
 import asyncio
 import signal
@@ -10,9 +10,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """A context manager in which SIGTERM and SIGINT ask first and insist the second time; a third kills the process.
+    """Handle SIGTERM and SIGINT in a context: the first asks, the second insists, a third kills the process.
 
-    `on_hangup` is called on SIGHUP.
+    SIGHUP calls `on_hangup`.
     """
 
     def __init__(self, on_hangup: Callable[[], None]) -> None:
@@ -37,14 +37,14 @@ class StopSignals:
         if self.asked.is_set():
             self.insisted.set()
             for number in STOPS:
-                # The event loop may be what hangs: from here on the kernel acts by itself.
+                # The event loop itself may hang: from here on the kernel acts by itself.
                 self._loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
         self.asked.set()
 
 
 async def completes(work: Callable[[], Awaitable[None]], interrupt: asyncio.Event) -> bool:
-    """Runs `work` until it is done (True; raises what it raises) or the event interrupts and cancels it (False)."""
+    """Run `work` until it is done (True; raises its errors) or the event interrupts and cancels it (False)."""
     working = asyncio.ensure_future(work())
     interrupted = asyncio.ensure_future(interrupt.wait())
     try:

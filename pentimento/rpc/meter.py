@@ -1,11 +1,11 @@
-"""Counts of the calls a process serves, by method and status code.
+"""Count the calls of a process, by method and status code.
 
     pentimento_rpc_requests_total{method, code}   calls answered
     pentimento_rpc_latency_seconds{method}        from a call's arrival to its last answer
     pentimento_rpc_in_flight_count{method}        calls being served
 
-Every call writes them, from the event loop alone, hence plain numbers: prometheus_client's own metrics take a lock for
-each change, which cost more than everything else the kit does to a call. They become metrics when somebody reads them.
+Every call writes them, only from the event loop, hence plain numbers: prometheus_client's own metrics take a lock for
+each change, which cost more than all other work of the kit for a call. A read converts them to metrics.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from pentimento.telemetry.metrics import LATENCY_BUCKETS_S
 
 
 class MethodMeter:
-    """The numbers of one method."""
+    """Count the calls of one method."""
 
     __slots__ = ("by_bucket", "by_code", "in_flight_count", "method", "seconds")
 
@@ -43,13 +43,13 @@ class MethodMeter:
 
 
 class CallCollector(Collector):
-    """Turns the meters into metrics when they are asked for, from whatever thread."""
+    """Convert the meters to metrics on request, from any thread."""
 
     def __init__(self) -> None:
         self._meters: dict[str, MethodMeter] = {}
 
     def meter(self, method: str) -> MethodMeter:
-        """The meter of a method; all servers of a process share it."""
+        """Return the meter of a method; all servers of a process share it."""
         return self._meters.setdefault(method, MethodMeter(method))
 
     def collect(self) -> Iterator[Metric]:
@@ -69,7 +69,7 @@ class CallCollector(Collector):
 
 
 def cumulative(by_bucket: list[int]) -> list[tuple[str, float]]:
-    """Prometheus counts each bucket with all below it."""
+    """Return cumulative buckets: Prometheus counts each bucket with all below it."""
     bounds = (*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf")
     return list(zip(bounds, accumulate(by_bucket), strict=True))
 

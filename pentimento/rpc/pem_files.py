@@ -1,4 +1,4 @@
-"""Files of certificates, keys and authorities: read, and judged before anything is served or called with them."""
+"""Read files of certificates, keys and authorities, and validate them before a server or client uses them."""
 
 import ssl
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pentimento.settings import SettingsError
 
 @dataclass(frozen=True)
 class PemFiles:
-    """Files of one side of a connection, and in the same form what they hold."""
+    """Name the files of one side of a connection."""
 
     certificate: Path | None
     key: Path | None
@@ -17,13 +17,13 @@ class PemFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Return those that there are."""
+        """Return the given files."""
         return tuple(path for path in (self.certificate, self.key, self.authorities) if path is not None)
 
 
 @dataclass(frozen=True)
 class Pems:
-    """What such files hold; nothing without one."""
+    """Hold the files' content; empty for a missing file."""
 
     certificate: bytes
     key: bytes
@@ -31,12 +31,12 @@ class Pems:
 
 
 def load(context: ssl.SSLContext, files: PemFiles) -> Pems:
-    """Give the context what the files hold, and return it: OpenSSL reads files alone, and gRPC takes bytes alone.
-    SettingsError, with their names, where that is not what it should be, or another a moment later."""
+    """Load the files into the context, and return their content: OpenSSL reads only files, and gRPC takes only bytes.
+    SettingsError, with their names, if the content is invalid, or changes during the load."""
     held = read(files)
     try:
         if files.certificate is not None:
-            # Nobody is there to be asked for the phrase of a locked key.
+            # The empty password avoids a prompt for the phrase of a locked key.
             context.load_cert_chain(files.certificate, files.key, password="")
         if files.authorities is not None:
             context.load_verify_locations(files.authorities)
@@ -57,7 +57,8 @@ def read(files: PemFiles) -> Pems:
 
 
 def read_pem(path: Path) -> bytes:
-    """The file's bytes. SettingsError when unreadable or without a PEM block: gRPC itself would say so only later."""
+    """Return the file's bytes. SettingsError if it is unreadable or has no PEM block: gRPC itself would report that
+    later."""
     try:
         data = path.read_bytes()
     except OSError as error:

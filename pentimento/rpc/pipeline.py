@@ -1,14 +1,13 @@
-"""What every call passes on its way to its handler and back.
+"""Pass every call to its handler and back through the kit's stages.
 
 From the outside in: metrics → error mapping → deadline → authentication → shaping → limits → receiving → decoding →
-handler.
-Handlers are wrapped when their service is added, instead of through gRPC's interceptors: that costs a call nothing to
-look up and leaves no method unwrapped. To gRPC each method is one that takes a stream of requests, which looks the same
-on the wire: so the call is ours as soon as its headers are there, and of the caller who is refused no message is read.
+handler. Handlers are wrapped when their service is added, instead of through gRPC's interceptors: calls need no lookup,
+and every method is wrapped. For gRPC each method takes a stream of requests, which looks the same on the wire: so the
+kit handles the call as soon as its headers arrive, and reads no message of a rejected caller.
 
-A handler is `async def` (unary answer) or an async generator (stream of answers, of which some may be the bytes of
-their message already). It raises domain errors, and is cancelled (asyncio.CancelledError) when the caller cancels,
-disconnects or its deadline passes.
+A handler is `async def` (unary answer) or an async generator (stream of answers; some may be serialised messages
+already). It raises domain errors, and is cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its
+deadline passes.
 """
 
 import asyncio
@@ -40,13 +39,13 @@ T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
 Context = grpc.aio.ServicerContext[Any, Any]
 LAST_ANSWER_S = 3.0
-# Calls that need no token, of all peers and of one; those through a unix socket are not counted.
+# Calls without a token, of all peers and of one; calls through a unix socket are not counted.
 OPEN_CALLS = 256
 OPEN_CALLS_OF_A_PEER = 64
 UNIX_PEER = "unix"
 # gRPC sends no message of a call that ends with another status than OK.
 NO_ANSWER = b""
-# No token: what stands in front may have judged another one than would count here.
+# Counts as no token: a proxy in front may have validated another token than this server would.
 SEVERAL_TOKENS = b""
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
@@ -64,8 +63,8 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class Method:
-    """One RPC: "/package.Service/Method", who may call it with how much, whether it is spared the limit of calls, and
-    where its running calls are kept."""
+    """Describe one RPC: "/package.Service/Method", its allowed roles and largest request, whether the limit of calls
+    applies, and the set of its running calls."""
 
     path: str
     allowed: frozenset[Role]
@@ -79,7 +78,7 @@ class Method:
 
 
 class Call:
-    """One call being served; `key` stands for its tenant, or its peer where it needs none, once it was let in."""
+    """Track one running call; once admitted, `key` names its tenant, or its peer if it needs no tenant."""
 
     __slots__ = ("_held", "caller", "code", "key", "method", "started_s", "task")
 
@@ -95,7 +94,7 @@ class Call:
         method.meter.begin()
 
     def holds(self, give_back: Callable[[str], None]) -> None:
-        """Calls `give_back` with the key when the call ends."""
+        """Call `give_back` with the key when the call ends."""
         self._held.append(give_back)
 
     def end(self) -> None:
@@ -109,14 +108,14 @@ Receive = Callable[[Call, Context], Awaitable[Any]]
 
 
 class Pipeline:
-    """Wraps handlers; knows the calls they are serving."""
+    """Wrap handlers, and track their running calls."""
 
     def __init__(self, identities: Identities, limits: ServerLimits, turns: CallTurns | None = None) -> None:
-        """`turns` hear of each relayed call that is begun with."""
+        """Wrap handlers for these callers and limits. `turns` is notified of each relayed call that begins."""
         self._identities = identities
         self._turns = turns
         self._limits = limits
-        # Without a token file there is but one tenant, who shares with nobody.
+        # Without a token file there is only one tenant, which shares with no other.
         self._shared = not isinstance(identities, OpenDoor)
         share = max(limits.max_concurrent_calls // 2, 1) if self._shared else limits.max_concurrent_calls
         self._seats = Seats(limits.max_concurrent_calls, share)
@@ -127,15 +126,15 @@ class Pipeline:
         self._unary: Tasks = set()
         self._streams: Tasks = set()
         self._exempt: Tasks = set()
-        # Calls that this process has begun with.
+        # Calls that this process has begun.
         self._begun_count = 0
         self._closed = False
 
     async def close(self, grace_s: float, stream_grace_s: float) -> None:
-        """Refuses new calls, waits up to `grace_s` for unary ones and, within that, up to `stream_grace_s` for streams;
-        what still runs is cancelled and answered UNAVAILABLE, which it has `LAST_ANSWER_S` to send."""
+        """Reject new calls, wait up to `grace_s` for unary ones and, within that, up to `stream_grace_s` for streams;
+        the remaining calls are cancelled and answered UNAVAILABLE, and have `LAST_ANSWER_S` to send it."""
         self._closed = True
-        # They have begun with nothing, and need not be waited for.
+        # These calls have not begun, and need no wait.
         self._shaper.close()
         end = time.monotonic() + grace_s
         await finished(self._unary, grace_s)
@@ -143,14 +142,13 @@ class Pipeline:
         left = {*self._unary, *self._streams, *self._exempt}
         for task in left:
             task.cancel()
-        # Before the connections close: a caller who reads their end first never learns why.
+        # Before the connections close: a caller that first reads their end never learns the reason.
         await finished(left, LAST_ANSWER_S)
 
     async def refuse_waiting(self, quiet_s: float, limit_s: float, are_to_come: Callable[[], bool]) -> None:
-        """Return once no call was begun for `quiet_s`, or four times as long once one was, and none is to
-        come; after `limit_s` at the latest. Calls that had come when it was closed, and that nobody had taken yet, are
-        begun meanwhile and so refused by their reason: those that are left when gRPC stops end as cancelled, which
-        tells their callers nothing."""
+        """Return once no call has begun for `quiet_s`, or four times as long after one did, and none is to come; after
+        `limit_s` at the latest. Calls that arrived before the close, and were not taken, begin during this time and so
+        are rejected with a reason: the calls that remain when gRPC stops end as cancelled, without a reason."""
         end, first_count, before = time.monotonic() + limit_s, self._begun_count, -1
         while (self._begun_count != before or are_to_come()) and time.monotonic() < end:
             before = self._begun_count
@@ -158,16 +156,16 @@ class Pipeline:
 
     @property
     def activity(self) -> tuple[int, int]:
-        """How many calls were begun so far, and how many are being served: it changes with each that begins or ends."""
+        """Return how many calls began so far, and how many are running: it changes with each start or end."""
         return self._begun_count, len(self._unary) + len(self._streams) + len(self._exempt)
 
     @property
     def largest_request_bytes(self) -> int:
-        """Of the methods wrapped so far."""
+        """Return the largest request of the methods wrapped so far."""
         return self._largest_bytes
 
     def wrap(self, path: str, handler: Handler, access: Access, *, limited: bool) -> Handler:
-        """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
+        """Return the same RPC with all stages around it. gRPC handles bytes: the kit decodes, after authentication."""
         counted = self._streams if handler.response_streaming else self._unary
         method = Method(
             path,
@@ -252,7 +250,7 @@ class Pipeline:
         return Call(method)
 
     async def _admit(self, call: Call, context: Context) -> None:
-        """Request id, authentication, deadline, shaping, limits: raises what refuses the call, else fills the call's
+        """Check request id, authentication, deadline, shaping and limits: raise the rejection, else fill the call's
         context."""
         authorization = offered_id = None
         for key, value in context.invocation_metadata() or ():
@@ -269,8 +267,8 @@ class Pipeline:
         self._seat(call, context)
 
     async def _identify(self, call: Call, context: Context, authorization: Any) -> None:
-        """Shape a stranger's refusals by address, as a tenant's calls are by tenant. Processes of
-        the suite call one another as fast as they like."""
+        """Shape a stranger's rejections by address, as a tenant's calls are by tenant. Processes of the suite call one
+        another without a rate limit."""
         try:
             call.caller = self._identities.identify(authorization)
             call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
@@ -297,7 +295,8 @@ class Pipeline:
             call.holds(seats.leave)
 
     async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
-        """gRPC itself cancels a call at the caller's deadline; a unary call without one gets ours."""
+        """Apply the server's deadline to a unary call without one; gRPC itself cancels a call at the caller's
+        deadline."""
         call_context.deadline.set(time.monotonic() + self._limits.unary_deadline_s)
         try:
             async with asyncio.timeout(self._limits.unary_deadline_s) as timeout:
@@ -308,8 +307,8 @@ class Pipeline:
             raise
 
     def _answers(self, call: Call, context: Context, error: BaseException) -> bool:
-        """Return whether the call ends with the error's status; what is no answer (a cancel, an exit) is not for its
-        caller. It is raised again where it was caught: raised here it would refer to itself by this frame."""
+        """Return whether the call ends with the error's status; a cancel or an exit is not answered. The catching code
+        raises it again: raised here it would refer to itself by this frame."""
         if isinstance(error, asyncio.CancelledError):
             if self._closed and not context.cancelled():
                 call.code = grpc.StatusCode.UNAVAILABLE.name
@@ -331,25 +330,25 @@ class Pipeline:
 
 
 def cancellation_code() -> str:
-    """Why the call being served was cancelled: its deadline, or its caller."""
+    """Return the status name of a cancelled call: its deadline passed, or its caller cancelled."""
     passed = call_context.remaining_s() == 0
     return (grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED).name
 
 
 async def finished(tasks: Tasks, timeout_s: float) -> None:
-    """Returns when none of the tasks runs any more, or after `timeout_s`."""
+    """Return when all tasks have ended, or after `timeout_s`."""
     if tasks and timeout_s > 0:
         await asyncio.wait(tuple(tasks), timeout=timeout_s)
 
 
 def host_of(peer: str) -> str:
-    """Of "ipv4:1.2.3.4:5" the address without its port, relayed or not; "unix" of any other Unix socket."""
+    """Return the address of "ipv4:1.2.3.4:5" without its port, relayed or not; "unix" for any other Unix socket."""
     peer = relayed_peer(peer)
     return UNIX_PEER if peer.startswith(UNIX_PEER) else peer.rpartition(":")[0]
 
 
 def decoder(path: str, handler: Handler) -> Callable[[bytes], Any]:
-    """Bytes to the request message."""
+    """Return the decoder from bytes to the request message."""
     parse = handler.request_deserializer
 
     def decode(data: bytes) -> Any:

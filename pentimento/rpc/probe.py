@@ -1,7 +1,7 @@
-"""Tells by its exit code whether a process serves: `python probe.py unix:/run/service.sock`.
+"""Report by the exit code whether a process serves: `python probe.py unix:/run/service.sock`.
 
 0 when grpc.health.v1 answers SERVING, 1 with one line on stderr otherwise. Health checks of containers run it through a
-unix socket of the service, where neither TLS nor a token is asked for; an address of host:port is called without TLS.
+unix socket of the service, which needs neither TLS nor a token; an address of host:port is called without TLS.
 """
 
 import sys
@@ -11,12 +11,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 DEADLINE_S = 3.0
-# As the suite's own channels, it asks no proxy of the environment.
+# As the suite's own channels, it uses no proxy of the environment.
 OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 def status_of(address: str, deadline_s: float = DEADLINE_S) -> str:
-    """Name of the health status of the process as a whole, or of the gRPC code that its lack of an answer gave."""
+    """Return the name of the process's health status, or of the gRPC code if it did not answer."""
     with grpc.insecure_channel(address, OPTIONS) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         try:

@@ -1,8 +1,7 @@
-"""What every `__main__.py` calls: run, answer a wrong start with one line, and exit with a code that says what
-happened.
+"""Run a service from its `__main__.py`: report a failed start in one line, and exit with the code of the outcome.
 
-0    stopped as asked             1    could not start or broke down
-2    settings refused             130  interrupted before it could drain
+0    stopped on request             1    could not start or broke down
+2    settings rejected             130  interrupted before it could drain
 """
 
 import asyncio
@@ -24,8 +23,8 @@ EXIT_INTERRUPTED = 130
 
 
 def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool = True) -> None:
-    """Runs `main(argv)` in a new event loop, argv without the program; does not return on failure. Files that it makes
-    are this user's alone unless `private` is False."""
+    """Run `main(argv)` in a new event loop, argv without the program; does not return on failure. Only this user can
+    read the files that it creates, unless `private` is False."""
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(log_unhandled)

@@ -1,4 +1,4 @@
-"""gRPC's server reflection under both of its names: version 1, which tools ask first, has the messages of v1alpha."""
+"""Serve gRPC's reflection under both names: version 1, which tools try first, has the messages of v1alpha."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ add_to_server = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
 
 
 def make_servicer(names: Sequence[str]) -> reflection.aio.ReflectionServicer:
-    """Return what answers under either name; `names` are those of the other services."""
+    """Return a servicer for both names; `names` are those of the other services."""
     described = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(described)
-    # By its answers a tool finds version 1 described, which no package brings along.
+    # Tools need version 1's description in the answers, and no package includes it.
     Default().Add(Parse(MessageToJson(described).replace("v1alpha", "v1"), FileDescriptorProto()))
     return reflection.aio.ReflectionServicer((*names, V1, V1ALPHA))

@@ -1,4 +1,4 @@
-"""A channel over TLS that goes on when its certificates are renewed: gRPC's own keeps what it was opened with."""
+"""Keep a channel over TLS working when its certificates are renewed: gRPC's own keeps its first credentials."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,14 +12,15 @@ Connect = Callable[[grpc.ChannelCredentials | None], grpc.aio.Channel]
 
 
 class RenewedChannel:
-    """What a KitChannel asks of a channel. Calls that begin after a renewal are made over another connection, by what
-    is given then; those that run go on over theirs."""
+    """Provide the channel methods that a KitChannel needs. Calls that begin after a renewal use another connection,
+    with the new credentials; running calls continue over theirs."""
 
     def __init__(self, given: ClientCredentials, connect: Connect) -> None:
         self._given = given
         self._connect = connect
         self._credentials = given.current()
-        # The last one is current. An older one may have calls for days, and costs little without: a renewal is rare.
+        # The last one is current. An older one may have calls for days, and costs little without calls: a renewal is
+        # rare.
         self._channels = [connect(self._credentials)]
 
     def unary_unary(self, *method: Any) -> Callable[..., Any]:
@@ -27,23 +28,23 @@ class RenewedChannel:
         return self._callable("unary_unary", method)
 
     def stream_unary(self, *method: Any) -> Callable[..., Any]:
-        """Likewise."""
+        """Return a callable of the method, as `grpc.aio.Channel` does."""
         return self._callable("stream_unary", method)
 
     def unary_stream(self, *method: Any) -> Callable[..., Any]:
-        """Likewise."""
+        """Return a callable of the method, as `grpc.aio.Channel` does."""
         return self._callable("unary_stream", method)
 
     def stream_stream(self, *method: Any) -> Callable[..., Any]:
-        """Likewise."""
+        """Return a callable of the method, as `grpc.aio.Channel` does."""
         return self._callable("stream_stream", method)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Return the state of the connection that new calls go over."""
+        """Return the state of the connection for new calls."""
         return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Return once that is another than this."""
+        """Return once that state differs from this one."""
         await self._current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

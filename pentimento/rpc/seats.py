@@ -1,4 +1,4 @@
-"""How many calls are served at once, of everybody together and of each tenant or peer."""
+"""Limit the calls that run together, in total and of each tenant or peer."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from pentimento.rpc.failures import too_many_calls, too_many_calls_of_one
 
 
 class Seats:
-    """One for each call that was let in, by key."""
+    """Count one seat for each admitted call, by key."""
 
     def __init__(self, limit: int, share: int) -> None:
         self._limit = limit
@@ -15,7 +15,7 @@ class Seats:
         self._by_key: Counter[str] = Counter()
 
     def take(self, key: str) -> None:
-        """To be given back by `leave`. ResourceExhausted when there are no more, or none for this key."""
+        """Take a seat, which `leave` gives back. ResourceExhausted if all are taken, or all of this key."""
         if self._taken_count >= self._limit:
             raise too_many_calls(self._limit)
         if self._by_key[key] >= self._share:

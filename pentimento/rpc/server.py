@@ -1,4 +1,4 @@
-"""The one server factory: listening, health, reflection, wrapped handlers, and the way from start to stop."""
+"""Build servers: listening, health, reflection, wrapped handlers, and the sequence from start to stop."""
 
 import asyncio
 import gc
@@ -36,40 +36,40 @@ from pentimento.telemetry import MetricsServer, configure_logging, start_metrics
 
 logger = logging.getLogger(__name__)
 
-# What is still open after the drain are watches, which end only with the server: time to flush a last answer, no more.
+# After the drain only watches are open, which end only with the server: time to flush a last answer.
 STREAM_GRACE_S = 0.5
-# Calls that came before the stop are taken one after the other: so long without one, and none is left.
+# Calls from before the stop are taken one after the other: after this time without one, none is left.
 QUIET_S = 0.005
 REFUSE_S = 1.0
-# For last answers that are on their way; gRPC waits no longer than they take.
+# For last answers in transit; gRPC waits no longer than they take.
 FLUSH_S = 3.0
 SWITCH_INTERVAL_S = 0.0005
-# Servers of one user that may relay connections of the same port, each of another host.
+# Servers of one user that may relay connections of the same port, each on another host.
 SAME_PORTS = 16
 
 
 class Registrar:
-    """Stands in for a grpc.aio.Server in generated `add_…_to_server` functions, and keeps the handlers."""
+    """Replace a grpc.aio.Server in generated `add_…_to_server` functions, and keep the handlers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[object]) -> None:
-        """The same handlers come by method name through the other call."""
+        """Ignore the call: the same handlers arrive by method name through the other method."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
         self.handlers.update(method_handlers)
 
 
 class RpcServer:
-    """A process's gRPC side: `add` services, then `run_until_stopped`; tests call `start` and `stop` instead."""
+    """Run a process's gRPC side: `add` services, then `run_until_stopped`; tests call `start` and `stop` instead."""
 
     def __init__(
         self, settings: RpcServerSettings, service: str, keys: OtherKeys | None = None, *, takes_turns: bool = False
     ) -> None:
-        """`service` is the name in logs and instance id; `keys` are taken beside the tokens of the file; `takes_turns`:
-        calls of host:port connections are taken by turns, so that none of these has to wait for another's (Linux).
-        SettingsError when tokens or certificates cannot be read."""
+        """Prepare a server. `service` is the name in logs and instance id; `keys` are accepted in addition to the token
+        file; `takes_turns`: host:port connections alternate, so that none waits for another's calls (Linux).
+        SettingsError if tokens or certificates cannot be read."""
         self.settings = settings
         self.service = service
         named = settings.instance_id.replace("{hostname}", socket.gethostname())
@@ -85,7 +85,7 @@ class RpcServer:
         self._health = health.HealthServicer()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server: grpc.aio.Server | None = None
-        # Where gRPC takes what is relayed.
+        # The socket at which gRPC accepts relayed connections.
         self._relayed_at: Path | None = None
         self._socket_files: list[SocketFile] = []
         self._names: list[str] = []
@@ -94,11 +94,11 @@ class RpcServer:
 
     @property
     def metrics_address(self) -> str:
-        """host:port of /metrics while it is served, else ""."""
+        """Return host:port of /metrics while it is served, else ""."""
         return self._metrics.address if self._metrics is not None else ""
 
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: object, full_name: str) -> None:
-        """Serves `servicer` as "package.Service", roles and sizes by its contract. KeyError when the contract is not
+        """Serve `servicer` as "package.Service", with its contract's roles and sizes. KeyError if the contract is not
         loaded."""
         self._add(add_to_server, servicer, full_name, declared_access(full_name))
         self._health.add_service(full_name)
@@ -122,7 +122,8 @@ class RpcServer:
         self._names.append(full_name)
 
     def _add_kit_services(self) -> None:
-        """Health is open to all and never refused for load; reflection needs some token once tokens are configured."""
+        """Add health, open to all and never rejected for load, and reflection, which needs a token once tokens are
+        configured."""
         add_health = health_pb2_grpc.add_HealthServicer_to_server
         anyone = dict.fromkeys(("Check", "Watch", "List"), Access(frozenset({Role.ANYONE})))
         self._add(add_health, self._health, health.SERVICE_NAME, anyone, limited=False)
@@ -131,7 +132,8 @@ class RpcServer:
             self._add(reflection.add_to_server, servicer, name, {"ServerReflectionInfo": Access(ANY_TOKEN)})
 
     async def start(self) -> None:
-        """Listens, health NOT_SERVING, and fills in `bound_addresses`. SettingsError when an address cannot be had."""
+        """Listen, with health NOT_SERVING, and fill in `bound_addresses`. SettingsError if an address cannot be
+        bound."""
         self._add_kit_services()
         relayed = [address for address in self.settings.listen if self._relay is not None and not is_unix(address)]
         options = server_options(self.settings, self._pipeline.largest_request_bytes, len(relayed))
@@ -157,7 +159,7 @@ class RpcServer:
             )
 
     def _bind(self, server: grpc.aio.Server, address: str) -> str:
-        """The address it really has: port 0 is replaced by the one that was free."""
+        """Bind the address and return the actual one: a free port replaces port 0."""
         try:
             if is_unix(address):
                 self._bind_unix(server, unix_path(address))
@@ -173,8 +175,8 @@ class RpcServer:
         return f"{address.rpartition(':')[0]}:{port}"
 
     def _bind_relayed(self, server: grpc.aio.Server) -> None:
-        """Beside the socket of the processes around, where there is one: whoever clears that away clears this. Others
-        there may have the same port of another host."""
+        """Bind the relay's socket, in the directory of the local processes' socket if there is one, which is cleaned up
+        as a whole. Other servers there may have the same port on another host."""
         relayed = [address for address in self.bound_addresses if not is_unix(address)]
         if self._relay is None or not relayed:
             return
@@ -201,31 +203,31 @@ class RpcServer:
             self._socket_files.append(socket_file(path))
 
     def set_serving(self) -> None:
-        """Health SERVING, for the process and each of its services."""
+        """Set health SERVING, for the process and each of its services."""
         self._health.set(True)
 
     def set_not_serving(self) -> None:
-        """Health NOT_SERVING; calls are still answered."""
+        """Set health NOT_SERVING; calls are still answered."""
         self._health.set(False)
 
     def hold_back(self, reason: str) -> None:
-        """Health NOT_SERVING with that reason while there is one, whatever it would say else."""
+        """Set health NOT_SERVING while there is a reason, in any other state."""
         self._health.hold_back(reason)
 
     def reload_tokens(self) -> None:
-        """Reads the token file again, as on SIGHUP; a malformed one changes nothing and is logged."""
+        """Read the token file again, as on SIGHUP; a malformed one changes nothing and is logged."""
         self._identities.reload()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
+        """Reject new calls, wait up to `grace_s` for unary ones, then end the remaining calls and remove sockets."""
         self.set_not_serving()
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
         await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
         if self._relay is not None:
-            # Of more than could be refused the rest finds its connection closed; those that gRPC has are refused.
+            # Calls beyond those that could be rejected find their connection closed; calls that gRPC has are rejected.
             self._relay.turns.close()
             await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
-        # One at a time: grpc.aio crashes when two stops overlap.
+        # One stop at a time: grpc.aio crashes when two overlap.
         async with self._stopping:
             if self._server is not None:
                 await self._server.stop(FLUSH_S)
@@ -234,11 +236,11 @@ class RpcServer:
         self._release()
 
     def _pass_calls(self) -> bool:
-        """Whether calls have come that wait for their turn, or that gRPC has and no handler yet."""
+        """Return whether calls wait for their turn, or are in gRPC without a handler."""
         return self._relay is not None and self._relay.turns.pass_calls
 
     def _release(self) -> None:
-        """Gives back what outlives the gRPC server, but for paths that a successor owns already."""
+        """Release all that outlives the gRPC server, except paths that a successor owns already."""
         files, self._socket_files = self._socket_files, []
         self.bound_addresses, self._relayed_at = (), None
         metrics, self._metrics = self._metrics, None
@@ -250,15 +252,16 @@ class RpcServer:
     async def run_until_stopped(
         self, warm: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]]
     ) -> None:
-        """The life of a process: listen, `warm`, SERVING, wait for SIGTERM or SIGINT, NOT_SERVING, `drain`, stop.
+        """Run a process: listen, `warm`, SERVING, wait for SIGTERM or SIGINT, NOT_SERVING, `drain`, stop.
 
-        The drain and the calls still running get `drain_timeout_s` together. A second signal ends the drain at once, a
-        third the process. SIGHUP reads the token file again. What `warm` raises stops the server and is raised.
+        The drain and the calls still running get `drain_timeout_s` together. A second signal ends the drain
+        immediately, a third the process. SIGHUP reads the token file again. An error of `warm` stops the server and is
+        raised.
         """
         configure_logging(self.service, self.instance_id, self.settings.log_level, self.settings.log_format)
-        # What was imported stays: looking through it holds up every call for 10 to 20 ms in each full collection.
+        # Imported objects stay: to scan them delays every call for 10 to 20 ms in each full collection.
         gc.freeze()
-        # A thread that works (a ledger's writer, a store's) keeps the event loop waiting for so long, 5 ms by default.
+        # A busy thread (a ledger's writer, a store's) blocks the event loop for this time, 5 ms by default.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         allow_files(files_of(self.settings, takes_turns=self._relay is not None))
         with StopSignals(self.reload_tokens) as signals:
@@ -280,7 +283,7 @@ class RpcServer:
                 logger.info("stopped")
 
     async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """Lets running work end, within `drain_timeout_s` for everything."""
+        """Let running work end, within `drain_timeout_s` for everything."""
         self.set_not_serving()
         logger.info("draining", extra={"timeout_s": self.settings.drain_timeout_s})
         end = time.monotonic() + self.settings.drain_timeout_s

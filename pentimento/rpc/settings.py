@@ -1,4 +1,4 @@
-"""How a process is called, and how it calls others. Both are flattened into every service's settings."""
+"""Define the settings of a process's server and of its channels. Both are flattened into every service's settings."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from pentimento.settings import setting
 from pentimento.telemetry import LogFormat, LogLevel
 
 MEBIBYTE = 1 << 20
-# The kernel's sun_path holds one more, its NUL.
+# The kernel's sun_path holds one more byte, its NUL.
 SOCKET_PATH_BYTES = 107
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
@@ -16,7 +16,7 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
 
 @dataclass(frozen=True)
 class RpcServerSettings:
-    """How this process is called. What can be changed without a restart: the content of its files."""
+    """Configure the calls to this process. Only its files' content can change without a restart."""
 
     listen: tuple[str, ...] = setting(
         ("127.0.0.1:0",), help="gRPC addresses: unix:/path or host:port; port 0: any free port"
@@ -86,7 +86,7 @@ class RpcServerSettings:
 
 @dataclass(frozen=True)
 class RpcChannelSettings:
-    """How this process calls others."""
+    """Configure the calls of this process to others."""
 
     service_token_file: Path | None = setting(
         None, help="file with the token for calls to other processes", must_exist=True
@@ -117,7 +117,7 @@ def client_settings(
     tls_client_cert_file: str | Path | None = None,
     tls_client_key_file: str | Path | None = None,
 ) -> RpcChannelSettings:
-    """Return how a client of ours calls. InvalidArgument names the file without which another is of no use."""
+    """Return the channel settings of a client library. InvalidArgument names a file that another one needs."""
     shown = {"tls_client_cert_file": tls_client_cert_file, "tls_client_key_file": tls_client_key_file}
     if any(shown.values()):
         for name, file in {**shown, "tls_ca_file": tls_ca_file}.items():
@@ -130,14 +130,15 @@ def client_settings(
 
 
 def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_bytes: int) -> RpcServerSettings:
-    """Return the settings with room for so many streams, each of which may be receiving a message of so many bytes:
-    where callers are not told apart, no more streams are opened than three quarters of the room for such take."""
+    """Return the settings with room for `stream_count` streams, each receiving a message of `message_bytes`: if callers
+    are not distinguished, streams may use three quarters of the room."""
     needed = (stream_count * 4 // 3 + 2) * message_bytes
     return replace(settings, max_receiving_bytes=max(settings.max_receiving_bytes, needed))
 
 
 def reachable_address(address: str, hostname: str) -> str:
-    """Return where other machines reach a process that listens on `address`: a wildcard becomes the host's name."""
+    """Return the address at which other machines reach a process that listens on `address`: a wildcard becomes the
+    host's name."""
     host, _, port = address.rpartition(":")
     return f"{hostname}:{port}" if host in WILDCARD_HOSTS else address
 
@@ -147,12 +148,12 @@ def is_unix(address: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether only processes of this machine can reach the address."""
+    """Return whether only processes of this machine can reach the address."""
     return is_unix(address) or address.rpartition(":")[0] in LOOPBACK_HOSTS
 
 
 def check_address(flag: str, address: str) -> None:
-    """ValueError unless `address` is unix:/path or host:port."""
+    """Check that `address` is unix:/path or host:port. Raises ValueError."""
     if is_unix(address):
         path = address.removeprefix("unix:")
         if not path or len(path.encode()) > SOCKET_PATH_BYTES:
@@ -164,16 +165,16 @@ def check_address(flag: str, address: str) -> None:
 
 
 def check_http_address(flag: str, address: str) -> None:
-    """ValueError unless `address` is host:port."""
+    """Check that `address` is host:port. Raises ValueError."""
     if is_unix(address) or not is_host_and_port(address):
         raise ValueError(f"{flag} must be host:port with a port of 0 to 65535, got {address!r}")
 
 
 def is_host_and_port(address: str) -> bool:
-    """Return whether the host may be one's name, or address, and the port is one."""
+    """Return whether the host is a possible name or address, and the port is one."""
     host, _, port = address.rpartition(":")
     try:
-        # What a resolver is asked for: two dots in a row are no name.
+        # As a resolver requires: two consecutive dots are no name.
         host.encode("idna")
     except UnicodeError:
         return False

@@ -1,4 +1,4 @@
-"""The certificate that a server shows: read again when its files change, so that a renewed one needs no restart."""
+"""Present a server's certificate: read again when its files change, so that a renewed one needs no restart."""
 
 import ssl
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from pentimento.rpc.pem_files import PemFiles, load
 
 
 class ShownCertificate:
-    """A certificate, its key, and the authorities of clients where these must show one, too. Connections that are made
-    after a change of the files, looked for once a second at most, are shown what these hold then. Where that does not
-    fit together, as between the writing of a key and of its certificate, what was read before is shown on.
+    """Hold a certificate, its key, and the authorities of clients if these must present certificates too. Connections
+    made after a change of the files, checked once a second at most, get the new content. If the files do not match, as
+    between the writes of a key and of its certificate, the previous content stays in use.
 
-    SettingsError when a file does not hold what it should. For any thread.
+    SettingsError if a file is invalid at first. For any thread.
     """
 
     def __init__(self, files: PemFiles, protocols: Sequence[str] = ()) -> None:
-        """`protocols`: what connections may agree on (ALPN); nothing is said of that without any."""
+        """Read the files. `protocols`: offered to connections (ALPN); empty for no ALPN."""
         self._files, self._protocols = files, list(protocols)
         self._lock = Lock()
         self._reading = KeptReading(files.paths, self._read, "certificate not reloaded, the previous one is used")
@@ -28,13 +28,14 @@ class ShownCertificate:
         self._told = self.first_configuration
 
     def context(self) -> ssl.SSLContext:
-        """Return what a connection is to be made with that is made now."""
+        """Return the TLS context for a connection made now."""
         with self._lock:
             context, _ = self._reading.current()
             return context
 
     def new_configuration(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the same as gRPC has it, where it is another than at the call before, or than the first; else None."""
+        """Return the configuration for gRPC if it differs from that of the previous call, or from the first; else
+        None."""
         with self._lock:
             before, (_, self._told) = self._told, self._reading.current()
             return None if self._told is before else self._told
@@ -52,8 +53,7 @@ class ShownCertificate:
 
 
 class CurrentContext(ssl.SSLContext):
-    """Stands where one context is taken for all connections of a listener, and makes each of them with the one that is
-    current."""
+    """Replace the one context of all connections of a listener: make each connection with the current context."""
 
     def __new__(cls, shown: ShownCertificate) -> Self:
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
@@ -62,5 +62,5 @@ class CurrentContext(ssl.SSLContext):
         self._shown = shown
 
     def wrap_bio(self, *given: Any, **named: Any) -> ssl.SSLObject:
-        """Return a connection over these buffers, as `ssl.SSLContext.wrap_bio`: all that asyncio asks for."""
+        """Return a connection over these buffers, as `ssl.SSLContext.wrap_bio`: the only method that asyncio uses."""
         return self._shown.context().wrap_bio(*given, **named)

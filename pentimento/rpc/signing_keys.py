@@ -1,4 +1,5 @@
-"""The keys of signed addresses and webhooks, in a file that frontdoor and edge share; it may change while they run."""
+"""Read the keys of signed addresses and webhooks from a file that frontdoor and edge share; it may change while they
+run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,13 @@ SigningKeys = Callable[[], tuple[bytes, ...]]
 
 
 def kept_signing_keys(path: Path) -> SigningKeys:
-    """Return what gives the keys of that file as they are now, the one that signs first; those before where it holds
-    none any more. SettingsError names it where it has none at first."""
+    """Return a function that returns the file's current keys, the signing one first; the previous keys if the file has
+    none now. SettingsError names the file if it has none at first."""
     return KeptReading([path], lambda: _read(path), "signing keys not reloaded, the previous ones are used").current
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
-    """Return the keys of that file. SettingsError names it where it has none."""
+    """Return the keys of the file. SettingsError names it if it has none."""
     try:
         return read_signing_keys(path)
     except InvalidArgument as error:

@@ -1,7 +1,7 @@
-"""Pools of threads that have all their threads from the start.
+"""Make thread pools that start all their threads first.
 
-A pool that starts a thread whenever all others are busy holds more of them, each with a heap of its own, after every
-new peak of load: memory seems to leak for as long as there are new peaks, and nobody can tell it from a leak.
+A pool that starts a thread whenever all others are busy has more threads, each with a separate heap, after every new
+peak of load: memory grows with each new peak, and looks like a leak.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ _MORE_THAN_CORES = 4
 
 
 def started_pool(thread_count: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of so many threads, named NAME_0 and on, all of which run already."""
+    """Return a pool of `thread_count` running threads, named NAME_0 and on."""
     pool = ThreadPoolExecutor(thread_count, name)
-    # None of them is done before the last has begun, so each has a thread of its own.
+    # No task ends before the last has begun, so each has a separate thread.
     together = Barrier(thread_count)
     for begun in [pool.submit(together.wait) for _ in range(thread_count)]:
         begun.result()
@@ -25,6 +25,6 @@ def started_pool(thread_count: int, name: str) -> ThreadPoolExecutor:
 
 
 def start_default_threads() -> None:
-    """Give the running event loop a started pool for `asyncio.to_thread`, as large as the one that it would make."""
+    """Give the running event loop a started pool for `asyncio.to_thread`, of the default size."""
     thread_count = min(_MOST_DEFAULT_THREADS, (os.cpu_count() or 1) + _MORE_THAN_CORES)
     asyncio.get_running_loop().set_default_executor(started_pool(thread_count, "asyncio"))

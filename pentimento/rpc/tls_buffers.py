@@ -1,8 +1,8 @@
-"""What asyncio holds for a connection with TLS from before its handshake on, though it says nothing."""
+"""Bound the memory that asyncio holds for a TLS connection, also an idle one, from before its handshake on."""
 
 from asyncio import sslproto
 
-# Two records of TLS (RFC 8446, section 5.1). asyncio's own 256 KiB are 290 MiB of 1,024 connections that say nothing.
+# Two records of TLS (RFC 8446, section 5.1). asyncio's own 256 KiB are 290 MiB for 1,024 idle connections.
 BUFFER_BYTES = 32 * 1024
 
 

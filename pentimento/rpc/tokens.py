@@ -1,4 +1,4 @@
-"""Who a token stands for. A token file holds digests, so that reading it gives nobody a token:
+"""Identify callers by token. A token file holds digests, so that a reader of it learns no token:
 
     [[token]]
     sha256 = "<64 hex digits>"     # python -c 'from pentimento.rpc import hash_token; print(hash_token(input()))'
@@ -7,8 +7,8 @@
 
 A token is 256 random bits (`new_token`), hence a plain digest protects it. It travels as metadata `authorization:
 Bearer …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that
-is malformed changes nothing and is reported in the log. One that is empty is being written: it lets nobody in only
-after EMPTY_S. Calls that already run go on under the tokens they came with.
+is malformed changes nothing and is reported in the log. An empty one is being written: it rejects every token only
+after EMPTY_S. Running calls continue under their tokens.
 """
 
 import hashlib
@@ -35,36 +35,36 @@ BLINDING_KEY = secrets.token_bytes(32)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 GRANTABLE = frozenset(Role) - {Role.ANYONE}
 ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
-# What writes a file in place empties it first, and may take a while to find out what comes in.
+# A writer in place empties the file first, and may take a while to produce the content.
 EMPTY_S = 5.0
 
 
 def new_token() -> str:
-    """A token to hand out: 256 random bits, as 43 characters that survive every shell and header."""
+    """Return a new token: 256 random bits, as 43 characters that survive every shell and header."""
     return secrets.token_urlsafe(32)
 
 
 def hash_token(token: str) -> str:
-    """What a token file holds of a token: its SHA-256, 64 hex digits."""
+    """Return a token's digest for a token file: its SHA-256, 64 hex digits."""
     return hashlib.sha256(token.strip().encode()).hexdigest()
 
 
 def blinded(digest: str) -> bytes:
-    """The digest under a key of this process: how long a look-up takes tells nothing to who does not know the key,
-    which makes it as good as a comparison in constant time, for any number of tokens."""
+    """Return the digest under a key of this process: without the key a look-up's duration reveals nothing, as in a
+    comparison in constant time, for any number of tokens."""
     return hashlib.blake2b(digest.encode(), key=BLINDING_KEY, digest_size=32).digest()
 
 
 def token_entry(token: str, tenant: str, roles: frozenset[Role]) -> str:
-    """The lines to add to a token file. A tenant's name is a text of TOML, whatever is in it: it may be a stranger's
-    choice, and must not end the entry and begin another."""
+    """Return the lines to add to a token file. A tenant's name is escaped as TOML text: a stranger may have chosen it,
+    and it must not end the entry and begin another."""
     name = json.dumps(tenant, ensure_ascii=False).replace("\x7f", "\\u007f")
     names = ", ".join(f'"{role.value}"' for role in sorted(roles, key=lambda role: role.value))
     return f'[[token]]\nsha256 = "{hash_token(token)}"\ntenant = {name}\nroles = [{names}]\n'
 
 
 def parse_tokens(text: str, origin: str) -> dict[str, Caller]:
-    """Callers by digest. SettingsError naming the entry that is wrong."""
+    """Return the callers by digest. SettingsError names the invalid entry."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -103,7 +103,7 @@ def parse_roles(names: Any, where: str) -> frozenset[Role]:
 
 
 def read_text(path: Path) -> str:
-    """What a token file holds. SettingsError when it cannot be read."""
+    """Return the text of a token file. SettingsError if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -111,19 +111,19 @@ def read_text(path: Path) -> str:
 
 
 def read_tokens(text: str, origin: str) -> dict[bytes, Caller]:
-    """Callers by blinded digest. SettingsError when the text is malformed."""
+    """Return the callers by blinded digest. SettingsError if the text is malformed."""
     return {blinded(digest): caller for digest, caller in parse_tokens(text, origin).items()}
 
 
 class OtherKeys(Protocol):
-    """Keys that are taken beside the tokens of a file."""
+    """Find keys that are accepted in addition to a token file."""
 
     def find(self, digest: bytes) -> Caller | None:
-        """Return whose key has this blinded digest, None for an unknown one."""
+        """Return the caller whose key has this blinded digest; None for an unknown one."""
 
 
 class TokenFile:
-    """Callers by token, kept up to date with the file they come from. `keys` are taken beside it."""
+    """Hold callers by token, updated from their file. `keys` are accepted in addition."""
 
     def __init__(
         self, path: Path, monotonic: Callable[[], float] = time.monotonic, keys: OtherKeys | None = None
@@ -132,11 +132,12 @@ class TokenFile:
         self._monotonic = monotonic
         self._file = WatchedFile(path, monotonic)
         self._callers = read_tokens(read_text(path), str(path))
-        # Since when the file has been empty that had tokens before.
+        # When the file, which had tokens before, became empty.
         self._empty_at: float | None = None
 
     def identify(self, authorization: str | bytes | None) -> Caller | None:
-        """Who sent this `authorization` value; None without one. Unauthenticated when it is malformed or unknown."""
+        """Return the caller of an `authorization` value; None without one. Unauthenticated if it is malformed or
+        unknown."""
         if self._file.changed():
             self.reload()
         if self._empty_at is not None and self._monotonic() - self._empty_at >= EMPTY_S:
@@ -154,7 +155,7 @@ class TokenFile:
         return caller
 
     def reload(self) -> None:
-        """Reads the file again; a malformed one changes nothing, and an empty one only once it has stayed so."""
+        """Read the file again; a malformed one changes nothing, and an empty one only once it has stayed empty."""
         try:
             text = read_text(self._file.path)
             if text.strip() or not self._callers:
@@ -173,18 +174,18 @@ class TokenFile:
 
 
 class OpenDoor:
-    """Stands where no token file is configured: everybody is the default tenant with every role."""
+    """Identify every caller as the default tenant with every role, if no token file is configured."""
 
     def identify(self, authorization: str | bytes | None) -> Caller | None:
         return OPEN_CALLER
 
     def reload(self) -> None:
-        """Nothing to read."""
+        """Do nothing: there is no file."""
 
 
 Identities = TokenFile | OpenDoor
 
 
 def open_identities(path: Path | None, keys: OtherKeys | None = None) -> Identities:
-    """Return who tells callers apart: the file of that path and `keys` beside it, or nobody without one."""
+    """Return the callers of the token file and `keys`; without a file, an open door for every caller."""
     return OpenDoor() if path is None else TokenFile(path, keys=keys)

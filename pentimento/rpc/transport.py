@@ -1,8 +1,8 @@
-"""Options of the HTTP/2 connections, on both sides, in one place because they must agree.
+"""Set the options of the HTTP/2 connections, on both sides, in one place because they must agree.
 
-A side with open calls that hears nothing for KEEPALIVE_TIME_MS pings, and gives the peer up KEEPALIVE_TIMEOUT_MS
-later: a stopped or unplugged peer is noticed within 2.5 s. Servers accept pings every MIN_PING_INTERVAL_MS, so that a
-client of ours is never told `too_many_pings`; faster pinging is answered with a GOAWAY as in any gRPC server.
+A side with open calls that receives nothing for KEEPALIVE_TIME_MS pings, and drops the peer KEEPALIVE_TIMEOUT_MS later:
+a stopped or unplugged peer is noticed within 2.5 s. Servers accept pings every MIN_PING_INTERVAL_MS, so that a suite's
+client never receives `too_many_pings`; faster pinging is answered with a GOAWAY as in any gRPC server.
 """
 
 from pentimento.rpc.settings import RpcServerSettings
@@ -12,23 +12,23 @@ Options = tuple[tuple[str, int | str], ...]
 KEEPALIVE_TIME_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
 MIN_PING_INTERVAL_MS = 500
-# Of one connection. A gRPC client keeps further calls to itself until one ends, so that nobody can refuse them: a
-# backend with one connection needs as many as it may have pictures under way, waiting ones included.
+# Per connection. A gRPC client holds further calls until one ends, so that no server can reject them: a backend with
+# one connection needs as many as its images in flight, waiting ones included.
 MAX_CONCURRENT_STREAMS = 1024
 MAX_PENDING_CALLS = 4096
-# What has waited longer for the event loop gRPC ends as CANCELLED, without a reason; by default after 30 s, which a
-# burst may take on a busy machine. A call's own deadline says how long it may wait.
+# gRPC ends calls that wait longer for the event loop as CANCELLED, without a reason; by default after 30 s, which a
+# burst may take on a busy machine. A call's own deadline bounds its wait.
 MAX_PENDING_S = 3600
 UNREAD_BYTES = 16 * 1024
 MAX_IDLE_MS = 300_000
 HANDSHAKE_TIMEOUT_MS = 10_000
-# A connection that takes longer to be made is tried anew, and calls that wait for it fail.
+# A slower connection attempt is repeated, and calls that wait for it fail.
 CONNECT_TIMEOUT_MS = 1000
 
 KEEPALIVE: Options = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # Without this one grpcio 1.85 gives an unanswered ping a minute, whatever the keepalive timeout says.
+    # Without this option grpcio 1.85 waits a minute for an unanswered ping, at any keepalive timeout.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
@@ -36,7 +36,7 @@ KEEPALIVE: Options = (
 
 
 def server_options(settings: RpcServerSettings, largest_request_bytes: int, relayed_count: int = 0) -> Options:
-    """Return the options of a server to which the connections of so many addresses come through one socket."""
+    """Return the options of a server that receives the connections of `relayed_count` addresses through one socket."""
     return (
         *KEEPALIVE,
         ("grpc.max_receive_message_length", largest_request_bytes),
@@ -44,23 +44,23 @@ def server_options(settings: RpcServerSettings, largest_request_bytes: int, rela
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
-        # The relay bounds what it passes on: while one of its connections makes room for another there are both.
+        # The relay bounds its connections: while one replaces another both exist.
         *bounds(settings.max_connections * max(2 * relayed_count, 1)),
     )
 
 
 def bounds(max_connections: int) -> Options:
-    """What a peer may make the process hold before it is known who it is."""
+    """Return the bounds on the memory that an unidentified peer may use."""
     return (
-        # Identity alone: a compressed message is refused before anything is inflated.
+        # Only identity: a compressed message is rejected before it is inflated.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # What a peer may push before its message is asked for; a window that grows by itself would let it push more.
+        # Bytes that a peer may send before its message is requested; a window that grows by itself would allow more.
         ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-        # Counts streams that ended for the peer but not yet for us, and resets those that it was allowed to open.
+        # Counts streams that ended for the peer but not yet for us, and resets streams within the peer's limit.
         ("grpc.http.overload_protection", 0),
-        # Calls that wait for our event loop. Beyond, gRPC resets them at random, without a reason.
+        # Calls that wait for the event loop. Beyond, gRPC resets them at random, without a reason.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
@@ -74,11 +74,11 @@ def channel_options(max_message_bytes: int) -> Options:
     return (
         *KEEPALIVE,
         *message_limits(max_message_bytes),
-        # A peer that comes back is found again within a second or two, not after gRPC's two minutes.
+        # A returning peer is found again within a second or two, not after gRPC's two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        # Calls inside the suite never go through the HTTP proxy of the environment.
+        # Calls inside the suite never use the HTTP proxy of the environment.
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
     )

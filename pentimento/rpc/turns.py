@@ -1,5 +1,5 @@
-"""Whose request message is received now: quick places, handed round among those who wait, and steady ones for messages
-that take longer. Nobody holds more than a share of either. One event loop; no locks.
+"""Choose the request message that is received now: quick places alternate among the waiting keys, and steady ones take
+messages that need longer. Each key holds at most a share of either. One event loop; no locks.
 """
 
 import asyncio
@@ -7,26 +7,26 @@ from collections import Counter, deque
 
 
 class ReceivingTurns:
-    """Places to receive messages in, by key: a tenant, or a peer without one."""
+    """Hold places that receive messages, by key: a tenant, or a peer without one."""
 
     def __init__(self, quick_count: int, steady_count: int, quick_share: int, steady_share: int) -> None:
-        """The shares are what one key may hold of each."""
+        """Open the places. The shares bound what one key may hold of each kind."""
         self._quick_free_count = quick_count
         self._quick_share = quick_share
         self._quick: Counter[str] = Counter()
         self._steady_free_count = steady_count
         self._steady_share = steady_share
         self._steady: Counter[str] = Counter()
-        # Keys in the order of their turns, each with those of it who wait.
+        # Keys in the order of their turns, each with its waiting calls.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for a quick place."""
+        """Return whether a call waits for a quick place."""
         return any(not one.done() for queue in self._waiting.values() for one in queue)
 
     async def enter(self, key: str) -> None:
-        """Returns with a quick place, to be left by `leave` or exchanged by `settle`."""
+        """Return with a quick place, to be left by `leave` or exchanged by `settle`."""
         if self.may_enter(key):
             self._take(key)
             return
@@ -40,7 +40,7 @@ class ReceivingTurns:
             raise
 
     def leave(self, key: str) -> None:
-        """Gives the key's quick place to the next key in turn that may have it."""
+        """Give the key's quick place to the next key in turn that may have it."""
         self._quick_free_count += 1
         self._quick[key] -= 1
         if not self._quick[key]:
@@ -64,7 +64,7 @@ class ReceivingTurns:
         self._quick[key] += 1
 
     def settle(self, key: str) -> bool:
-        """Takes a steady place, to be left by `unsettle`; False when there is none for this key."""
+        """Take a steady place, to be left by `unsettle`; False if there is none for this key."""
         if self._steady_free_count <= 0 or self._steady[key] >= self._steady_share:
             return False
         self._steady_free_count -= 1

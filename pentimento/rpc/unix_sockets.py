@@ -1,4 +1,4 @@
-"""Unix socket files: made for their owner alone, not stolen from a living server, not left behind."""
+"""Create Unix socket files: private to their owner, not stolen from a living server, and removed at the end."""
 
 import fcntl
 import os
@@ -16,10 +16,10 @@ OWNER_ONLY_UMASK = 0o177
 
 @contextmanager
 def claimed_socket(path: Path) -> Iterator[None]:
-    """Around the bind of a server: the path is free, its directory exists, and the socket will be mode 0600.
+    """Wrap the bind of a server: the path is free, its directory exists, and the socket will be mode 0600.
 
-    gRPC unlinks whatever it finds at the path, hence the look before. SettingsError when a server answers there, or
-    when the path leads to something that is no socket.
+    gRPC unlinks any file at the path, hence the check before. SettingsError if a server answers there, or the path
+    leads to a file that is no socket.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(path.parent):
@@ -35,24 +35,24 @@ SocketFile = tuple[Path, int, int, int]
 
 
 def socket_file(path: Path) -> SocketFile:
-    """Return what tells the socket at the path from one that another server puts there later."""
+    """Return the identity of the socket at the path, which differs from a later one of another server."""
     found = path.lstat()
-    # Numbers of files are given out again, and by some file systems at once.
+    # File numbers are reused, by some file systems immediately.
     return path, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def remove_own(file: SocketFile) -> None:
-    """Remove the socket, unless it is another server's by now, which found that nobody answers there any more."""
+    """Remove the socket, unless another server, which found no server answering, has replaced it."""
     path = file[0]
-    # What stays is taken over by the next server.
+    # The next server takes over a socket that stays.
     with suppress(OSError), locked(path.parent):
         if socket_file(path) == file:
             path.unlink()
 
 
 def private_directory(name: str) -> Path:
-    """Return the directory of that name among the temporary ones, made for this user alone. SettingsError when somebody
-    else has made it."""
+    """Return the directory of that name in the temporary one, private to this user. SettingsError if another user
+    created it."""
     directory = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -64,7 +64,7 @@ def private_directory(name: str) -> Path:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps two processes from looking and binding at the same time; held for the length of a bind."""
+    """Keep two processes from checking and binding at the same time; held for the length of a bind."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -93,6 +93,6 @@ def is_answered(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            # A full backlog or a forbidden path: somebody is there.
+            # A full backlog or a forbidden path: a server exists.
             return True
         return True

@@ -1,8 +1,8 @@
-"""What stands between the connections of strangers and gRPC: each connection's calls go on by turns.
+"""Relay the connections of strangers to gRPC, so that each connection's calls alternate with those of others.
 
-gRPC hands calls over in the order in which they came, whoever sent them. Whoever comes behind ten thousand calls of
-others waits for all of them, and to tell the others to wait costs nearly as much as to serve them. So calls wait in
-their connection until it is its turn, where they cost nothing and only their own connection waits.
+gRPC delivers calls in arrival order, regardless of sender. A caller after ten thousand calls of others waits for all of
+those, and to reject the others costs nearly as much as to serve them. So calls wait in their connection for its turn,
+at no cost, and delay only their own connection.
 """
 
 from pentimento.rpc.relay.call_turns import CallTurns

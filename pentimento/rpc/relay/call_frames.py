@@ -1,4 +1,4 @@
-"""Where calls begin and end among the bytes of an HTTP/2 connection (RFC 9113, sections 3.4 and 4.1)."""
+"""Find the beginnings and ends of calls in the bytes of an HTTP/2 connection (RFC 9113, sections 3.4 and 4.1)."""
 
 PREFACE_BYTES = 24
 FRAME_HEADER_BYTES = 9
@@ -9,23 +9,24 @@ END_STREAM = 0x1
 
 
 class CallFrames:
-    """Follows the frames of one connection. Nothing is judged: what is no HTTP/2 goes on as it came, to gRPC."""
+    """Follow the frames of one connection. Nothing is validated: bytes that are not HTTP/2 pass on unchanged, to
+    gRPC."""
 
     __slots__ = ("_last_stream", "_next_stream", "_unseen_bytes", "open_streams")
 
     def __init__(self) -> None:
-        # Calls that have begun, less those that the client reset: whoever knows of another end takes it out.
+        # Calls that have begun, without those that the client reset; a caller that sees another end removes it.
         self.open_streams: set[int] = set()
-        # Of the frame that the bytes have got to, or of the preface.
+        # Unread bytes of the current frame, or of the preface.
         self._unseen_bytes = PREFACE_BYTES
         self._last_stream = 0
         self._next_stream = 0
 
     def next_call(self, data: bytes | bytearray, start: int) -> tuple[int, bool]:
-        """Return how far `data` goes on from `start` without a new call, and whether one begins there.
+        """Return how far `data` continues from `start` without a new call, and whether one begins there.
 
-        A frame header that has not come whole is not gone past: it is to be offered again, with what follows it. A call
-        is offered again until `begin_call`. A stream's later HEADERS frames are its trailers.
+        An incomplete frame header is not passed: it must be offered again, with the bytes after it. A call is offered
+        again until `begin_call`. A stream's later HEADERS frames are its trailers.
         """
         at = start
         while True:
@@ -43,12 +44,11 @@ class CallFrames:
             self._unseen_bytes = FRAME_HEADER_BYTES + int.from_bytes(data[at : at + 3])
 
     def overtaking(self, data: bytearray, start: int) -> tuple[list[bytes], int]:
-        """Return the frames from `start` on that need not wait with the call that was told last, and take them out of
-        `data`; then how far it was looked through. `start` is where a frame begins; one that has not come whole is
-        left.
+        """Return the frames from `start` on that need not wait with the last reported call, and remove them from
+        `data`; then the end of the scan. A frame begins at `start`; an incomplete one is left.
 
-        These are pings, and what belongs to calls that have begun or to the connection's window. Header blocks keep
-        their order: each is read by what came before it (RFC 7541, section 2.2).
+        These are pings, and frames of running calls or of the connection's window. Header blocks keep their order: each
+        is decoded by the earlier ones (RFC 7541, section 2.2).
         """
         passed, kept, at, kept_from = list[bytes](), list[bytes](), start, start
         while len(data) - at >= FRAME_HEADER_BYTES:
@@ -74,24 +74,24 @@ class CallFrames:
         self.open_streams.discard(int.from_bytes(data[at + 5 : at + 9]) & STREAM_BITS)
 
     def begin_call(self) -> None:
-        """Let the call that was told last go on."""
+        """Let the last reported call continue."""
         self._last_stream = self._next_stream
         self.open_streams.add(self._last_stream)
 
 
 class AnswerFrames:
-    """Follows the frames that a server sends on one connection, to tell which calls they end."""
+    """Follow the frames that a server sends on one connection, to find the calls that they end."""
 
     __slots__ = ("_piece", "_unseen_bytes")
 
     def __init__(self) -> None:
-        # Of the frame that the bytes have got to, behind its header.
+        # Unread bytes of the current frame, after its header.
         self._unseen_bytes = 0
-        # Of a frame header that has not come whole.
+        # The incomplete header of a frame.
         self._piece = b""
 
     def ended_streams(self, data: bytes) -> list[int]:
-        """Return the streams that end among these bytes, which follow those of the last call."""
+        """Return the streams that end among these bytes, which continue those of the previous call."""
         if self._piece:
             data = self._piece + data
         ended, at = list[int](), self._unseen_bytes

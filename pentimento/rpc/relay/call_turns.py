@@ -1,35 +1,35 @@
-"""Whose call is the next that goes to gRPC: each connection's in turn, and few at a time.
+"""Choose the next call that goes to gRPC: the connections alternate, and few calls are in gRPC together.
 
-Connections are served by one thread, handlers by another: `taken` alone is called by these, and writes what nobody else
-writes. A wake-up that comes too early is made up for by the next one, or by the look that is taken while one waits.
+One thread serves connections, another one handlers: the handlers call only `taken`, and only they write its count. A
+wake-up that comes too early is repaired by the next one, or by the regular check while calls wait.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-# Calls that gRPC holds and has not handed over: enough that it never waits for one. Whoever comes waits for these.
+# Calls that gRPC holds and has not delivered: enough that it never waits for one. A new call waits for these.
 MOST_UNTAKEN = 8
-# Calls that are reset, late or without a method are never handed over. When for so long none was, none is left.
+# Calls that are reset, late or without a method are never delivered. After this time without a delivery none is left.
 QUIET_S = 0.002
-# What gRPC does to hand a call over takes the event loop a few rounds.
+# gRPC needs a few rounds of the event loop to deliver a call.
 QUIET_ROUNDS = 6
 
 CallLater = Callable[[float, Callable[[], None]], object]
 
 
 class Waiting(Protocol):
-    """A connection whose next call waits for its turn."""
+    """Describe a connection with a next call that waits for its turn."""
 
     def let_in(self) -> None:
         """Pass the call on."""
 
 
 class CallTurns:
-    """Counts the calls between the connections and the handlers, and lets the next ones in as those are taken.
+    """Count the calls between the connections and the handlers, and admit the next ones as handlers take them.
 
-    `wake` has the connections' thread call `let_in` soon. `call_later` has it act after so many seconds, or if these
-    are 0, after a round of the handlers' event loop."""
+    `wake` makes the connections' thread call `let_in` soon. `call_later` makes it act after a delay in seconds or, for
+    0, after a round of the handlers' event loop."""
 
     def __init__(self, call_later: CallLater, wake: Callable[[], object], most_untaken: int = MOST_UNTAKEN) -> None:
         self._call_later = call_later
@@ -40,11 +40,11 @@ class CallTurns:
         self._taken_count = 0
         self._is_woken = False
         self._is_watched = False
-        # Of the connections, which keep it.
+        # Held by the connections, which update it.
         self.held_bytes = 0
 
     def begin(self, connection: Waiting) -> bool:
-        """Return whether the connection's next call may go on now; if not, it is let in when it is its turn."""
+        """Return whether the connection's next call may continue now; if not, it is admitted in its turn."""
         if not self._waiting and self._has_room():
             self._begun_count += 1
             return True
@@ -57,23 +57,23 @@ class CallTurns:
         self._waiting.pop(connection, None)
 
     def taken(self) -> None:
-        """Note that a handler has begun with one of the calls."""
+        """Record that a handler has begun one of the calls."""
         self._taken_count += 1
         if self._waiting and not self._is_woken:
             self._is_woken = True
             self._wake()
 
     def close(self) -> None:
-        """Let nobody in from here on."""
+        """Admit no call from here on."""
         self._most_untaken = 0
 
     @property
     def pass_calls(self) -> bool:
-        """Whether a call has come, and is or will be let in, that no handler has begun with: as far as is known."""
+        """Return whether a call, admitted now or later, is known that no handler has begun."""
         return self._begun_count > self._taken_count or (bool(self._waiting) and self._most_untaken > 0)
 
     def let_in(self) -> None:
-        """Let in those whose turn it is."""
+        """Admit the calls that have their turn."""
         self._is_woken = False
         while self._waiting and self._has_room():
             connection, _ = self._waiting.popitem(last=False)
@@ -81,7 +81,7 @@ class CallTurns:
             connection.let_in()
 
     def _has_room(self) -> bool:
-        # What was counted as gone may be taken after all.
+        # A call that was counted as lost may be taken after all.
         self._begun_count = max(self._begun_count, self._taken_count)
         return self._begun_count - self._taken_count < self._most_untaken
 
@@ -94,7 +94,7 @@ class CallTurns:
         self._call_later(delay_s, lambda: self._look(taken_before, rounds))
 
     def _look(self, taken_before: int, rounds: int) -> None:
-        """Count calls as gone that nobody has taken while gRPC had the time to hand them over."""
+        """Count calls as lost that no handler has taken while gRPC had the time to deliver them."""
         quiet = self._taken_count == taken_before
         if quiet and rounds:
             self._look_later(0.0, taken_before, rounds - 1)

@@ -1,4 +1,4 @@
-"""One relayed connection: bytes both ways, and calls that wait for their turn."""
+"""Relay one connection: bytes both ways, and calls that wait for their turn."""
 
 import asyncio
 from typing import cast
@@ -7,33 +7,33 @@ from pentimento.rpc.relay.call_frames import AnswerFrames, CallFrames
 from pentimento.rpc.relay.call_turns import CallTurns
 
 READ_BYTES = 32 * 1024
-# A connection that waits is read on so far, that its pings are answered and calls that have begun go on: the headers of
-# all calls that it may open, and its window of messages. Where all hold more than the second number together, each that
-# waits is read on for what is read at once, no more.
+# A waiting connection is read up to this size, so that its pings are answered and running calls continue: the headers
+# of all calls that it may open, and its window of messages. If all together hold more than the second number, each
+# waiting one is read up to a single read's size.
 AHEAD_BYTES = 256 * 1024
 AHEAD_TOTAL_BYTES = 64 * 1024 * 1024
-# Of a peer that reads slowly.
+# Held for a peer that reads slowly.
 UNSENT_BYTES = 64 * 1024
-# For what gRPC has said last to a peer that reads it.
+# For gRPC's last bytes to a peer that reads them.
 FLUSH_S = 3.0
 
 
 class Connection:
-    """What the two ends know of each other. A call waits for its turn, and with it what follows on its connection, but
-    for frames that may overtake it (`CallFrames.overtaking`)."""
+    """Join the two ends of a connection. A call waits for its turn, and the following bytes of its connection with it,
+    except for frames that may overtake it (`CallFrames.overtaking`)."""
 
     def __init__(self, turns: CallTurns) -> None:
         self._turns = turns
         self._frames = CallFrames()
         self._answers = AnswerFrames()
-        # When its last call ended, by the event loop's clock.
+        # The end of its last call, by the event loop's clock.
         self._quiet_since = asyncio.get_running_loop().time()
         self._has_called = False
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
-        # What came and did not go on: from a call that waits on, or a piece of a frame header.
+        # Received bytes that were not passed on: from a waiting call on, or an incomplete frame header.
         self._held = bytearray()
-        # How much of that is counted, and how far it was looked through for what need not wait.
+        # The part of them that is counted, and the end of the scan for frames that need not wait.
         self._counted_bytes = 0
         self._looked = 0
         self._is_waiting = False
@@ -48,13 +48,13 @@ class Connection:
         return None if is_busy else (self._has_called, self._quiet_since)
 
     def client_made(self, transport: asyncio.Transport) -> None:
-        """Take the client's end, which is not read until there is the other one."""
+        """Take the client's end, which is not read before the other end exists."""
         self._client = transport
         transport.pause_reading()
         transport.set_write_buffer_limits(UNSENT_BYTES)
 
     def server_made(self, transport: asyncio.Transport) -> None:
-        """Take gRPC's end: bytes begin to go both ways, unless the client has left already."""
+        """Take gRPC's end: bytes begin to flow both ways, unless the client has left already."""
         self._server = transport
         transport.set_write_buffer_limits(UNSENT_BYTES)
         if self._client is None:
@@ -63,10 +63,10 @@ class Connection:
             self._go_on()
 
     def from_client(self, data: bytes) -> None:
-        """Pass on what may go on. Some may come before gRPC is connected: some versions of asyncio begin to read an
-        accepted connection although that was paused."""
+        """Pass on the bytes that may continue. Some may arrive before gRPC is connected: some versions of asyncio begin
+        to read an accepted connection although that was paused."""
         if not self._held and self._server is not None:
-            # Most of what comes goes on as it is: a picture's bytes are not copied once more.
+            # Most bytes pass on unchanged: an image's bytes are not copied once more.
             at, call_begins = self._frames.next_call(data, 0)
             if at == len(data) and not call_begins:
                 self._server.write(data)
@@ -79,7 +79,7 @@ class Connection:
             (self._pass_ahead if self._is_waiting else self._go_on)()
 
     def let_in(self) -> None:
-        """Pass on the call that waited, and what follows it up to the next one."""
+        """Pass on the call that waited, and the bytes after it up to the next one."""
         self._is_waiting = False
         self._begin_call()
         self._go_on()
@@ -122,12 +122,12 @@ class Connection:
             self._client.write(data)
 
     def server_full(self, full: bool) -> None:
-        """Read nothing of the client while gRPC takes nothing."""
+        """Stop reading from the client while gRPC's buffer is full."""
         self._server_is_full = full
         self._read_or_wait()
 
     def client_full(self, full: bool) -> None:
-        """Read nothing of gRPC while the client takes nothing."""
+        """Stop reading from gRPC while the client's buffer is full."""
         if self._server is not None:
             (self._server.pause_reading if full else self._server.resume_reading)()
 
@@ -146,7 +146,7 @@ class Connection:
         self._counted_bytes = len(self._held)
 
     def client_lost(self) -> None:
-        """End the calls of a client who left: gRPC hears it by the end of its own connection."""
+        """End the calls of a client that left: gRPC sees the end of its own connection."""
         self._client, self._held = None, bytearray()
         self._count_held()
         self._turns.leave(self)
@@ -155,7 +155,7 @@ class Connection:
         self._end()
 
     def server_lost(self) -> None:
-        """Close after what gRPC has said last."""
+        """Close after gRPC's last bytes."""
         self._server = None
         if self._client is not None:
             self._client.close()
@@ -163,7 +163,7 @@ class Connection:
         self._end()
 
     def abort(self) -> None:
-        """End both at once."""
+        """End both immediately."""
         for transport in (self._client, self._server):
             if transport is not None:
                 transport.abort()
@@ -175,7 +175,7 @@ class Connection:
 
 
 class ClientEnd(asyncio.BufferedProtocol):
-    """Reads into memory that all connections share, since what is read is passed on or copied at once."""
+    """Read into memory that all connections share, since the bytes are passed on or copied immediately."""
 
     def __init__(self, connection: Connection, shared: memoryview) -> None:
         self._connection = connection
@@ -201,7 +201,7 @@ class ClientEnd(asyncio.BufferedProtocol):
 
 
 class ServerEnd(asyncio.Protocol):
-    """The connection to gRPC."""
+    """Connect to gRPC."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,10 +1,10 @@
-"""Listens on host:port in gRPC's place, and passes each connection on to gRPC through a Unix socket.
+"""Listen on host:port in gRPC's place, and pass each connection on to gRPC through a Unix socket.
 
-gRPC sees who a connection is from by the name that our end of the Unix socket has: an abstract one (unix(7)), which
-leaves no file behind. TLS ends here, since calls are told apart by what they look like on the wire.
+The name of our end of the Unix socket shows gRPC the origin of a connection: an abstract name (unix(7)), which leaves
+no file. TLS ends here, since the relay distinguishes calls by their bytes on the wire.
 
-All of it is one thread's, with an event loop of its own: a client that hears nothing of its pings for 1.5 s gives the
-connection up, however busy the handlers' event loop is.
+One thread does all of it, with a separate event loop: a client without answers to its pings for 1.5 s drops the
+connection, even if only the handlers' event loop is busy.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 NAME = "pentimento-relay"
 ALPN = "h2"
 BACKLOG = 1024
-# Descriptors or gRPC's backlog have run out: others end meanwhile.
+# Descriptors or gRPC's backlog have run out: other connections end in this time.
 RETRY_S = 0.05
 CONNECT_TRIES = 20
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 class Relay:
-    """The connections of one server's host:port addresses, with a limit for each address. Beyond it a new connection
-    replaces a quiet one (`Connection.quiet_rank`), and is closed where every connection has a call."""
+    """Relay the connections of one server's host:port addresses, with a limit for each address. Beyond it a new
+    connection replaces a quiet one (`Connection.quiet_rank`), and is closed if every connection has a call."""
 
     def __init__(self, tls: ssl.SSLContext | None, max_connections: int) -> None:
         self.turns = CallTurns(self._later, self._wake)
@@ -47,9 +47,9 @@ class Relay:
         self._tls = tls
         bound_tls_buffers()
         self._max_connections = max_connections
-        # With what they serve: the addresses of one name share it.
+        # With their connections: the addresses of one name share them.
         self._listeners: list[tuple[socket.socket, dict[asyncio.Task[None], Connection]]] = []
-        # Both loops are there while the thread is.
+        # Both loops exist while the thread does.
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._handlers_loop: asyncio.AbstractEventLoop
@@ -59,7 +59,7 @@ class Relay:
         self._shared = memoryview(bytearray(READ_BYTES))
 
     def listen(self, address: str) -> str:
-        """Bind host:port and return it with the port that it got. OSError when it cannot be had."""
+        """Bind host:port and return it with its actual port. OSError if it cannot be bound."""
         host, _, port = address.rpartition(":")
         bound = bound_sockets(host.strip("[]"), int(port))
         connections = dict[asyncio.Task[None], Connection]()
@@ -79,7 +79,8 @@ class Relay:
         return self._loop.call_soon_threadsafe(self.turns.let_in)
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> object:
-        """A round of the handlers' event loop is through when what it was given last has come back."""
+        """Call `act` after a delay or, for 0, after one round of the handlers' event loop: a callback there has
+        returned."""
         if delay_s:
             return self._loop.call_later(delay_s, act)
         return self._handlers_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, act)
@@ -100,12 +101,12 @@ class Relay:
             self._serving[task] = connection
             connections[task] = connection
             task.add_done_callback(lambda ended: connections.pop(ended, None))
-            # One that made room before it began has not taken its socket.
+            # A connection that was closed for another before it began has not taken its socket.
             task.add_done_callback(lambda _, taken=client: taken.close())  # type: ignore[misc]
             task.add_done_callback(self._serving.pop)
 
     async def _serve(self, connection: Connection, client: socket.socket, peer: str) -> None:
-        """Return when both ends are closed. What the peer does wrong ends its connection, no more."""
+        """Return when both ends are closed. A peer's fault ends only its own connection."""
         loop = asyncio.get_running_loop()
         try:
             # Otherwise the second piece of an answer waits 40 ms for the first one's acknowledgement.
@@ -122,14 +123,14 @@ class Relay:
                 await connection.ended
         except OSError as error:
             logger.debug("connection ended", extra={"peer": peer, "error": str(error)})
-            # By it asyncio's frames hold themselves, and what TLS reads into, until the next full collection.
+            # Without this asyncio's frames, and TLS's read buffers, hold themselves until the next full collection.
             error.__traceback__ = None
         finally:
             connection.abort()
 
     async def close(self, flush_s: float) -> None:
-        """Accept no more, and return once all connections have ended, which gRPC has closed: cut off after `flush_s`.
-        May be called again."""
+        """Stop accepting, and return once all connections have ended, which gRPC has closed: cut off after `flush_s`.
+        May be repeated."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._finish(flush_s), self._loop))
@@ -147,7 +148,7 @@ class Relay:
 
 
 def _make_room(connections: dict[asyncio.Task[None], Connection]) -> bool:
-    """Close the quiet connection of the lowest rank. Return False where every connection has a call."""
+    """Close the quiet connection of the lowest rank. Return False if every connection has a call."""
     quiet = ((rank, task) for task, one in connections.items() if (rank := one.quiet_rank) is not None)
     found = min(quiet, key=itemgetter(0), default=None)
     if found is None:
@@ -166,7 +167,7 @@ async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket for each address of `host`, all of one port. OSError when one cannot be had."""
+    """Return a listening socket for each address of `host`, all of one port. OSError if one cannot be bound."""
     if host in WILDCARDS and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return [_bound("::", port, socket.AF_INET6, dualstack=True)]
@@ -188,7 +189,7 @@ def _bound(host: str, port: int, family: int, *, dualstack: bool) -> socket.sock
 
 
 async def connected(path: str, name: str) -> socket.socket:
-    """Return a socket named `name` that is connected to the one at `path`. OSError when there is none."""
+    """Return a socket named `name` that is connected to the one at `path`. OSError if there is none."""
     ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         ours.bind(name)
@@ -204,7 +205,7 @@ async def connected(path: str, name: str) -> socket.socket:
 
 
 def speaks_http2(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the peer agreed to HTTP/2 where TLS asks for it (RFC 9113, section 3.3)."""
+    """Return whether the peer agreed to HTTP/2 if TLS requires it (RFC 9113, section 3.3)."""
     secured = transport.get_extra_info("ssl_object")
     return secured is None or secured.selected_alpn_protocol() == ALPN
 
@@ -223,5 +224,5 @@ def is_relayed(peer: str) -> bool:
 
 
 def relayed_peer(peer: str) -> str:
-    """Return the name of the peer behind a relayed connection; any other as it is."""
+    """Return the name of the peer of a relayed connection; any other name unchanged."""
     return peer.split("/", 3)[3] if is_relayed(peer) else peer
