@@ -1,11 +1,10 @@
-"""Which LoRAs, ControlNets and discriminators a replica has on its own disk, read from a registry of models.
+"""Read the LoRAs, ControlNets and discriminators on a replica's disk from a registry of models.
 
     {"models": [{"name": "tiny-lora-neon", "kind": "lora", "family": "sd", "path": "tiny-lora-neon",
                  "digest": "sha256:…", "base": {"name": "tiny-heavy", "digest": "sha256:…"}, "licence": "Apache-2.0"}]}
 
-`family` is what models report themselves as, or short for it (sd, sdxl, sd3). Entries of other kinds (pipelines,
-encoders) are passed over. Directories lie beside the file or below it: a path that
-leads anywhere else, also by a link, is refused.
+`family` is the name that models report, or short for it (sd, sdxl, sd3). Entries of other kinds (pipelines, encoders)
+are skipped. Directories are in the file's directory or below it: any other path, also through a link, is rejected.
 """
 
 import json
@@ -20,7 +19,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 
 logger = logging.getLogger(__name__)
 
-# Beside LoRAs: how many steps may run before each takes effect, as `pentimento profile lora` measured it.
+# In a LoRA's directory: the steps that may run before it takes effect, as measured by `pentimento profile lora`.
 LORA_BOUNDS_FILE = "lora-bounds.json"
 
 _KINDS = {kind.value: kind for kind in AdapterKind}
@@ -30,7 +29,7 @@ _SHOWN_LENGTH = 80
 
 @dataclass(frozen=True)
 class RegisteredAdapter:
-    """An adapter, and the directory of its files."""
+    """Hold an adapter, and the directory of its files."""
 
     adapter: Adapter
     directory: Path
@@ -39,9 +38,9 @@ class RegisteredAdapter:
 def read_adapters(
     registry: Path, kinds: Collection[AdapterKind] = tuple(AdapterKind), *, skip_missing: bool = False
 ) -> dict[str, RegisteredAdapter]:
-    """Return the registry's adapters of these kinds by name. With `skip_missing` those that have no directory are
-    logged and left out. Raises NotFound without the file, FailedPrecondition for one that is no registry,
-    InvalidArgument that names the entry's field."""
+    """Return the registry's adapters of these kinds by name. With `skip_missing` adapters without a directory are
+    logged and skipped. Raises NotFound without the file, FailedPrecondition if it is no registry, InvalidArgument that
+    names the entry's field."""
     found: dict[str, RegisteredAdapter] = {}
     for index, entry in enumerate(_entries(registry)):
         where = f"{registry}: models[{index}]"
@@ -60,10 +59,9 @@ def read_adapters(
 
 
 def read_discriminators(registry: Path, encoder: str = "") -> dict[str, Path]:
-    """Return the directory of each cascade's discriminator, the first one of each, by `LIGHT>HEAVY`; none without the
-    file. `encoder`: the suite's, by the name of its directory, "" for any: discriminators that read prompts by another
-    one are skipped. Raises FailedPrecondition for one that is no registry, InvalidArgument that names the entry's
-    field."""
+    """Return the directory of each cascade's first discriminator, by `LIGHT>HEAVY`; empty without the file. `encoder`:
+    the suite's, by the name of its directory, "" for any: discriminators that read prompts by another one are skipped.
+    Raises FailedPrecondition if the file is no registry, InvalidArgument that names the entry's field."""
     found: dict[str, Path] = {}
     for index, entry in enumerate(_entries(registry) if registry.exists() else []):
         if not isinstance(entry, dict) or entry.get("kind") != "discriminator":

@@ -1,4 +1,4 @@
-"""Files of JSON objects, such as profiles: parsed with the line of a fault, read by path and by directory."""
+"""Parse JSON objects such as profiles, with the line of a fault, and read their files by path or directory."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def parsed_json(text: str, field: str) -> dict[str, Any]:
-    """Return the object that a text holds. Raises InvalidArgument naming `field` and the line of what is no JSON."""
+    """Return the JSON object in a text. Raises InvalidArgument naming `field` and the faulty line."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -27,8 +27,8 @@ def parsed_json(text: str, field: str) -> dict[str, Any]:
 
 
 def read_document(path: Path, parse: Callable[[str], T], setting: str) -> T:
-    """Return what `parse` makes of the file's text. Raises InvalidArgument naming the setting that names the file, the
-    file, and what is wrong with it."""
+    """Return the result of `parse` for the file's text. Raises InvalidArgument naming the setting with the path, the
+    file, and the fault."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_document(path: Path, parse: Callable[[str], T], setting: str) -> T:
 
 def json_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files, and all .json files of the directories in the order of their names. A path without a suffix
-    names a directory: one that is not there is skipped with a warning."""
+    names a directory: a missing one is skipped with a warning."""
     return [file for path in paths for file in _files_at(path)]
 
 

@@ -1,4 +1,4 @@
-"""Whether what a command is to write has a place: asked before anything is done for it."""
+"""Check that a command can write its output file, before the command starts."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from pentimento.domain.errors import InvalidArgument
 
 
 def check_folder(field: str, file: Path) -> None:
-    """Raise InvalidArgument for a file in a folder that is not there, and for a folder."""
+    """Raise InvalidArgument for a file in a missing folder, and for a folder."""
     if not file.parent.is_dir():
         raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
     if file.is_dir():

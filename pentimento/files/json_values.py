@@ -1,8 +1,8 @@
-"""Dataclasses as JSON and back, by what their fields are declared to be: plain values, enumerations, tuples, frozen
-sets, mappings by text, other dataclasses, and those or None.
+"""Convert dataclasses to JSON and back, by the types of their fields: plain values, enumerations, tuples, frozen sets,
+mappings by text, other dataclasses, and optional ones.
 
-A field that is None is left out. A float that is not finite is a text ("nan", "inf"): JSON has no such number, and
-NaN differs from itself.
+A field that is None is omitted. A float that is not finite is a text ("nan", "inf"): JSON has no such number, and NaN
+differs from itself.
 """
 
 import math
@@ -23,14 +23,14 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The limits of an annotated number, both included. A number with limits is finite."""
+    """Limit an annotated number, both ends included. A number with limits is finite."""
 
     low: float
     high: float = math.inf
 
 
 def to_json(value: object) -> Any:
-    """Return the value as what `json.dumps` takes."""
+    """Return the value in the form that `json.dumps` takes."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -46,7 +46,7 @@ def to_json(value: object) -> Any:
 
 
 def from_json(kind: type[T], value: object, where: str = "") -> T:
-    """Return what `json.loads` gave as a `kind`. Raises InvalidArgument that names the field by its path from `where`:
+    """Return a value of `json.loads` as a `kind`. Raises InvalidArgument that names the field by its path from `where`:
     missing, unknown, of another type or outside its limits."""
     found: T = _read(kind, value, where)
     return found
@@ -92,7 +92,7 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
         raise InvalidArgument.of(_below(where, min(unknown)), "is not known")
     if lacking := [name for name, (_, is_needed) in declared.items() if is_needed and name not in given]:
         raise InvalidArgument.of(_below(where, lacking[0]), "is missing")
-    # One that may be None is left out when it is None, whatever its default.
+    # An optional field is omitted when it is None, for any default.
     absent = {name: None for name, (hint, _) in declared.items() if name not in given and is_optional(hint)}
     return kind(**absent, **{name: _read(declared[name][0], given[name], _below(where, name)) for name in given})
 
@@ -105,7 +105,7 @@ def _read_enum(kind: type[Enum], value: Any, where: str) -> Enum:
 
 
 def _read_plain(kind: type[Any], value: Any, where: str) -> Any:
-    # To Python a bool is an int as well; to a file it is not.
+    # In Python a bool is an int as well; in a file it is not.
     if isinstance(value, bool) and kind is not bool:
         raise InvalidArgument.of(where, f"must be {_NAMES[kind]}, got {value!r}")
     if kind is not float:
@@ -118,7 +118,7 @@ def _read_float(value: Any, where: str) -> float:
         found = float(value) if isinstance(value, int | float) or value in _NOT_FINITE else None
     except OverflowError:  # a whole number that no float can hold
         found = None
-    # Python reads NaN and Infinity as numbers, which no JSON is.
+    # Python reads NaN and Infinity as numbers, which JSON does not have.
     if found is None or (isinstance(value, float) and not math.isfinite(value)):
         raise InvalidArgument.of(where, f"must be a number, got {str(value)[:60]!r}")
     return found
@@ -132,7 +132,7 @@ def _expect(kind: type[T], value: object, where: str, named: str) -> T:
 
 @cache
 def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return for each field its type hint, and whether it must be there."""
+    """Return for each field its type hint, and whether it is required."""
     return {field.name: (field.hint, field.default is None and not field.is_optional) for field in fields_of(kind)}
 
 

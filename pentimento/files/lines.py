@@ -1,4 +1,4 @@
-"""Text files read line by line, gzipped or not; what is wrong is told by file, line, field and limit."""
+"""Read text files line by line, gzipped or not; an error names file, line, field and limit."""
 
 import gzip
 import json
@@ -14,8 +14,8 @@ _UTF_8 = "utf-8-sig"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end); empty lines are left out, and the mark that spreadsheets begin UTF-8
-    with. NotFound, or InvalidArgument for what is no UTF-8 text (or no gzip where the name says so)."""
+    """Yield (number from 1, line without its end), without empty lines and the byte order mark of spreadsheets.
+    NotFound, or InvalidArgument if the file is not UTF-8 text (or not gzip although its name ends in .gz)."""
     try:
         with gzip.open(path, "rt", encoding=_UTF_8) if path.suffix == ".gz" else path.open(encoding=_UTF_8) as file:
             for number, line in enumerate(file, 1):
@@ -30,7 +30,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class Line:
-    """The fields of one line; `where` is its file and number."""
+    """Hold the fields of one line; `where` is its file and number."""
 
     def __init__(self, path: Path, number: int, fields: Mapping[str, Any]) -> None:
         self.where = f"{path}:{number}"
@@ -76,7 +76,7 @@ class Line:
         return tuple(value)
 
     def number(self, name: str, at_least: float = 0.0) -> float:
-        """Numbers of a CSV come as text."""
+        """Return a number of at least `at_least`. Numbers of a CSV arrive as text."""
         value = self.raw(name)
         try:
             number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan

@@ -1,4 +1,4 @@
-"""What can be said of a LoRA's file by its header alone, before it is known which model it changes. Needs no torch."""
+"""Validate a LoRA's file by its header only, before its model is known. Needs no torch."""
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -10,9 +10,9 @@ from pentimento.files.safetensors_header import SafetensorsHeader, TensorEntry, 
 MAX_RANK = 1024
 MAX_KEY_COUNT = 20_000
 _FACTOR_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-# diffusers writes the rank itself where it gives a LoRA kohya's names.
+# diffusers writes the rank itself when it gives a LoRA kohya's names.
 _ALPHA_DTYPES = (*_FACTOR_DTYPES, "I64", "I32")
-# Parts of names by which other forms than two factors are told; LyCORIS and PEFT write them.
+# Parts of names that reveal forms other than two factors; LyCORIS and PEFT write them.
 _OTHER_FORMS = {
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
@@ -20,13 +20,13 @@ _OTHER_FORMS = {
     "lokr_": "LoKr",
     "lora_mid": "Tucker decomposition",
 }
-# Of a linear layer's factors, and of a convolution's.
+# For a linear layer's factors, and for a convolution's.
 _DIMENSIONS = (2, 4)
 _NAMED_KEYS = 3
 
 
 class FactorPart(Enum):
-    """What a tensor is of a layer's change."""
+    """Name the role of a tensor in a layer's change."""
 
     DOWN = "down"
     UP = "up"
@@ -49,18 +49,18 @@ FACTOR_SUFFIXES: Mapping[str, FactorPart] = {
 
 
 def other_form_of(keys: Iterable[str]) -> str:
-    """Return the form that some of these names are of, other than two factors: DoRA, LoHa; empty where none is."""
+    """Return the form that these names reveal, other than two factors: DoRA, LoHa; empty for two factors."""
     return next((form for key in keys for part, form in _OTHER_FORMS.items() if part in key), "")
 
 
 def dtypes_of(key: str) -> tuple[str, ...]:
-    """Return the types, by the format's names, that a tensor of that name may be of: an alpha may be a whole number."""
+    """Return the allowed types, by the format's names, of a tensor of that name: an alpha may be a whole number."""
     return _ALPHA_DTYPES if key.endswith(".alpha") else _FACTOR_DTYPES
 
 
 def judge_lora(data: bytes, field: str) -> None:
-    """Check a file's bytes as far as that goes without its model: safetensors alone, every key a factor or an alpha,
-    factors in pairs of one rank, of as many dimensions as a layer's weights. Raises InvalidArgument that names `field`,
+    """Check a file's bytes as far as possible without its model: only safetensors, every key a factor or an alpha,
+    factors in pairs of one rank, with the dimensions of a layer's weights. Raises InvalidArgument that names `field`,
     the key and the limit, and FailedPrecondition UNSUPPORTED_LORA for a form of more than two factors."""
     try:
         header = judge_safetensors(data)

@@ -1,4 +1,4 @@
-"""Files for this user alone: what is kept holds prompts and pictures, and others of the machine may look around."""
+"""Keep files private to this user: they hold prompts and images, and the machine may have other users."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,13 @@ _OTHERS = 0o077
 
 
 def keep_files_private() -> None:
-    """Changes state: what this process and its children make from here on, only their user may read."""
+    """Make all files that this process and its children create from here on readable only by their user; changes
+    state."""
     os.umask(OWNER_ONLY_UMASK)
 
 
 def make_private_directory(directory: Path) -> None:
-    """Makes the directory, and those above it, for this user alone; one that is there is closed to others."""
+    """Create the directory and its parents private to this user; close an existing one to others."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -21,8 +22,8 @@ def make_private_directory(directory: Path) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Takes the rights of group and others from a file or directory of this user. What is another user's, a link, or a
-    place for everybody such as /tmp stays as it is."""
+    """Remove the rights of group and others from a file or directory of this user. Another user's file, a link, or a
+    shared directory such as /tmp stays unchanged."""
     found = path.lstat()
     is_shared_place = path.is_dir() and found.st_mode & 0o1000
     if found.st_uid == os.getuid() and found.st_mode & _OTHERS and not path.is_symlink() and not is_shared_place:
@@ -30,8 +31,8 @@ def close_to_others(path: Path) -> None:
 
 
 def close_tree_to_others(root: Path) -> None:
-    """The same for a directory, which is made if it is missing, and for all that is below it, where it was open: what
-    lies in a private one was made private."""
+    """Close a directory, created if missing, to others, and all files below it if it was open: files in a private
+    directory were created private."""
     was_open = root.is_dir() and root.stat().st_mode & _OTHERS
     make_private_directory(root)
     if was_open:

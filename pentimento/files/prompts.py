@@ -10,7 +10,7 @@ from pentimento.files.lines import Line, numbered_lines
 
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Return in the file's order the lines of a .txt, or the field `prompt` (or `caption`) of a .tsv, .csv or .jsonl.
-    Raises InvalidArgument, also for a file without any."""
+    Raises InvalidArgument, also for a file without prompts."""
     prompts = _prompts(path)
     if not prompts:
         raise InvalidArgument.of(str(path), "must have at least one prompt")
@@ -30,7 +30,7 @@ def _prompts(path: Path) -> tuple[str, ...]:
 
 
 def table_lines(path: Path, delimiter: str) -> Iterator[Line]:
-    """Yield the rows of a table with a head, by its names. InvalidArgument for a row of another length, or none of
+    """Yield the rows of a table with a head, by its names. InvalidArgument for a row of another length, or invalid
     CSV."""
     rows = _rows(path, delimiter)
     _, names = next(rows, (1, []))
@@ -41,10 +41,10 @@ def table_lines(path: Path, delimiter: str) -> Iterator[Line]:
 
 
 def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of each row's last line, and its values. Quoted values of CSV may hold the ends of lines."""
+    """Yield the number of each row's last line, and its values. Quoted values of CSV may hold the ends of lines."""
     lines = list(numbered_lines(path))
     if delimiter == "\t":
-        # A tab-separated file quotes nothing; a prompt may hold any quotation mark.
+        # A tab-separated file has no quotes; a prompt may hold any quotation mark.
         yield from ((number, text.split("\t")) for number, text in lines)
         return
     rows = csv.reader((text + "\n" for _, text in lines), delimiter=delimiter, strict=True)

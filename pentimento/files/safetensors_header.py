@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before a library maps the file: a renamed pickle never gets that far."""
+"""Check the header of a safetensors file before a library maps the file: a renamed pickle is rejected here."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
-# No file is as large as 19 digits say, and no tensor has more dimensions than PyTorch's.
+# No file needs a size of more than 19 digits, and PyTorch's tensors have at most this many dimensions.
 _MAX_DIGITS = 19
 _MAX_DIMENSIONS = 64
 _ITEM_SIZES = {
@@ -19,7 +19,7 @@ _ITEM_SIZES = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a header says of one tensor: the format's name of the type, and the shape."""
+    """Describe one tensor by its header: the format's name of the type, and the shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,8 +27,8 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """The tensors of a file by name, in the order in which they lie one behind the other from byte `start` of the file
-    to its end, and the texts that its writer left."""
+    """Hold the tensors of a file by name, in the order of their bytes from byte `start` of the file to its end, and its
+    writer's texts."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
@@ -36,7 +36,7 @@ class SafetensorsHeader:
 
 
 def judge_safetensors(data: bytes) -> SafetensorsHeader:
-    """Return the header of a file's bytes, all of which it accounts for. Raises ValueError as `read_header`."""
+    """Return the header of a file's bytes, and check that it covers all of them. Raises ValueError as `read_header`."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
         raise ValueError("its header length does not fit the file")
@@ -49,8 +49,8 @@ def check_safetensors(path: Path) -> frozenset[str]:
 
 
 def read_header(path: Path) -> SafetensorsHeader:
-    """Return the header of a file, of which nothing else is read. Raises ValueError saying what is wrong: length, JSON,
-    bytes that do not match a shape, gaps or overlaps."""
+    """Return the header of a file; only the header is read. Raises ValueError naming the fault: length, JSON, bytes
+    that do not match a shape, gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -68,7 +68,7 @@ def _judged(text: bytes, data_bytes: int) -> SafetensorsHeader:
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors' entries, still unchecked, and the texts of the file's writer."""
+    """Return the tensors' entries, still unchecked, and the texts of the file's writer."""
     try:
         header = json.loads(data, parse_int=_whole_number)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
@@ -81,14 +81,14 @@ def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _whole_number(digits: str) -> int:
-    """Return the number of a header. Raises ValueError before any arithmetic with one that no header needs."""
+    """Return the number of a header. Raises ValueError before any arithmetic with a number that no header needs."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"its header has a number of {len(digits)} digits, at most {_MAX_DIGITS} are taken")
     return int(digits)
 
 
 def _in_order(header: dict[str, Any], data_bytes: int) -> list[str]:
-    """The tensors' names in the order of their bytes, of which each has its own."""
+    """Return the tensors' names in the order of their bytes; tensors share no bytes."""
     spans = sorted((*_span(name, entry), name) for name, entry in header.items())
     end = 0
     for start, stop, _ in spans:

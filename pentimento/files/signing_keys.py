@@ -1,4 +1,4 @@
-"""Files of keys that something is signed with: 64 hexadecimal digits a line, the newest first."""
+"""Read and create files of signing keys: 64 hexadecimal digits a line, the newest first."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ def new_signing_key() -> str:
 
 
 def keep_signing_keys(path: Path) -> None:
-    """Make such a file of one key, closed to others, where there is none. Of two who do so at once both find the same.
+    """Create such a file with one key, closed to others, if it is missing. Two concurrent callers find the same key.
     Raises InvalidArgument that names the file."""
     if path.exists():
         return
@@ -29,21 +29,21 @@ def keep_signing_keys(path: Path) -> None:
             with suppress(FileExistsError):
                 path.hardlink_to(draft)
         finally:
-            # Of a start that fails nothing is left: whoever is restarted beside a full disk would leave one a time.
+            # A failed start leaves no file: restarts on a full disk would leave one each time.
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument.of(str(path), f"cannot be made: {type(error).__name__}") from None
 
 
 def read_signing_keys(path: Path) -> tuple[bytes, ...]:
-    """Return the keys of a file, of 32 bytes each. The first one signs; the others are still believed. Blank lines and
-    lines that begin with # are passed over. Raises InvalidArgument that names file and line, never a key."""
+    """Return the keys of a file, of 32 bytes each. The first one signs; the others are still accepted. Blank lines and
+    lines that begin with # are skipped. Raises InvalidArgument that names file and line, never a key."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from error
     except UnicodeDecodeError as error:
-        # It has what was read in it.
+        # The error includes the bytes that were read.
         raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from None
     keys = []
     for number, line in enumerate(lines, start=1):

@@ -1,11 +1,11 @@
-"""Encoded pictures of strangers, judged before anything is decoded.
+"""Validate encoded images from strangers before decoding them.
 
-| module | what it does |
+| module | contents |
 | --- | --- |
-| `header` | format and size of a picture, within the limits that hold in every service; standard library only |
-| `png`, `jpeg`, `webp` | the containers: structure, size, and what of them a decoder needs |
-| `exif` | which way is up; standard library only |
-| `decoding` | pixels, through Pillow; of one picture of a process at a time |
+| `header` | format and size of an image, within the limits of every service; standard library only |
+| `png`, `jpeg`, `webp` | the containers: structure, size, and the parts that a decoder needs |
+| `exif` | orientation; standard library only |
+| `decoding` | pixels, through Pillow; one image of a process at a time |
 | `png_chunks` | chunks of PNG files, written, and read without decoding them |
 | `png_text` | text inside PNG files, read and written without decoding them |
 """

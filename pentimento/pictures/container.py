@@ -1,14 +1,14 @@
-"""What the readers of the containers have in common."""
+"""Share the limit and the error of the containers' readers."""
 
-# More parts than any encoder writes for a picture of a few megabytes; walking them takes milliseconds.
+# More parts than any encoder writes for an image of a few megabytes; walking them takes milliseconds.
 MAX_PARTS = 4096
 
 
 class BadPicture(Exception):
-    """A container that is damaged, or holds what is not taken; the message says what."""
+    """Report a container that is damaged, or has unsupported content; the message names the fault."""
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raises BadPicture saying what is wrong."""
+    """Raise BadPicture with the message `otherwise` unless the condition holds."""
     if not condition:
         raise BadPicture(otherwise)

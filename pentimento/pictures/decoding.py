@@ -1,8 +1,7 @@
-"""Encoded pictures to pixels, through Pillow.
+"""Decode images to pixels, through Pillow.
 
-Pillow is given the parts of a picture that pixels are made of, and nothing else: compressed texts, profiles, previews
-and further frames are left out. One picture of a process is decoded at a time, which bounds the memory that any number
-of callers can take.
+Pillow receives only the parts of an image that hold pixels: compressed texts, profiles, previews and further frames are
+removed. One image of a process is decoded at a time, which bounds the memory for any number of callers.
 """
 
 import io
@@ -19,12 +18,12 @@ from pentimento.pictures.header import MAX_PIXELS, PictureHeader, read_header
 T = TypeVar("T")
 
 _ESSENCES: dict[str, Callable[[bytes], bytes]] = {"png": png.essence, "jpeg": jpeg.essence, "webp": webp.essence}
-# A thread of its own, too: what many threads free in turn, their allocators keep for each of them.
+# A separate thread, too: memory that many threads free in turn stays in each thread's allocator.
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 _STRIP_PX = 128
 _OPAQUE = 255
 _WIDE_MODES = ("I;16", "I;16B")
-# What makes a picture upright that its EXIF says is stored so.
+# Turns an image upright that is stored with this EXIF orientation.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -37,24 +36,24 @@ _TURNS = {
 
 
 def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
-    """`then` of an RGB image, transparency on white, turned as its EXIF says (as diffusers' `load_image` and browsers
-    do); run where the image was decoded. Blocks while others are.
+    """Return `then` of an RGB image, transparency on white, turned as its EXIF says (as diffusers' `load_image` and
+    browsers do); run in the decoding thread. Blocks while other images are decoded.
 
-    Raises InvalidArgument naming `field` for what `read_header` refuses, and for pixels that are damaged or missing.
+    Raises InvalidArgument naming `field` for images that `read_header` rejects, and for damaged or missing pixels.
     """
     return _decoded(data, field, _on_white, then)
 
 
 def decode_with_mask(data: bytes, field: str, then: Callable[[Image.Image, Image.Image | None], T]) -> T:
-    """`then` of what `decode` gives and of the image's own mask, greyscale and white where the image is transparent;
-    None where it has no transparent pixel. Runs as `decode` does."""
+    """Return `then` of the image of `decode` and of its own mask, greyscale and white at transparent pixels; None if
+    all pixels are opaque. Runs as `decode` does."""
     return _decoded(data, field, _with_own_mask, lambda image: then(image.convert("RGB"), _own_mask(image)))
 
 
 def decode_mask(data: bytes, field: str, then: Callable[[Image.Image, bool], T]) -> T:
-    """`then` of a greyscale image that is white where a mask says that the image may change, and whether transparency
-    says so. Where a pixel is transparent at all, transparent ones may change (as in OpenAI's API), else white ones (as
-    in diffusers). Runs as `decode` does."""
+    """Return `then` of a greyscale mask, white at pixels that may change, and whether transparency defines it. If any
+    pixel is transparent, transparent ones may change (as in OpenAI's API), else white ones (as in diffusers). Runs as
+    `decode` does."""
     is_transparent = False
 
     def change(image: Image.Image) -> Image.Image:
@@ -81,7 +80,7 @@ def _checked(
         return _decode(data, header, change)
     except MemoryError:
         raise
-    except Exception:  # whatever a decoder makes of hostile bytes, they are what is wrong
+    except Exception:  # hostile bytes may cause any error in a decoder
         wanted = f"must be a whole {header.format.upper()} image, got one that does not decode"
         raise InvalidArgument.of(field, wanted) from None
 
@@ -104,15 +103,14 @@ def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], 
 
 
 def _wide_tile(image: ImageFile.ImageFile) -> ImageFile._Tile | None:
-    """Return what the lower bytes are read by, of a colour picture of sixteen bits in which a colour is transparent:
-    Pillow compares that colour with the upper ones alone. None of any other picture."""
+    """Return the tile that reads the lower bytes of a 16-bit colour image with a transparent colour: Pillow compares
+    that colour only with the upper ones. None for any other image."""
     is_clear = "transparency" in image.info
     return next((tile._replace(args="RGB;16L") for tile in image.tile if is_clear and tile.args == "RGB;16B"), None)
 
 
 def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
-    """Return where pixels are opaque, as in browsers: wherever a byte is another than that of the transparent
-    colour."""
+    """Return the opaque pixels, as in browsers: any byte differs from the transparent colour's."""
     clear = upper.info.pop("transparency")
     alpha = Image.new("L", upper.size)
     for index, value in enumerate(clear):
@@ -123,7 +121,7 @@ def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
 
 
 def _transparency(image: Image.Image) -> Image.Image | None:
-    """Return how transparent each pixel is, 0 to 255; None where all are opaque."""
+    """Return the transparency of each pixel, 0 to 255; None if all are opaque."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return None
     alpha = image.convert("RGBA").getchannel("A")
@@ -131,7 +129,7 @@ def _transparency(image: Image.Image) -> Image.Image | None:
 
 
 def _with_own_mask(image: Image.Image) -> Image.Image:
-    """Return RGB on white; where a pixel is transparent with a fourth band that says how transparent each is."""
+    """Return RGB on white; if a pixel is transparent, with a fourth band of transparency."""
     clear = _transparency(_of_eight_bits(image))
     opaque = _on_white(image)
     if clear is not None:
@@ -144,7 +142,7 @@ def _own_mask(image: Image.Image) -> Image.Image | None:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Strip by strip where it must be converted, so that one picture and its conversion are all that is in memory."""
+    """Return the image on white, converted in strips, so that memory holds only one image and its conversion."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     opaque = Image.new("RGB", image.size)
@@ -155,7 +153,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _of_eight_bits(image: Image.Image) -> Image.Image:
-    """Of 16 bits of grey the upper eight, as Pillow has it of 16 bits of colour: to it all above 255 is white."""
+    """Return the upper eight of 16 bits of grey, as Pillow reads 16 bits of colour: it takes all grey above 255 as
+    white."""
     if image.mode not in _WIDE_MODES:
         return image
     grey = image.point(lambda value: value * (1 / 256)).convert("L")
@@ -175,9 +174,9 @@ def _strip_on_white(strip: Image.Image) -> Image.Image:
 
 
 def resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Image.Image:
-    """`image` at `size` (width, height), as Pillow does it: first its width, then its height.
+    """Return `image` at `size` (width, height), as Pillow resizes it: first its width, then its height.
 
-    Where the step between would be larger than any picture that is taken, it is the other way round.
+    If the intermediate image would exceed the largest accepted one, the order is reversed.
     """
     width, height = size
     if width * image.height > MAX_PIXELS:

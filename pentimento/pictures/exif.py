@@ -1,9 +1,9 @@
-"""EXIF (CIPA DC-008): which way is up. Cameras store what the sensor saw, and say here how it is to be turned."""
+"""Read the orientation from EXIF (CIPA DC-008). Cameras store the sensor's image, and note here how to turn it."""
 
 import struct
 
 UPRIGHT, _LAST = 1, 8
-# From this one on width and height change places.
+# From this orientation on width and height are exchanged.
 FIRST_ON_ITS_SIDE = 5
 PREFIX = b"Exif\0\0"
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
@@ -13,8 +13,8 @@ _MAX_TAGS = 512
 
 
 def orientation_of(data: bytes) -> int:
-    """Return the orientation (1 to 8) that an EXIF block says, with or without its prefix; 1 where it says none, or is
-    damaged: a picture is not refused for that."""
+    """Return the orientation (1 to 8) of an EXIF block, with or without its prefix; 1 if it has none, or is damaged: an
+    image is not rejected for that."""
     tiff = data.removeprefix(PREFIX)
     order = _ORDERS.get(tiff[:4])
     if order is None:

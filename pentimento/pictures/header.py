@@ -1,6 +1,6 @@
-"""Format and size of an encoded picture, read off its container: nothing is decoded, so nothing can explode.
+"""Read format and size of an encoded image from its container; nothing is decoded, so nothing can explode.
 
-PNG, JPEG and WebP are told by their magic bytes; the rest is refused. The limits are those of every service.
+Magic bytes identify PNG, JPEG and WebP; other formats are rejected. The limits are those of every service.
 """
 
 import struct
@@ -11,9 +11,9 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import exif, jpeg, png, png_chunks, webp
 from pentimento.pictures.container import BadPicture
 
-# A 4K screen's. Decoding so many takes at most some 170 MB, whatever the format.
+# A 4K screen. Decoding takes at most some 170 MB, for any format.
 MAX_PIXELS = 8 * 1024 * 1024
-# A very flat picture would grow without bounds when its shortest edge is scaled up.
+# A very flat image would grow without bounds when its shortest edge is scaled up.
 MAX_ASPECT_RATIO = 20
 
 _SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {"png": png.size, "jpeg": jpeg.size, "webp": webp.size}
@@ -28,7 +28,7 @@ _ORIENTATIONS: dict[str, Callable[[bytes], int]] = {
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """The sides are those of the picture as it is shown: turned as its EXIF says (`orientation`, 1 to 8)."""
+    """Hold format and size of an image as shown: turned as its EXIF says (`orientation`, 1 to 8)."""
 
     format: str
     width_px: int
@@ -37,12 +37,13 @@ class PictureHeader:
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """Width and height before it is turned."""
+        """Return width and height before the turn."""
         return _turned((self.width_px, self.height_px), self.orientation)
 
 
 def read_header(data: bytes, field: str) -> PictureHeader:
-    """Raises InvalidArgument naming `field` for another format, a damaged container, or a size outside the limits."""
+    """Return the header. Raises InvalidArgument naming `field` for another format, a damaged container, or a size
+    outside the limits."""
     picture_format = _format(data)
     if picture_format is None:
         raise InvalidArgument.of(field, "must be a PNG, JPEG or WebP image, got something else or a part of one")
@@ -58,8 +59,8 @@ def read_header(data: bytes, field: str) -> PictureHeader:
 
 
 def check_whole(data: bytes, field: str) -> None:
-    """Check as much of an image as can be without a decoder: what `read_header` does, and of a PNG that all its pixels
-    are there. Inflates up to 64 MiB of them, a part at a time. Raises InvalidArgument naming `field`."""
+    """Check an image as far as possible without a decoder: as `read_header` does, and that a PNG has all its pixels.
+    Inflates up to 64 MiB of pixels, a part at a time. Raises InvalidArgument naming `field`."""
     if read_header(data, field).format != "png":
         return
     try:
@@ -69,7 +70,7 @@ def check_whole(data: bytes, field: str) -> None:
 
 
 def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Turned once or back: it is the same."""
+    """Return the size after a turn, or before it: both are the same operation."""
     width, height = size
     return (height, width) if orientation >= exif.FIRST_ON_ITS_SIDE else (width, height)
 

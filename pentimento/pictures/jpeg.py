@@ -1,4 +1,4 @@
-"""JPEG (ITU-T T.81): its segments, checked, and those that pixels are made of."""
+"""Check the segments of a JPEG (ITU-T T.81), and extract those that hold pixels."""
 
 import re
 import struct
@@ -9,23 +9,23 @@ from pentimento.pictures.container import BadPicture, require
 
 MAGIC = b"\xff\xd8\xff"
 _START, _END, _SCAN = b"\xff\xd8", 0xD9, 0xDA
-# Baseline, extended and progressive frames, which Pillow reads; the others are refused.
+# Baseline, extended and progressive frames, which Pillow reads; others are rejected.
 _FRAMES = (0xC0, 0xC1, 0xC2)
 # Huffman and quantisation tables, restart interval.
 _TABLES = (0xC4, 0xDB, 0xDD)
-# JFIF and Adobe say how colours are stored.
+# JFIF and Adobe segments describe the colour encoding.
 _COLOURS = (0xE0, 0xEE)
 _EXIF = 0xE1
 _METADATA = (*range(0xE0, 0xF0), 0xFE)
 _MAX_SEGMENTS = 512
-# Encoders write about ten. Each passes over the whole picture, so a file of thousands would decode for minutes.
+# Encoders write about ten. Each scan covers the whole image, so a file of thousands would decode for minutes.
 _MAX_SCANS = 64
-# What ends entropy-coded data: a marker other than a stuffed zero or a restart.
+# The end of entropy-coded data: a marker other than a stuffed zero or a restart.
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """(width, height) of the only frame before the first scan. Raises BadPicture, struct.error or IndexError."""
+    """Return (width, height) of the only frame before the first scan. Raises BadPicture, struct.error or IndexError."""
     frames = []
     for marker, start, _ in _segments(data, 2):
         if marker in _FRAMES:
@@ -39,7 +39,7 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 def orientation(data: bytes) -> int:
-    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     for marker, start, end in _segments(data, 2):
         if marker == _EXIF and data.startswith(exif.PREFIX, start + 4):
             return exif.orientation_of(data[start + 4 : end])
@@ -47,7 +47,7 @@ def orientation(data: bytes) -> int:
 
 
 def essence(data: bytes) -> bytes:
-    """The same picture without metadata, up to its end marker. Raises BadPicture, struct.error or IndexError."""
+    """Return the image without metadata, up to its end marker. Raises BadPicture, struct.error or IndexError."""
     kept, offset, scans, frames = [_START], 2, 0, 0
     while True:
         for marker, start, end in _segments(data, offset):
@@ -68,7 +68,7 @@ def essence(data: bytes) -> bytes:
 
 
 def _segments(data: bytes, offset: int) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of each from `offset`, through a scan's header or the end."""
+    """Yield (marker, start, end) of each segment from `offset`, through a scan's header or the end."""
     for _ in range(_MAX_SEGMENTS):
         require(data[offset] == 0xFF, "a marker is missing")
         while data[offset + 1] == 0xFF:

@@ -1,4 +1,4 @@
-"""PNG (RFC 2083): its chunks, checked, and the few of them that pixels are made of."""
+"""Check the chunks of a PNG (RFC 2083), and extract the few that hold pixels."""
 
 import struct
 import zlib
@@ -12,7 +12,7 @@ from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _GREY_TYPE, _PALETTE_TYPE = 0, 3
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Of each pass: first column and row, and how far the next ones are.
+# For each pass: first column and row, and the distance to the next ones.
 _PLAIN = ((0, 0, 1, 1),)
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PART_BYTES = 1 << 20
@@ -23,7 +23,7 @@ _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
 
 @dataclass(frozen=True)
 class _Chunk:
-    """`start` and `end` of its content."""
+    """Locate a chunk: `start` and `end` of its content."""
 
     kind: bytes
     start: int
@@ -31,7 +31,7 @@ class _Chunk:
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """(width, height) of a still picture whose chunks are sound. Raises BadPicture or struct.error."""
+    """Return (width, height) of a still image with valid chunks. Raises BadPicture or struct.error."""
     chunks = list(_chunks(data))
     _check_order([chunk.kind for chunk in chunks])
     width, height, depth, colour, compression, filters, interlace = struct.unpack_from(">IIBBBBB", data, 16)
@@ -42,13 +42,13 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 def orientation(data: bytes) -> int:
-    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     found = (data[chunk.start : chunk.end] for chunk in _chunks(data) if chunk.kind == b"eXIf")
     return exif.orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:
-    """The same picture without metadata, its compressed data in one chunk. Raises BadPicture where a sum is wrong."""
+    """Return the image without metadata, its compressed data in one chunk. Raises BadPicture for a wrong checksum."""
     parts = _kept_parts(data)
     if b"tRNS" in parts:
         parts[b"tRNS"] = _transparency(parts[b"IHDR"], parts[b"tRNS"])
@@ -56,8 +56,7 @@ def essence(data: bytes) -> bytes:
 
 
 def check_pixels(data: bytes) -> None:
-    """Check that all rows of a sound container are there. They are inflated a part at a time and not kept. Raises
-    BadPicture."""
+    """Check that a valid container has all rows. They are inflated in parts and not stored. Raises BadPicture."""
     parts = _kept_parts(data)
     missing, stream, inflater = _row_bytes(parts[b"IHDR"]), bytes(parts[b"IDAT"]), zlib.decompressobj()
     try:
@@ -73,7 +72,7 @@ def check_pixels(data: bytes) -> None:
 
 
 def _row_bytes(header: bytearray) -> int:
-    """What the rows take, each with the byte that names its filter."""
+    """Return the bytes of all rows, each with its filter byte."""
     width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header)
     bits = depth * _CHANNELS[colour]
     sizes = [(-(-(width - x) // dx), -(-(height - y) // dy)) for x, y, dx, dy in (_ADAM7 if interlace else _PLAIN)]
@@ -91,7 +90,7 @@ def _kept_parts(data: bytes) -> dict[bytes, bytearray]:
 
 
 def _transparency(header: bytearray, clear: bytearray) -> bytearray:
-    """What is transparent as Pillow reads it: a grey of few bits as one of eight, as it reads the pixels."""
+    """Return the transparent value as Pillow reads it: grey of few bits scaled to eight, as it reads the pixels."""
     depth, colour = header[8:10]
     if colour != _GREY_TYPE or depth >= 8:
         return clear
@@ -101,7 +100,7 @@ def _transparency(header: bytearray, clear: bytearray) -> bytearray:
 
 
 def _chunks(data: bytes) -> Iterator[_Chunk]:
-    """Up to IEND; what follows it is none of the picture's."""
+    """Yield the chunks up to IEND; later bytes do not belong to the image."""
     offset = len(SIGNATURE)
     for _ in range(MAX_PARTS):
         length, kind = struct.unpack_from(">I4s", data, offset)
@@ -128,7 +127,7 @@ def _shown(chunk: _Chunk) -> str:
 
 
 def _check_order(kinds: list[bytes]) -> None:
-    """The chunks that are kept: one of each, in their order, IDATs in a row."""
+    """Check the kept chunks: one of each, in their order, IDATs in a row."""
     require(kinds[0] == b"IHDR", "it does not begin with IHDR")
     kept = [kind for kind in kinds if kind in _KEPT]
     for kind in (b"IHDR", b"PLTE", b"tRNS"):

@@ -1,4 +1,4 @@
-"""The chunks of PNG files (RFC 2083, section 3), written, and read before the pixels without decoding them."""
+"""Write the chunks of PNG files (RFC 2083, section 3), and read those before the pixels without decoding."""
 
 import struct
 import zlib
@@ -14,12 +14,12 @@ def png_chunk(kind: bytes, content: bytes = b"") -> bytes:
 
 
 def png_file(*chunks: bytes) -> bytes:
-    """Return a file of those chunks, from its signature to IEND."""
+    """Return a file with these chunks, from its signature to IEND."""
     return SIGNATURE + b"".join(chunks) + png_chunk(b"IEND")
 
 
 def leading_chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (kind, content) up to the first pixels, or the first chunk that is cut off; none of what is no PNG."""
+    """Yield (kind, content) up to the first pixels, or the first incomplete chunk; nothing if the bytes are no PNG."""
     position = len(SIGNATURE) if png.startswith(SIGNATURE) else len(png)
     while position + 12 <= len(png):
         length, kind = struct.unpack_from(">I4s", png, position)

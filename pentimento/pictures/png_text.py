@@ -1,7 +1,7 @@
-"""Text inside PNG files (tEXt chunks, PNG specification 11.3.4.3), without decoding them.
+"""Read and write text in PNG files (tEXt chunks, PNG specification 11.3.4.3), without decoding them.
 
-An emulated device writes into a recorded picture what the real one would only have shown: the discriminator's
-confidence and the picture's quality.
+An emulated device adds to a recorded image the values that a real one would only have shown: the discriminator's
+confidence and the image's quality.
 """
 
 import struct
@@ -11,8 +11,8 @@ from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks
 
 
 def with_text(png: bytes, keyword: str, text: str) -> bytes:
-    """The same picture with one text more, right after its header. ValueError when it is no PNG, or the keyword or text
-    is none that a PNG takes (Latin-1, the keyword 1 to 79 characters)."""
+    """Return the image with one more text, right after its header. ValueError if it is no PNG, or the keyword or text
+    is invalid in a PNG (Latin-1, the keyword 1 to 79 characters)."""
     if not png.startswith(SIGNATURE) or png[12:16] != b"IHDR" or len(png) < HEADER_END:
         raise ValueError("not a PNG")
     if not 1 <= len(keyword) <= 79 or "\0" in keyword + text:
@@ -21,7 +21,7 @@ def with_text(png: bytes, keyword: str, text: str) -> bytes:
 
 
 def text_of(png: bytes, keyword: str) -> str | None:
-    """The first text under that keyword; None without one, and for what is no PNG."""
+    """Return the first text under that keyword; None without one, and if the bytes are no PNG."""
     wanted = keyword.encode("latin-1", errors="replace") + b"\0"
     found = (data for kind, data in leading_chunks(png) if kind == b"tEXt" and data.startswith(wanted))
     data = next(found, None)
@@ -29,7 +29,7 @@ def text_of(png: bytes, keyword: str) -> str | None:
 
 
 def flat_png(width_px: int, height_px: int, colour: tuple[int, int, int]) -> bytes:
-    """A palette of one colour, one bit a pixel."""
+    """Return a PNG of one colour, from a palette, one bit a pixel."""
     header = struct.pack(">IIBBBBB", width_px, height_px, 1, 3, 0, 0, 0)
     rows = bytes(1 + (width_px + 7) // 8) * height_px
     chunks = ((b"IHDR", header), (b"PLTE", bytes(colour)), (b"IDAT", zlib.compress(rows)))

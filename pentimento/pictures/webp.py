@@ -1,4 +1,4 @@
-"""WebP (RFC 9649): its chunks, checked, and those that pixels are made of."""
+"""Check the chunks of a WebP (RFC 9649), and extract those that hold pixels."""
 
 import struct
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _ALPHA_FLAG = 0x10
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """(width, height) of a still picture: of its one frame, which must fill the canvas. Raises BadPicture or
+    """Return (width, height) of a still image: of its one frame, which must fill the canvas. Raises BadPicture or
     struct.error."""
     chunks = list(_chunks(data))
     kinds = [kind for kind, _, _ in chunks]
@@ -28,13 +28,13 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 def orientation(data: bytes) -> int:
-    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     found = (data[start:end] for kind, start, end in _chunks(data) if kind == b"EXIF")
     return exif.orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:
-    """The same picture without metadata."""
+    """Return the image without metadata."""
     parts = {kind: data[start:end] for kind, start, end in _chunks(data)}
     kind = next(kind for kind in _FRAMES if kind in parts)
     kept = [(kind, parts[kind])]
@@ -51,7 +51,8 @@ def _written(kind: bytes, content: bytes) -> bytes:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end of the content) of each within the stated length; what follows is none of the picture's."""
+    """Yield (kind, start, end of the content) of each chunk within the stated length; later bytes do not belong to the
+    image."""
     (length,) = struct.unpack_from("<I", data, 4)
     require(8 + length <= len(data), "cut short")
     offset = _HEADER_BYTES
@@ -74,7 +75,7 @@ def _canvas(data: bytes) -> tuple[int, int]:
 
 
 def _lossy_size(frame: bytes) -> tuple[int, int]:
-    """RFC 6386, section 9.1: a key frame that is shown."""
+    """Return the size of a key frame that is shown (RFC 6386, section 9.1)."""
     tag = int.from_bytes(frame[:3], "little")
     require(not tag & 1 and bool(tag & 0x10) and frame[3:6] == b"\x9d\x01\x2a", "its frame is no key frame")
     width, height = struct.unpack_from("<HH", frame, 6)

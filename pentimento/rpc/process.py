@@ -1,7 +1,7 @@
 """Run a service from its `__main__.py`: report a failed start in one line, and exit with the code of the outcome.
 
 0    stopped on request             1    could not start or broke down
-2    settings rejected             130  interrupted before it could drain
+2    settings rejected              130  interrupted before it could drain
 """
 
 import asyncio

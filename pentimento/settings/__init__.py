@@ -1,4 +1,5 @@
-"""Settings from flags, environment, TOML and defaults, in that order; what is unknown or wrong refuses to start."""
+"""Load settings from flags, environment, TOML and defaults, in that order; an unknown or wrong one prevents the
+start."""
 
 from pentimento.settings.declaration import setting
 from pentimento.settings.errors import SettingsError

@@ -1,4 +1,4 @@
-"""What a settings dataclass declares: names, types, defaults, limits and help of its fields, nested ones flattened."""
+"""Read a settings dataclass: names, types, defaults, limits and help of its fields, nested ones flattened."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from pentimento.domain.shapes import FieldShape, fields_of
 
 @dataclass(frozen=True)
 class Setting:
-    """One leaf field. `path` leads to it from the root dataclass; the last part is its name, unique over all leaves."""
+    """Describe one leaf field. `path` leads to it from the root dataclass; the last part is its name, unique over all
+    leaves."""
 
     path: tuple[str, ...]
     kind: Any
@@ -41,7 +42,7 @@ def setting(
     maximum: float | None = None,
     must_exist: bool = False,
 ) -> Any:
-    """A dataclass field with help and limits (both inclusive); `must_exist` asks that a path leads to something.
+    """Declare a dataclass field with help and limits (both inclusive); with `must_exist` a path must exist.
 
     `dataclasses.field(metadata={"help": ..., "minimum": ...})` declares the same.
     """
@@ -50,7 +51,8 @@ def setting(
 
 
 def declared(cls: type, path: tuple[str, ...] = (), defaults: Any = MISSING) -> Iterator[Setting]:
-    """Every leaf of `cls`, nested ones flattened. `defaults` is an instance whose values replace the class's own."""
+    """Yield every leaf of `cls`, nested ones flattened. `defaults` is an instance with values that replace the class's
+    own."""
     for field in fields_of(cls):
         default = default_of(field) if defaults is MISSING else getattr(defaults, field.name)
         if fields_of(field.hint):
@@ -60,7 +62,7 @@ def declared(cls: type, path: tuple[str, ...] = (), defaults: Any = MISSING) -> 
 
 
 def default_of(field: FieldShape) -> Any:
-    """The field's default, MISSING when it must be given."""
+    """Return the field's default; MISSING if it is required."""
     return field.default() if field.default is not None else MISSING
 
 
@@ -78,7 +80,7 @@ def leaf(field: FieldShape, default: Any, path: tuple[str, ...]) -> Setting:
 
 
 def by_name(cls: type) -> dict[str, Setting]:
-    """The leaves by name. TypeError when two share one, since neither flag nor variable could tell them apart."""
+    """Return the leaves by name. TypeError if two share one, since neither flag nor variable could distinguish them."""
     found: dict[str, Setting] = {}
     for one in declared(cls):
         if one.name in found:

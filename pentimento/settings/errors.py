@@ -1,5 +1,6 @@
-"""The one error of this package."""
+"""Define the one error of this package."""
 
 
 class SettingsError(Exception):
-    """A setting is unknown, malformed or outside its limits. The message is one line naming it and its source."""
+    """Report that a setting is unknown, malformed or outside its limits. The message is one line naming it and its
+    source."""

@@ -1,4 +1,4 @@
-"""The sources together: flag > `PENTIMENTO_<SECTION>_…` > `PENTIMENTO_COMMON_…` > [section] > [common] > default."""
+"""Combine the sources: flag > `PENTIMENTO_<SECTION>_…` > `PENTIMENTO_COMMON_…` > [section] > [common] > default."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ T = TypeVar("T")
 def load_settings(
     cls: type[T], section: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> T:
-    """An instance of the frozen dataclass `cls`.
+    """Return an instance of the frozen dataclass `cls`.
 
     Fields may be str, int, float, bool, Path, an Enum, tuple[…, ...] or X | None; nested dataclasses are flattened by
     the names of their fields. `argv` (without the program) and `environ` default to the process's own. SettingsError
@@ -45,8 +45,8 @@ def load_settings(
 
 
 def setting_of(cls: type, name: str, section: str, config: Path | None, environ: Mapping[str, str]) -> Any:
-    """Return one setting of a section, for a process that knows no others of it: as `load_settings` finds it, flags
-    apart. `config` is the file; without one the environment names it. Raises SettingsError."""
+    """Return one setting of a section, for a process that knows no others: as `load_settings` finds it, without flags.
+    `config` is the file; without one the environment names it. Raises SettingsError."""
     one, sections = by_name(cls)[name], (section, COMMON)
     if config is None and environ.get(CONFIG_VARIABLE):
         config = Path(environ[CONFIG_VARIABLE])
@@ -68,7 +68,7 @@ def setting_of(cls: type, name: str, section: str, config: Path | None, environ:
 def gather(
     section: str, settings: Mapping[str, Setting], argv: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Given]:
-    """The winning value of every setting that was given anywhere."""
+    """Return the winning value of every setting that any source gives."""
     flags, config = from_flags(section, settings, argv)
     if config is None and environ.get(CONFIG_VARIABLE):
         config = Path(environ[CONFIG_VARIABLE])
@@ -90,7 +90,7 @@ def value_of(setting: Setting, given: Given | None) -> Any:
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass and those nested in it; what their `__post_init__` refuses is a SettingsError too."""
+    """Build the dataclass and its nested ones; an error of their `__post_init__` becomes a SettingsError."""
     arguments = {
         field.name: build(field.hint, values) if fields_of(field.hint) else values[field.name]
         for field in fields_of(cls)

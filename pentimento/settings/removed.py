@@ -1,4 +1,4 @@
-"""Settings that earlier versions had. They are refused with the reason."""
+"""List settings of earlier versions. They are rejected with the reason."""
 
 import re
 
@@ -34,7 +34,7 @@ REMOVED = {
 
 
 def why_removed(text: str) -> str:
-    """Return the reasons of the removed settings that a name, flag or message has, in parentheses; else nothing."""
+    """Return the reasons of the removed settings in a name, flag or message, in parentheses; "" without any."""
     names = (word.strip("-").replace("-", "_") for word in re.findall(r"[\w-]+", text))
     reasons = [REMOVED[name] for name in names if name in REMOVED]
     return f" (it was removed: {'; '.join(reasons)})" if reasons else ""

@@ -1,4 +1,4 @@
-"""Where settings come from. Each source gives, by field name, a value and the words that say where it stood."""
+"""Read settings from their sources. Each source gives, by field name, a value and the words that name its origin."""
 
 import argparse
 import difflib
@@ -19,7 +19,7 @@ CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
 KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind) | {
     *(COMMON, "controller", "edge", "emulated_worker", "emulated_discriminator", "client", "up"),
 }
-# Settings that some services have and that look like misspelt ones of others; a test holds that all are here.
+# Settings of some services that look like misspelt ones of others; a test checks that the list is complete.
 ALIKE = frozenset(
     {
         *("cascade", "cascades", "device", "devices", "default_deadline_s", "reserve_timeout_ms"),
@@ -31,14 +31,14 @@ ALIKE = frozenset(
 
 @dataclass(frozen=True)
 class Given:
-    """A raw value, and where it was found ("--threads", "PENTIMENTO_EMBEDDER_THREADS", "threads of [embedder]")."""
+    """Hold a raw value, and its origin ("--threads", "PENTIMENTO_EMBEDDER_THREADS", "threads of [embedder]")."""
 
     value: Any
     origin: str
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse whose refusals are one line and ours to print."""
+    """Parse flags with argparse; its errors become a SettingsError of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message + why_removed(message))
@@ -47,7 +47,7 @@ class FlagParser(argparse.ArgumentParser):
 def from_flags(
     section: str, settings: Mapping[str, Setting], argv: Sequence[str]
 ) -> tuple[dict[str, Given], Path | None]:
-    """Values given as flags, and the file named by `--config`. `--help` prints and exits 0."""
+    """Return the values given as flags, and the file named by `--config`. `--help` prints and exits 0."""
     parser = flag_parser(section, settings)
     parsed = vars(parser.parse_args(list(argv)))
     config = parsed.pop("config", None)
@@ -56,7 +56,7 @@ def from_flags(
 
 
 def joined(value: Any) -> Any:
-    """Repeated flags of a list setting are one list."""
+    """Join repeated flags of a list setting into one list."""
     return ",".join(value) if isinstance(value, list) else value
 
 
@@ -97,7 +97,7 @@ def variable(section: str, name: str) -> str:
 
 
 def from_environment(section: str, settings: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, Given]:
-    """Values of `PENTIMENTO_<section>_…`; names that are no setting of this section are refused."""
+    """Return the values of `PENTIMENTO_<section>_…`; names that are no setting of this section are rejected."""
     prefix = variable(section, "")
     names = {key[len(prefix) :].lower(): key for key in environ if key.startswith(prefix)}
     known = accept_names(section, names, settings, "environment variable")
@@ -105,7 +105,7 @@ def from_environment(section: str, settings: Mapping[str, Setting], environ: Map
 
 
 def from_file(path: Path, section: str, settings: Mapping[str, Setting]) -> tuple[dict[str, Given], dict[str, Given]]:
-    """Values of the tables [section] and [common] of a TOML file."""
+    """Return the values of the tables [section] and [common] of a TOML file."""
     tables = read_tables(path, section)
     return from_table(path, section, tables, settings), from_table(path, COMMON, tables, settings)
 
@@ -133,9 +133,9 @@ def from_table(path: Path, name: str, tables: Mapping[str, Any], settings: Mappi
 
 
 def accept_names(section: str, found: Mapping[str, str], settings: Mapping[str, Setting], what: str) -> Iterable[str]:
-    """The names that are settings. Others are refused; but what stands under `common` may be meant for another
-    service, so there only those are refused that look like a misspelt setting of this one and are no other's, and those
-    that were removed."""
+    """Return the names that are settings. Others are rejected; but a name under `common` may be meant for another
+    service, so there only removed settings are rejected, and names that look like a misspelt setting of this service
+    and belong to no other."""
     for name, spelt in found.items():
         if name in settings:
             continue

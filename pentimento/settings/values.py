@@ -1,4 +1,4 @@
-"""Text and TOML values turned into the types that settings declare. Every refusal says what was expected."""
+"""Convert text and TOML values to the declared types of settings. Every error names the expected form."""
 
 import math
 import types
@@ -13,7 +13,8 @@ FALSE = frozenset({"false", "0", "no", "off"})
 
 
 def convert(setting: Setting, value: Any) -> Any:
-    """`value` (text of a flag or variable, or from TOML) as the setting's type, within its limits; else ValueError."""
+    """Return `value` (text of a flag or variable, or from TOML) as the setting's type, within its limits; else
+    ValueError."""
     converted = to_kind(setting.kind, value)
     check_limits(setting, converted)
     return converted
@@ -31,7 +32,7 @@ def to_kind(kind: Any, value: Any) -> Any:
 
 
 def to_tuple(item_kind: Any, value: Any) -> tuple[Any, ...]:
-    """Comma-separated text, or a TOML array."""
+    """Return the items of comma-separated text, or of a TOML array."""
     if isinstance(value, str):
         items: list[Any] = [part.strip() for part in value.split(",") if part.strip()]
     elif isinstance(value, list):
@@ -105,7 +106,7 @@ def to_path(value: str) -> Path:
 
 
 def check_limits(setting: Setting, value: Any) -> None:
-    """ValueError naming the limit that `value`, or an item of it, breaks."""
+    """Check the limits of `value`, or of each item. ValueError names the violated limit."""
     if isinstance(value, tuple):
         for item in value:
             check_limits(setting, item)
@@ -119,7 +120,7 @@ def check_limits(setting: Setting, value: Any) -> None:
 
 
 def check_there(path: Path) -> None:
-    """ValueError unless there is something at the path, and it may be looked at."""
+    """Check that the path exists, and can be read. Raises ValueError."""
     try:
         there = path.exists()
     except OSError as error:

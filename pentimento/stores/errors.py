@@ -1,10 +1,10 @@
-"""What the stores raise, under the domain's errors.
+"""Define the errors of the stores, under the domain's errors.
 
 NotFound             ObjectMissing       no object under that key
-Internal             ObjectCorrupt       the bytes are not those that were stored
+Internal             ObjectCorrupt       the bytes differ from the stored ones
 ResourceExhausted    StoreFull           disk or quota full; nothing was stored
 Unavailable          StoreUnavailable    the backend cannot be reached or does not answer in time
-                     UnansweredCommit    it went away while it committed: what was written may be in or not
+                     UnansweredCommit    the backend failed during a commit, which may or may not have succeeded
 FailedPrecondition   SchemaMismatch      the data on disk was written by another version or for other settings
 
 Their messages may reach clients: they name neither keys nor digests, paths or addresses.
@@ -12,12 +12,12 @@ Their messages may reach clients: they name neither keys nor digests, paths or a
 
 from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 
-# Somebody makes room, or the suite forgets what is old.
+# By then space may have been freed, or the suite has deleted old data.
 FULL_RETRY_MS = 5000
 
 
 class ObjectMissing(NotFound):
-    """No object lies under that key."""
+    """Report that no object has that key."""
 
     def __init__(self, key: str) -> None:
         super().__init__("OBJECT_MISSING", "the object is not in the store")
@@ -25,7 +25,7 @@ class ObjectMissing(NotFound):
 
 
 class ObjectCorrupt(Internal):
-    """The object's bytes are not those that its reference promises."""
+    """Report that the object's bytes differ from its reference."""
 
     def __init__(self, key: str, detail: str) -> None:
         super().__init__("OBJECT_CORRUPT", f"the object is corrupt: {detail}")
@@ -33,25 +33,25 @@ class ObjectCorrupt(Internal):
 
 
 class StoreFull(ResourceExhausted):
-    """The store's disk or quota has no room."""
+    """Report that the store's disk or quota has no room."""
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("STORE_FULL", f"{store} is full: {detail}", retry_after_ms=FULL_RETRY_MS)
 
 
 class StoreUnavailable(Unavailable):
-    """The store does not answer, or not in time."""
+    """Report that the store does not answer, or not in time."""
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("STORE_UNAVAILABLE", f"{store} cannot be reached: {detail}")
 
 
 class UnansweredCommit(StoreUnavailable):
-    """The store went away while it committed: nobody knows whether what was written is in."""
+    """Report that the store failed during a commit, which may or may not have succeeded."""
 
 
 class SchemaMismatch(FailedPrecondition):
-    """The store was written by another version, or for vectors of another size."""
+    """Report that the store was written by another version, or for vectors of another size."""
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("SCHEMA_MISMATCH", f"{store}: {detail}")

@@ -1,4 +1,4 @@
-"""Switches in the query of a store's url."""
+"""Read switches from the query of a store's url."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ _WORDS = {"true": True, "false": False}
 
 
 def switch(field: str, options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return what the option says, `default` where it is not there. Raises InvalidArgument naming the url's `field` for
-    anything but true and false: a word that is taken for "no" would leave off what was asked for."""
+    """Return the option's value, or `default` if it is missing. Raises InvalidArgument naming the url's `field` for any
+    word except true and false: an unknown word read as "no" would disable a requested option."""
     word = options.get(name, str(default).lower())
     if word not in _WORDS:
         raise InvalidArgument.of(field, f"{name} must be true or false, got {word!r}")

@@ -1,4 +1,4 @@
-"""What a process tells about itself: structured logs and metrics. Never a prompt, a token, a user or a tenant."""
+"""Report on a process: structured logs and metrics. Never a prompt, a token, a user or a tenant."""
 
 from pentimento.telemetry.logs import LogFormat, LogLevel, configure_logging
 from pentimento.telemetry.metrics import MetricsServer, counter, gauge, histogram, start_metrics_server

@@ -1,11 +1,11 @@
-"""Structured logs on stderr, one line a record, as text or JSON.
+"""Write structured logs to stderr, one line a record, as text or JSON.
 
     2026-01-31T12:00:00.123Z INFO  embedder-7f3a [9c1e4b] pentimento.rpc.server: listening addresses=unix:/run/e.sock
     {"time": "...", "level": "info", "service": "embedder", "instance": "embedder-7f3a", "request_id": "9c1e4b", ...}
 
 Fields are passed as `logger.info("listening", extra={"addresses": ...})`. Tracebacks keep their frames and exception
-types but not the exceptions' messages: any library may quote the text it stumbled over, and that text may be a prompt.
-Errors of our own tree are written by us and keep theirs.
+types but not the exceptions' messages: any library may quote the faulty text, which may be a prompt. Errors of this
+code base keep their messages.
 """
 
 import json
@@ -21,7 +21,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.telemetry.request_id import request_id
 
 OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
-# Libraries that would quote what they are given, or repeat what the kit already says.
+# Libraries that would quote their input, or repeat the kit's logs.
 QUIET_LIBRARIES = ("asyncio", "grpc", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx")
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -40,13 +40,13 @@ class LogLevel(Enum):
 
 
 def describe_exception(error: BaseException) -> str:
-    """Type of the exception, with its message only when it is one of ours."""
+    """Return the exception's type, with its message only if it is a PentimentoError."""
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     return f"{name}: {error.reason}: {error.message}" if isinstance(error, PentimentoError) else name
 
 
 def describe_traceback(error: BaseException) -> str:
-    """The exception and its causes, innermost last, each with file, line and function of its frames."""
+    """Return the exception and its causes, innermost last, each with file, line and function of its frames."""
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -58,7 +58,7 @@ def describe_traceback(error: BaseException) -> str:
 
 
 class StructuredFormatter(logging.Formatter):
-    """What both forms share: time, fields, and exceptions without their messages."""
+    """Format the parts that both forms share: time, fields, and exceptions without their messages."""
 
     def __init__(self, service: str, instance_id: str) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ class StructuredFormatter(logging.Formatter):
         return describe_traceback(ei[1]) if ei[1] is not None else ""
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What the caller passed as `extra`."""
+        """Return the fields that the caller passed as `extra`."""
         return {name: value for name, value in record.__dict__.items() if name not in OWN_ATTRIBUTES}
 
     def time_of(self, record: logging.LogRecord) -> str:
-        """UTC, RFC 3339 with milliseconds."""
+        """Return the time in UTC, RFC 3339 with milliseconds."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         return f"{seconds}.{int(record.msecs):03d}Z"
 
@@ -82,7 +82,7 @@ class StructuredFormatter(logging.Formatter):
 
 
 class TextFormatter(StructuredFormatter):
-    """For people: one line, fields as key=value, a traceback below."""
+    """Format for people: one line, fields as key=value, a traceback below."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={one_line(value)}" for name, value in self.fields_of(record).items())
@@ -93,7 +93,7 @@ class TextFormatter(StructuredFormatter):
 
 
 class JsonFormatter(StructuredFormatter):
-    """For log stores: one JSON object a line."""
+    """Format for log stores: one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -112,7 +112,7 @@ class JsonFormatter(StructuredFormatter):
 
 
 def one_line(value: object) -> str:
-    """The value as text that cannot start a second log line, nor move a terminal's cursor."""
+    """Return the value as text that cannot start a second log line, nor move a terminal's cursor."""
     text = str(value)
     if text.isprintable():
         return text
@@ -122,7 +122,7 @@ def one_line(value: object) -> str:
 def configure_logging(
     service: str, instance_id: str, level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.TEXT
 ) -> None:
-    """Sends every logger's records to stderr in our form; calling it again replaces what it did before."""
+    """Send every logger's records to stderr in this form; a further call replaces the previous one's effect."""
     formatter = (JsonFormatter if log_format is LogFormat.JSON else TextFormatter)(service, instance_id)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

@@ -1,4 +1,4 @@
-"""Metrics in the Prometheus form, all named `pentimento_…_seconds|_total|_bytes|_count|_share`.
+"""Make metrics in the Prometheus form, all named `pentimento_…_seconds|_total|_bytes|_count|_share`.
 
 Labels are few and closed (method, code, model, stage): a prompt, user or tenant never becomes one.
 """
@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import Counter, Gauge, Histogram, make_wsgi_app
 
-# From one IPC round trip to a slow picture.
+# From one IPC round trip to a slow image.
 LATENCY_BUCKETS_S = (
     0.0005,
     0.001,
@@ -36,15 +36,15 @@ LATENCY_BUCKETS_S = (
     120.0,
 )
 NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share|similarity)")
-# Connections at once, a thread each; more are closed.
+# Concurrent connections, a thread each; further ones are closed.
 MAX_SCRAPES = 32
-# Descriptors have run out: others end meanwhile.
+# Descriptors have run out: other connections end in this time.
 RETRY_S = 0.05
 FORBIDDEN_LABELS = frozenset({"prompt", "user", "tenant", "token", "request_id"})
 
 
 def checked(name: str, labels: Sequence[str]) -> str:
-    """The name, or ValueError when name or labels leave the scheme."""
+    """Return the name. ValueError if name or labels violate the scheme."""
     if not NAME.fullmatch(name):
         raise ValueError(f"metric name {name!r} must match {NAME.pattern}")
     if forbidden := FORBIDDEN_LABELS & set(labels):
@@ -53,25 +53,25 @@ def checked(name: str, labels: Sequence[str]) -> str:
 
 
 def counter(name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
-    """A count that only grows; `name` ends in `_total`."""
+    """Make a count that only grows; `name` ends in `_total`."""
     return Counter(checked(name, labels), help_text, labels)
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
-    """A level that rises and falls."""
+    """Make a level that rises and falls."""
     return Gauge(checked(name, labels), help_text, labels)
 
 
 def histogram(
     name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
 ) -> Histogram:
-    """A distribution, in the unit that the name ends in."""
+    """Make a distribution, in the unit at the end of the name."""
     return Histogram(checked(name, labels), help_text, labels, buckets=buckets)
 
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """The HTTP listener of `/metrics`; `address` is the host and port it really has."""
+    """Hold the HTTP listener of `/metrics`; `address` is its actual host and port."""
 
     address: str
     server: WSGIServer
@@ -84,16 +84,16 @@ class MetricsServer:
 
 
 class ScrapeHandler(WSGIRequestHandler):
-    """Answers one scrape; `timeout` is for how long its client may say or take nothing [s]."""
+    """Answer one scrape; `timeout` is how long its client may send or take nothing [s]."""
 
     timeout = 10.0
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Log no scrape."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, and no more connections than MAX_SCRAPES."""
+    """Serve a thread for each connection, and at most MAX_SCRAPES connections."""
 
     daemon_threads = True
 
@@ -105,7 +105,8 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         self.set_app(make_wsgi_app())
 
     def get_request(self) -> tuple[Any, Any]:
-        """Where a connection cannot be taken it stays there, and would be tried again and again by the whole core."""
+        """Accept a connection; pause after a failure: the connection stays queued, and retries would use a whole
+        core."""
         try:
             return super().get_request()
         except OSError:
@@ -128,11 +129,12 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that said nothing in time, or left, is nobody's defect."""
+        """Ignore a client that sent nothing in time, or left."""
 
 
 def start_metrics_server(listen: str) -> MetricsServer | None:
-    """Serves `/metrics` at "host:port" from its own thread; None when `listen` is empty. OSError when it is taken."""
+    """Serve `/metrics` at "host:port" from its own thread; None if `listen` is empty. OSError if the address is
+    taken."""
     if not listen:
         return None
     host, _, port = listen.rpartition(":")

@@ -1,4 +1,4 @@
-"""What nobody caught, told to the log as every other failure is: by type and place, never by what it quotes.
+"""Log unhandled exceptions as every other failure: by type and place, never with their texts.
 
 Python's own reports quote the exception, and asyncio's the arguments of a callback: either may hold a prompt.
 """
@@ -13,15 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def log_what_nobody_catches() -> None:
-    """Report exceptions that end a thread, or that are raised where they cannot be, through the log; changes state of
-    the process."""
+    """Report exceptions that end a thread, or that cannot be raised, through the log; changes state of the process."""
     threading.excepthook = _end_of_thread
     sys.unraisablehook = _unraisable
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what an event loop was left with: its exception handler."""
-    # Of a callback the message itself quotes the arguments.
+    """Report an event loop's unhandled exception: its exception handler."""
+    # A callback's message quotes the arguments.
     message = "an exception in a callback" if "handle" in context else context["message"]
     task = context.get("task") or context.get("future")
     fields = {"task": task.get_name()} if isinstance(task, asyncio.Task) else {}
