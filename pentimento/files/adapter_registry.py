@@ -38,9 +38,9 @@ class RegisteredAdapter:
 def read_adapters(
     registry: Path, kinds: Collection[AdapterKind] = tuple(AdapterKind), *, skip_missing: bool = False
 ) -> dict[str, RegisteredAdapter]:
-    """Return the registry's adapters of these kinds by name. With `skip_missing` adapters without a directory are
-    logged and skipped. Raises NotFound without the file, FailedPrecondition if it is no registry, InvalidArgument that
-    names the entry's field."""
+    """Return the registry's adapters of `kinds` by name. With `skip_missing` adapters without a directory are logged
+    and skipped. Raises NotFound without the file, FailedPrecondition if it is no registry, InvalidArgument that names
+    the entry's field."""
     found: dict[str, RegisteredAdapter] = {}
     for index, entry in enumerate(_entries(registry)):
         where = f"{registry}: models[{index}]"

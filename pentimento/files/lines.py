@@ -76,7 +76,7 @@ class Line:
         return tuple(value)
 
     def number(self, name: str, at_least: float = 0.0) -> float:
-        """Return a number of at least `at_least`. Numbers of a CSV arrive as text."""
+        """Return a finite number of at least `at_least`. Numbers of a CSV arrive as text."""
         value = self.raw(name)
         try:
             number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan

@@ -59,9 +59,9 @@ def dtypes_of(key: str) -> tuple[str, ...]:
 
 
 def judge_lora(data: bytes, field: str) -> None:
-    """Check a file's bytes as far as possible without its model: only safetensors, every key a factor or an alpha,
-    factors in pairs of one rank, with the dimensions of a layer's weights. Raises InvalidArgument that names `field`,
-    the key and the limit, and FailedPrecondition UNSUPPORTED_LORA for a form of more than two factors."""
+    """Check a file's bytes without its model: only safetensors, every key a factor or an alpha, factors in pairs of one
+    rank, with the dimensions of a layer's weights. Raises InvalidArgument that names `field`, the key and the limit,
+    and FailedPrecondition UNSUPPORTED_LORA for a form of more than two factors."""
     try:
         header = judge_safetensors(data)
     except ValueError as error:

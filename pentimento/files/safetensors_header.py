@@ -36,7 +36,7 @@ class SafetensorsHeader:
 
 
 def judge_safetensors(data: bytes) -> SafetensorsHeader:
-    """Return the header of a file's bytes, and check that it covers all of them. Raises ValueError as `read_header`."""
+    """Return the header of a file's bytes, and check that it covers every byte. Raises ValueError as `read_header`."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
         raise ValueError("its header length does not fit the file")

@@ -45,8 +45,8 @@ def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
 
 
 def decode_with_mask(data: bytes, field: str, then: Callable[[Image.Image, Image.Image | None], T]) -> T:
-    """Return `then` of the image of `decode` and of its own mask, greyscale and white at transparent pixels; None if
-    all pixels are opaque. Runs as `decode` does."""
+    """Return `then` of the image of `decode` and of the image's mask, greyscale and white at transparent pixels; None
+    if all pixels are opaque. Runs as `decode` does."""
     return _decoded(data, field, _with_own_mask, lambda image: then(image.convert("RGB"), _own_mask(image)))
 
 

@@ -59,8 +59,8 @@ def read_header(data: bytes, field: str) -> PictureHeader:
 
 
 def check_whole(data: bytes, field: str) -> None:
-    """Check an image as far as possible without a decoder: as `read_header` does, and that a PNG has all its pixels.
-    Inflates up to 64 MiB of pixels, a part at a time. Raises InvalidArgument naming `field`."""
+    """Check an image without a decoder: as `read_header` does, and that a PNG has all its pixels. Inflates up to 64 MiB
+    of pixels, a part at a time. Raises InvalidArgument naming `field`."""
     if read_header(data, field).format != "png":
         return
     try:

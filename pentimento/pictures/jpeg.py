@@ -1,4 +1,4 @@
-"""Check the segments of a JPEG (ITU-T T.81), and extract those that hold pixels."""
+"""Check the segments of a JPEG (ITU-T T.81), and extract the segments that hold pixels."""
 
 import re
 import struct

@@ -1,4 +1,4 @@
-"""Check the chunks of a WebP (RFC 9649), and extract those that hold pixels."""
+"""Check the chunks of a WebP (RFC 9649), and extract the chunks that hold pixels."""
 
 import struct
 from collections.abc import Iterator

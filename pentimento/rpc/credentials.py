@@ -28,8 +28,8 @@ def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | 
 
 
 def server_tls(settings: RpcServerSettings, *protocols: str) -> ssl.SSLContext | None:
-    """Return the same for connections that end TLS before gRPC, and that agree on one of these protocols (ALPN), or on
-    any without `protocols`."""
+    """Return the same for connections that end TLS before gRPC, and that agree on one of `protocols` (ALPN), or on any
+    if there are none."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return CurrentContext(ShownCertificate(served_files(settings), protocols))

@@ -1,10 +1,10 @@
 """Return freed memory of the C heap to the system when the process is idle, and keep a bounded part until then.
 
 glibc returns only free memory at the end of a heap: one small live block after the messages of an attack holds all
-their memory (measured: 44 to 118 MiB of a process that uses 44). `malloc_trim` returns free pages wherever they are,
-except at the end of a heap that is not the first: eight threads that had each handled an image of 8 MiB held 66 MiB. So
-all threads of a service share one heap. Trimming takes up to 60 ms, and other threads wait for the heap, so it runs
-only when it pays and the process is idle.
+their memory (measured: 44 to 118 MiB of a process that uses 44). `malloc_trim` returns all free pages, except at the
+end of a heap that is not the first: eight threads that had each handled an image of 8 MiB held 66 MiB. So all threads
+of a service share one heap. Trimming takes up to 60 ms, and other threads wait for the heap, so it runs only when it
+pays and the process is idle.
 
 The kernel clears each page that it hands out again. Two kinds of process therefore keep freed memory until they rest:
 
@@ -127,7 +127,7 @@ def trim_heap() -> None:
 
 def spare_bytes(library: ctypes.CDLL) -> int:
     """Return the bytes that this process holds in memory beyond those in use in its C heaps (Linux). `library` is the C
-    library, whose mallinfo2 returns HeapFigures; it takes about 0.1 ms."""
+    library; its mallinfo2 returns HeapFigures and takes about 0.1 ms."""
     heaps: HeapFigures = library.mallinfo2()
     return resident_bytes() - heaps.uordblks - heaps.hblkhd
 

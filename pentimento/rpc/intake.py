@@ -1,8 +1,8 @@
 """Receive request messages: after their caller is known, in turn, within a time, a bounded number together.
 
 gRPC receives a message whole, up to the server's one limit. It begins on request: until then a peer sends at most a
-stream's window. Hence each message is requested from a place of `ReceivingTurns`, and the places times the server's
-limit bound the memory that all peers together can occupy, at any announced size. A message that has not arrived within
+stream's window. So each message is requested from a place of `ReceivingTurns`, and the places times the server's limit
+bound the memory that all peers together can occupy, at any announced size. A message that has not arrived within
 `QUICK_S` moves to a steady place, or loses its place when others wait.
 """
 

@@ -29,7 +29,7 @@ class KeyRing:
         self._keys = fresh
 
     def find(self, digest: bytes) -> Caller | None:
-        """Return the caller whose key has this blinded digest; None for an unknown or ended key."""
+        """Return the caller with this blinded digest of a key; None for an unknown or ended key."""
         found = self._keys.get(digest)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Names of the metadata that the kit reads and writes. gRPC wants them in lower case."""
+"""Name the metadata that the kit reads and writes. gRPC requires lower case."""
 
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "

@@ -4,8 +4,8 @@
     pentimento_rpc_latency_seconds{method}        from a call's arrival to its last answer
     pentimento_rpc_in_flight_count{method}        calls being served
 
-Every call writes them, only from the event loop, hence plain numbers: prometheus_client's own metrics take a lock for
-each change, which cost more than all other work of the kit for a call. A read converts them to metrics.
+Every call writes them, only from the event loop, so they are plain numbers: prometheus_client's own metrics take a lock
+for each change, which cost more than all other work of the kit for a call. A read converts them to metrics.
 """
 
 from bisect import bisect_left

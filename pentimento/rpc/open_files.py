@@ -6,7 +6,7 @@ from pentimento.rpc.settings import RpcServerSettings, is_unix
 
 # Files and sockets to other services, in addition to connections.
 OTHER_FILES = 256
-# Of a relayed connection: its own, and both ends of the one that passes it to gRPC.
+# A relayed connection needs its own, and both ends of the socket to gRPC.
 RELAYED_FILES = 3
 
 

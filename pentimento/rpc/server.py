@@ -224,7 +224,7 @@ class RpcServer:
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
         await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
         if self._relay is not None:
-            # Calls beyond those that could be rejected find their connection closed; calls that gRPC has are rejected.
+            # Calls that could not be rejected in time find their connection closed; calls in gRPC are rejected.
             self._relay.turns.close()
             await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
         # One stop at a time: grpc.aio crashes when two overlap.

@@ -5,10 +5,10 @@
     tenant = "acme"
     roles = ["user"]               # user, service, admin, tenant-admin
 
-A token is 256 random bits (`new_token`), hence a plain digest protects it. It travels as metadata `authorization:
-Bearer …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that
-is malformed changes nothing and is reported in the log. An empty one is being written: it rejects every token only
-after EMPTY_S. Running calls continue under their tokens.
+A token is 256 random bits (`new_token`), so a plain digest protects it. It travels as metadata `authorization: Bearer
+…`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that is
+malformed changes nothing and is reported in the log. An empty one is being written: it rejects every token only after
+EMPTY_S. Running calls continue under their tokens.
 """
 
 import hashlib
@@ -119,7 +119,7 @@ class OtherKeys(Protocol):
     """Find keys that are accepted in addition to a token file."""
 
     def find(self, digest: bytes) -> Caller | None:
-        """Return the caller whose key has this blinded digest; None for an unknown one."""
+        """Return the caller with this blinded digest of a key; None for an unknown one."""
 
 
 class TokenFile:

@@ -13,7 +13,7 @@ KEEPALIVE_TIME_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
 MIN_PING_INTERVAL_MS = 500
 # Per connection. A gRPC client holds further calls until one ends, so that no server can reject them: a backend with
-# one connection needs as many as its images in flight, waiting ones included.
+# one connection needs one for each image in flight, waiting ones included.
 MAX_CONCURRENT_STREAMS = 1024
 MAX_PENDING_CALLS = 4096
 # gRPC ends calls that wait longer for the event loop as CANCELLED, without a reason; by default after 30 s, which a

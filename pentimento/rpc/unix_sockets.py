@@ -18,7 +18,7 @@ OWNER_ONLY_UMASK = 0o177
 def claimed_socket(path: Path) -> Iterator[None]:
     """Wrap the bind of a server: the path is free, its directory exists, and the socket will be mode 0600.
 
-    gRPC unlinks any file at the path, hence the check before. SettingsError if a server answers there, or the path
+    gRPC unlinks any file at the path, so it is checked before. SettingsError if a server answers there, or the path
     leads to a file that is no socket.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -120,7 +120,7 @@ def check_limits(setting: Setting, value: Any) -> None:
 
 
 def check_there(path: Path) -> None:
-    """Check that the path exists, and can be read. Raises ValueError."""
+    """Check that the path exists. Raises ValueError, also if the path cannot be accessed."""
     try:
         there = path.exists()
     except OSError as error:

@@ -12,7 +12,7 @@ Their messages may reach clients: they name neither keys nor digests, paths or a
 
 from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 
-# By then space may have been freed, or the suite has deleted old data.
+# After this time space may have been freed, or the suite has deleted old data.
 FULL_RETRY_MS = 5000
 
 

@@ -15,7 +15,7 @@ class CallFrames:
     __slots__ = ("_last_stream", "_next_stream", "_unseen_bytes", "open_streams")
 
     def __init__(self) -> None:
-        # Calls that have begun, without those that the client reset; a caller that sees another end removes it.
+        # Running calls, without calls that the client reset; a caller that sees another end removes it.
         self.open_streams: set[int] = set()
         # Unread bytes of the current frame, or of the preface.
         self._unseen_bytes = PREFACE_BYTES

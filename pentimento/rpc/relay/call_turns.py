@@ -44,7 +44,7 @@ class CallTurns:
         self.held_bytes = 0
 
     def begin(self, connection: Waiting) -> bool:
-        """Return whether the connection's next call may continue now; if not, it is admitted in its turn."""
+        """Return whether the connection's next call may continue now; if not, it is admitted later, in order."""
         if not self._waiting and self._has_room():
             self._begun_count += 1
             return True

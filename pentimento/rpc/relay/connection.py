@@ -33,7 +33,7 @@ class Connection:
         self._server: asyncio.Transport | None = None
         # Received bytes that were not passed on: from a waiting call on, or an incomplete frame header.
         self._held = bytearray()
-        # The part of them that is counted, and the end of the scan for frames that need not wait.
+        # The counted part, and the end of the scan for frames that need not wait.
         self._counted_bytes = 0
         self._looked = 0
         self._is_waiting = False
@@ -146,7 +146,7 @@ class Connection:
         self._counted_bytes = len(self._held)
 
     def client_lost(self) -> None:
-        """End the calls of a client that left: gRPC sees the end of its own connection."""
+        """End the calls of a client that left: gRPC sees the end of its connection."""
         self._client, self._held = None, bytearray()
         self._count_held()
         self._turns.leave(self)

@@ -130,7 +130,7 @@ def _is_new(connection: Connection, batch: UseBatch, now: float) -> bool:
 
 
 def _entries_of(connection: Connection, keys: Sequence[str]) -> dict[str, dict[str, AccessRecord]]:
-    """Return the items of the entries of these objects, by entry, with their records."""
+    """Return the items of all entries that hold these objects, by entry, with their records."""
     homes = select(_objects.c.entry_id).where(_objects.c.key.in_(set(keys)), IS_HELD)
     return _grouped(connection.execute(_HELD.where(_objects.c.entry_id.in_(homes), IS_HELD).order_by(_objects.c.key)))
 

@@ -209,7 +209,7 @@ class CacheLedger:
         return self._submit(lambda connection: pins.drop_pins(connection, key))
 
     def claim_deletion(self, keys: Collection[str]) -> "Future[list[str]]":
-        """Return the deletable keys of `keys`, and block new pins of them: the caller deletes their objects."""
+        """Return the deletable keys of `keys`, and block new pins on their objects, which the caller deletes."""
         now = self._clock.wall()
         return self._submit(lambda connection: pins.claim_deletion(connection, keys, now))
 
@@ -237,7 +237,7 @@ class CacheLedger:
         return self._writer.stuck_s
 
     def binding(self) -> EncoderBinding | None:
-        """Return the encoder to which the cache is bound; None before the first entry."""
+        """Return the cache's encoder; None before the first entry."""
         with self._reading() as connection:
             row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
         return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None

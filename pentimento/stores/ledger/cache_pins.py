@@ -53,7 +53,7 @@ def unpin(connection: Connection, tenant: str, request_id: str) -> int:
 
 
 def let_go_of_ended(connection: Connection, now: float) -> None:
-    """Delete the ended pins, unless another process is pinning or deleting."""
+    """Delete the ended pins, under the lock that blocks pins and deletions."""
     # Check first: every writer needs the lock of the one row.
     if connection.execute(select(_pins.c.key).where(_pins.c.expires_at <= now).limit(1)).first() is not None:
         take_ticks(connection, 0)

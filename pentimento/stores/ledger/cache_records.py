@@ -1,4 +1,5 @@
-"""Rows of the cache's ledger. Times are wall-clock seconds; vectors are float32, little-endian, of unit length."""
+"""Define rows of the cache's ledger. Times are wall-clock seconds; vectors are float32, little-endian, of unit
+length."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class EntryCommit:
 
 @dataclass(frozen=True)
 class ObjectPin:
-    """Name an object from which a tenant's image was generated, and the end of its pin."""
+    """Pin an object, the start of a tenant's image, until a time."""
 
     tenant: str
     request_id: str

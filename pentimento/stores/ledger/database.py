@@ -32,7 +32,7 @@ _POSTGRESQL_ARGUMENTS = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
-    # Of several hosts, connect to the one that takes writes: it changes after a failover.
+    # Connect to the writable one of several hosts: it changes after a failover.
     "target_session_attrs": "read-write",
 }
 # A process that stops during a transaction, as a frozen host does, holds its rows until the server ends it: a standby

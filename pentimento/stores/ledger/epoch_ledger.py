@@ -12,7 +12,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
-# By then its clients have been redirected, or it has ended.
+# After this time clients have been redirected, or the process has ended.
 SUPERSEDED_RETRY_MS = 1000
 
 

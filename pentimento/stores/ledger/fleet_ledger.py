@@ -1,6 +1,6 @@
 """Keep the controllers' ledger: the leader among several, the last plan of a leader, and manual registrations.
 
-Each change is one statement whose WHERE clause holds its condition, so that it stays right when two controllers (a
+Each change is one statement with its condition in the WHERE clause, so that it stays right when two controllers (a
 leader and a standby, or one that was stopped and woke up) write to the same ledger.
 """
 
@@ -82,7 +82,7 @@ class FleetLedger(EpochLedger):
     def _claim(self, holder_id: str) -> ReturningUpdate[int]:
         now = self._clock.wall()
         least = epoch_at(now)
-        # Followers would reject an epoch from a clock far ahead of theirs.
+        # Followers would reject an epoch from a clock far ahead.
         is_unusable = or_(_epoch.c.epoch < least, _epoch.c.epoch >= latest_believable(now))
         following = case((is_unusable, least), else_=_epoch.c.epoch + 1)
         return update(_epoch).values(epoch=following, controller_id=holder_id, beat=0).returning(_epoch.c.epoch)

@@ -1,6 +1,6 @@
 """Keep the frontdoor's journal: accepted requests, their routes, their attempts, their results.
 
-Each change is one statement whose WHERE clause holds its condition, so that it stays right when two frontdoors (an
+Each change is one statement with its condition in the WHERE clause, so that it stays right when two frontdoors (an
 active one and a standby, or one that was stopped and woke up) write to the same ledger.
 """
 

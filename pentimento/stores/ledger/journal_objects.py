@@ -1,4 +1,4 @@
-"""Keep the journal's objects: those that wait in it for their store, and the images that its rows name."""
+"""Keep the objects that wait in the journal for their store, and the images that its rows name."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class JournalObjects:
         self._writer = writer
         self._reader = reader
         self._clock = clock
-        # By tenant, the end time of the last request that lost its image: earlier requests have none.
+        # The end time of the last request that lost its image, by tenant: earlier requests have none.
         self._forgotten_until: dict[str, float] = {}
         self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
 
@@ -86,8 +86,8 @@ class JournalObjects:
         return self._reader.submit(_kept)
 
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
-        """Remove the tenant's oldest images from their rows, at least `size_bytes` of them or up to a limit of their
-        number, and return them for deletion. Their requests stay."""
+        """Remove the tenant's oldest images from their rows, at least `size_bytes` or up to a limit of their number,
+        and return them for deletion. Their requests stay."""
         since = self._forgotten_until.get(tenant, 0.0)
         until = since
 

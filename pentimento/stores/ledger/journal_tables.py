@@ -21,7 +21,7 @@ requests = Table(
     Column("frontdoor_id", Text, nullable=False),
     Column("frontdoor_epoch", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
-    # Of the newest routed stage of the cascade.
+    # The route of the newest routed stage of the cascade.
     Column("route", LargeBinary),
     Column("cascade_stage", BigInteger, nullable=False),
     # The newest attempt, repeated here so that one UPDATE compares and sets.
@@ -40,7 +40,7 @@ requests = Table(
     Column("finished_at", Double),
     # 1: the request continues without listeners.
     Column("detached", BigInteger, nullable=False),
-    # By the journal's own time; NULL in rows of earlier versions.
+    # The acceptance by the journal's own time; NULL in rows of earlier versions.
     Column("accepted_counted_s", Double),
 )
 

@@ -36,7 +36,7 @@ class CountedTime:
 
 
 def uncounted_s(last: CountedTime, now: CountedTime, watched_s: float | None) -> float:
-    """Return the seconds between `last` and `now`. `watched_s`: seconds in which a standby saw no beat."""
+    """Return the seconds between `last` and `now`. `watched_s`: seconds without a beat, as a standby counted."""
     if last.wall_s == 0.0:
         return 0.0
     # A system without boot ids has "" for each.

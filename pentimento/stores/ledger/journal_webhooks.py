@@ -67,7 +67,7 @@ class DueWebhook:
 
     @property
     def job_id(self) -> str:
-        """Return the id by which its client knows the job."""
+        """Return the job's id for its client."""
         return self.told_id or self.request_id
 
 

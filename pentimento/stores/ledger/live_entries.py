@@ -71,7 +71,7 @@ def reference(row: Row[Any]) -> ObjectReference:
 
 
 def _entry(rows: Sequence[Any]) -> CachedEntry:
-    """Return the entry of these rows, one row per object; an entry holds at least one."""
+    """Return the entry of `rows`, one row per object; an entry holds at least one."""
     first = rows[0]
     latents = tuple(
         HeldLatent(row.resume_step, row.sigma, reference(row), row.compatibility_key)

@@ -184,7 +184,7 @@ class S3ObjectStore:
                 (name, upload_id) for name, upload_id, age_s in self._unfinished_uploads() if age_s >= unfinished_for_s
             ]
             for name, upload_id in old:
-                # The writer may have aborted it first.
+                # The writer may have ended it first.
                 with suppress(self._client.exceptions.NoSuchUpload):
                     self._abort(name, upload_id)
         return len(old)

@@ -2,7 +2,7 @@
 
     /v1/files/results/0f3a…?expires=1767225600&type=image%2Fpng&size=4711&digest=<hex>&signature=<base64url>
 
-The signature is HMAC-SHA256 (RFC 2104) over the whole path. A rejection never says what is wrong with a path.
+The signature is HMAC-SHA256 (RFC 2104) over the whole path. A rejection never names the fault.
 """
 
 import base64
@@ -20,7 +20,7 @@ from pentimento.stores.objects.store import KEY_PATTERN, MAX_KEY_LENGTH
 FILES_PATH = "/v1/files/"
 MIN_KEY_BYTES = 32
 _PURPOSE = b"pentimento file 1"
-# In the order in which they are written; a path with any other field is rejected.
+# In their order in a path; a path with any other field is rejected.
 _NAMES = ("expires", "type", "size", "digest", "signature")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)

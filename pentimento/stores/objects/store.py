@@ -69,7 +69,7 @@ class ObjectStore(Protocol):
         not be seen; foreign files are not."""
 
     def usage(self, prefix: str = "") -> StoreUsage:
-        """Return the count and size of the objects under `prefix`. Lists all of them."""
+        """Return the count and size of the objects under `prefix`. Lists every one."""
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
         """Delete the remains of unfinished uploads, and return their number. If the store cannot tell whether a writer

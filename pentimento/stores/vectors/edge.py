@@ -35,8 +35,8 @@ def _ignore(phase: str) -> None:
 
 
 class EdgeVectorIndex:
-    """An index in a child process, as the module's docstring says. The child starts with `prepare` and is started again
-    whenever it dies."""
+    """Serve an index from a child process, as the module's docstring says. The child starts with `prepare` and is
+    started again whenever it dies."""
 
     backend = "qdrant-edge"
 

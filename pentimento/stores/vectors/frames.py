@@ -1,4 +1,5 @@
-"""The protocol between an index and its child process: a JSON header and raw bytes (float32 vectors). Never pickle."""
+"""Exchange frames between an index and its child process: a JSON header and raw bytes (float32 vectors). Never
+pickle."""
 
 import json
 import socket
@@ -13,14 +14,14 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True)
 class Frame:
-    """A message between an index and its child: a header of JSON values and a body of bytes."""
+    """Hold a message between an index and its child: a header of JSON values and a body of bytes."""
 
     header: dict[str, Any]
     body: bytes = field(default=b"", repr=False)
 
 
 class BrokenWire(Exception):
-    """The connection is broken: the other end is gone, or what it sends are not frames."""
+    """Report a broken connection: the other end has closed, or sends invalid frames."""
 
 
 def send_frame(wire: socket.socket, frame: Frame) -> None:
@@ -44,13 +45,13 @@ def receive_frame(wire: socket.socket) -> Frame:
 
 
 class FrameBuffer:
-    """Collects frames from bytes that arrive in parts, without waiting."""
+    """Collect frames from bytes that arrive in parts, without waiting."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are whole with these bytes. Raises BrokenWire for what are no frames."""
+        """Return the frames that these bytes complete. Raises BrokenWire for invalid frames."""
         self._data += data
         frames = []
         while len(self._data) >= _SIZES.size:
@@ -84,7 +85,7 @@ def _receive(wire: socket.socket, size: int, first: bool = False) -> bytes:
         try:
             part = wire.recv(size - len(data))
         except TimeoutError:
-            # The rest of a frame is waited for: its sender is alive or its death ends the connection.
+            # Wait for the rest of a frame: its sender is alive or its death ends the connection.
             if first and not data:
                 raise
             continue

@@ -37,14 +37,15 @@ UNREADABLE = ".unreadable-"
 
 @dataclass(frozen=True)
 class Generation:
-    """A directory of the index, and how many points it had when its graph was built (0: never)."""
+    """Name a directory of the index, and its number of points when its graph was built (0: never)."""
 
     path: Path
     built_count: int = 0
 
 
 class Generations:
-    """The directories of an index of vectors of `dimension_count` dimensions. One process at a time holds them."""
+    """Manage the directories of an index of vectors of `dimension_count` dimensions. One process at a time holds
+    them."""
 
     def __init__(self, directory: Path, dimension_count: int) -> None:
         self._directory = directory

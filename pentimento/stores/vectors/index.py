@@ -1,4 +1,4 @@
-"""The interface of vector indexes, their points and queries: every search is filtered by tenant."""
+"""Define the interface of vector indexes, their points and queries: every search is filtered by tenant."""
 
 import uuid
 from array import array
@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument
 
 
 class Space(Enum):
-    """The two named vectors of a point: of the prompt, and of its image."""
+    """Name the two vectors of a point: of the prompt, and of its image."""
 
     TEXT = "text"
     IMAGE = "image"
@@ -20,9 +20,9 @@ class Space(Enum):
 
 @dataclass(frozen=True)
 class VectorPoint:
-    """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds.
-    `compatibility_keys` are the keys of its objects: a search for any of the keys finds it. An entry that loses a key
-    is upserted again."""
+    """Describe an entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall
+    seconds. `compatibility_keys` are the keys of its objects: a search for any of the keys finds it. An entry that
+    loses a key is upserted again."""
 
     entry_id: str
     tenant: str
@@ -40,8 +40,8 @@ class VectorPoint:
 
 @dataclass(frozen=True)
 class VectorQuery:
-    """A search among the points of any of `tenants` that have any of `compatibility_keys`. There is none without both:
-    every backend filters by `conditions`."""
+    """Search the points of any of `tenants` that have any of `compatibility_keys`. Both are required: every backend
+    filters by `conditions`."""
 
     space: Space
     vector: bytes = field(repr=False)
@@ -63,14 +63,14 @@ class VectorQuery:
 
 @dataclass(frozen=True)
 class VectorMatch:
-    """A point that was found; `similarity` is the cosine, -1..1."""
+    """Name a point that a search found; `similarity` is the cosine, -1..1."""
 
     entry_id: str
     similarity: float
 
 
 class VectorIndex(Protocol):
-    """Points by id, searched by cosine. All methods raise StoreUnavailable when the backend is away.
+    """Store points by id, and search them by cosine. All methods raise StoreUnavailable when the backend is away.
 
     `search` belongs to one event loop. The other methods block and are thread-safe; `prepare`, `upsert` and `delete`
     change state, durably once they return.
@@ -97,13 +97,13 @@ class VectorIndex(Protocol):
         """Insert or replace points."""
 
     def delete(self, entry_ids: Sequence[str]) -> None:
-        """Delete points; succeeds also for ids that are not there."""
+        """Delete points; succeeds also for missing ids."""
 
     def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
         """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
 
     def close(self) -> None:
-        """Let go of the backend."""
+        """Disconnect from the backend."""
 
 
 def ids_between(entry_ids: Sequence[str], after: str, until: str | None) -> Sequence[str]:

@@ -16,7 +16,7 @@ _ROOM_FACTOR = 2.5
 
 @dataclass(frozen=True)
 class IndexBuilding:
-    """The numbers of a build. Below `least_points_count` every search is exact and nothing is built.
+    """Configure builds. Below `least_points_count` every search is exact and nothing is built.
 
     `unindexed_share` of the points, and never more than `most_unindexed_count`, may be without a graph. `edges_count`
     (HNSW's m) also counts the edges kept within a tenant, `candidates_count` its ef_construct,
@@ -57,7 +57,7 @@ NO_BUILD = IndexBuilding(least_points_count=2**62)
 
 @dataclass(frozen=True)
 class IndexCounts:
-    """Points that the index holds, and how many were written or deleted since its last build."""
+    """Count the points that the index holds, and those written or deleted since its last build."""
 
     points_count: int
     changed_count: int

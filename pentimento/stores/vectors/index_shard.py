@@ -1,4 +1,4 @@
-"""The child process that holds a qdrant-edge shard: `python -m pentimento.stores.vectors.index_shard`.
+"""Hold a qdrant-edge shard in a child process: `python -m pentimento.stores.vectors.index_shard`.
 
 It is a separate process because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
 frames (`frames`) over inherited sockets, handles one after the other, and dies with its parent. With `--shape` it makes
@@ -48,7 +48,7 @@ _MOST_PASSED_OVER = 16
 
 
 class IndexShard:
-    """The shard, and an operation for each `op` of a frame."""
+    """Hold the shard, and an operation for each `op` of a frame."""
 
     def __init__(self, directory: Path, dimension_count: int, shape: dict[str, int] | None = None) -> None:
         self._dimension_count = dimension_count
@@ -130,7 +130,7 @@ class IndexShard:
         return Frame(exported.header | {"next": str(following) if following else None}, exported.body)
 
     def _export_some(self, frame: Frame) -> Frame:
-        """Return those of the points that there are, as `_export` does."""
+        """Return the existing points among the given ids, as `_export` does."""
         wanted: Any = [uuid.UUID(id_) for id_ in frame.header["ids"]]
         return _exported(self._shard.retrieve(wanted, with_payload=True, with_vector=True))
 

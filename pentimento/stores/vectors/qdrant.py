@@ -1,6 +1,6 @@
-"""A Qdrant server or cluster, through qdrant-client over gRPC; several gateways may share it.
+"""Use a Qdrant server or cluster, through qdrant-client over gRPC; several gateways may share it.
 
-The collection is set up here (`qdrant_layout`); what a crash left half set up, the next `prepare` completes.
+The collection is set up here (`qdrant_layout`); the next `prepare` completes a set-up that a crash interrupted.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ DEFAULT_LAYOUT = QdrantLayout()
 
 
 class QdrantVectorIndex:
-    """One collection of points with two named vectors. Searches have a client of the event loop that makes them."""
+    """Use one collection of points with two named vectors. Each event loop has its own client for searches."""
 
     backend = "qdrant"
-    # The server does not say.
+    # Unknown: the server does not report it.
     starts_count = 0
 
     def __init__(
@@ -40,7 +40,8 @@ class QdrantVectorIndex:
         collection: str,
         layout: QdrantLayout = DEFAULT_LAYOUT,
     ) -> None:
-        """`open_searching` makes a client of the same server for searches; the first search connects it."""
+        """Use these clients. `open_searching` makes a client of the same server for searches; the first search connects
+        it."""
         self._client = client
         self._open_searching = open_searching
         self._searching: tuple[asyncio.AbstractEventLoop, AsyncQdrantClient] | None = None
@@ -216,7 +217,7 @@ def _point(point: VectorPoint) -> models.PointStruct:
 
 @contextmanager
 def _may_be_made_by_another(is_made: Callable[[], bool]) -> Iterator[None]:
-    """Take it for made where another gateway, which started at the same time, was first."""
+    """Accept the error if another gateway, which started at the same time, has created it first."""
     try:
         yield
     except Exception:

@@ -26,7 +26,8 @@ _MOST_GROUPS = 1024
 
 @dataclass(frozen=True)
 class QdrantLayout:
-    """`groups_count` groups of tenants, a shard key each: only on a cluster; 0: the server spreads points by their ids.
+    """Configure `groups_count` groups of tenants, a shard key each: only on a cluster; 0: the server spreads points by
+    their ids.
 
     `replicas_count` is of every shard.
     """

@@ -29,7 +29,7 @@ OnPhase = Callable[[str], None]
 
 
 class Rebuild:
-    """One build. `on_phase` is called with each phase as it begins: copy, graph, load, catch_up, swap, done."""
+    """Run one build. `on_phase` is called with each phase as it begins: copy, graph, load, catch_up, swap, done."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Rebuild:
         self._on_phase("done")
 
     def stop(self) -> None:
-        """End the build as soon as may be; `run` raises then, unless it is about to be done."""
+        """End the build as soon as possible; `run` raises then, unless it is about to finish."""
         self._stopped = True
         self._end_process()
 

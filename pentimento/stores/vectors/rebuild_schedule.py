@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class RebuildSchedule:
-    """One build at a time, whenever `build_is_due`. A failed one is logged and tried again, ever later."""
+    """Run one build at a time, whenever `build_is_due`. A failed one is logged and tried again, with growing delays."""
 
     def __init__(
         self,

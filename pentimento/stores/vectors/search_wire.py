@@ -1,6 +1,6 @@
-"""An event loop's own connection to an index's child: the loop sends searches and reads their replies itself.
+"""Connect an event loop to an index's child: the loop sends searches and reads their replies itself.
 
-No thread takes part, and searches come before the writes that others send to the child over its other connection.
+No other thread takes part, and searches come before the writes that others send to the child over its other connection.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ _READ_BYTES = 1 << 16
 
 
 class SearchWire:
-    """One child's connection for searches. It belongs to the event loop that uses it first, until that loop is closed;
-    `end` is for any thread.
+    """Connect to one child for searches. The connection belongs to the first event loop that uses it, until that loop
+    is closed; `end` is for any thread.
 
     `on_reply` receives the number of each answered call.
     """
@@ -59,7 +59,7 @@ class SearchWire:
             loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):
-                # An event loop that is closed reads nothing more.
+                # A closed event loop reads no more replies.
                 loop.call_soon_threadsafe(self._close)
                 return
         self._socket.close()

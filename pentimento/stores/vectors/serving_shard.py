@@ -1,4 +1,4 @@
-"""The shard that serves, its writers, and the changes since a copy of it began."""
+"""Hold the shard that serves, its writers, and the changes since a copy of it began."""
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +19,7 @@ BATCH_COUNT = 64
 
 
 class ServingShard:
-    """A shard's process, which another one may replace during searches. Thread-safe; writes take turns."""
+    """Use a shard's process, which another one may replace during searches. Thread-safe; writes alternate."""
 
     def __init__(self, process: ShardProcess, generation: Generation) -> None:
         self.process = process
@@ -52,7 +52,7 @@ class ServingShard:
         except StoreUnavailable:
             if process is self.process:
                 raise
-        # It was replaced meanwhile.
+        # It was replaced during the search.
         return await self.process.search(header, vector)
 
     def read(self, header: dict[str, Any]) -> Frame:

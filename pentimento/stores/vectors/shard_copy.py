@@ -1,4 +1,4 @@
-"""Copies points from one shard to another, by id: what changed meanwhile is copied once more, however often it did."""
+"""Copy points from one shard to another, by id: points that change during the copy are copied again."""
 
 import time
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def catch_up(source: ServingShard, target: ShardProcess) -> int:
 
 
 def copy_changed(source: ServingShard, target: ShardProcess, entry_ids: Sequence[str]) -> None:
-    """Make these points in the target what they are in the source: there, other, or gone. Raises StoreUnavailable."""
+    """Make these points in the target equal to the source: present, changed, or deleted. Raises StoreUnavailable."""
     for batch in batches(entry_ids):
         page = source.read({"op": "export_some", "ids": list(batch)})
         there = {point["id"] for point in page.header["points"]}

@@ -1,4 +1,4 @@
-"""Keeps the index's child process alive and talks to it."""
+"""Keep the index's child process alive and talk to it."""
 
 import itertools
 import logging
@@ -28,7 +28,7 @@ _READY_POLL_S = 0.2
 
 @dataclass(frozen=True)
 class ShardTiming:
-    """Times of a child, in seconds. A child that has not answered anything for `hang_s` is killed and started again."""
+    """Set the times of a child, in seconds. A child without any answer for `hang_s` is killed and started again."""
 
     first_restart_s: float = 0.1
     max_restart_s: float = 5.0
@@ -41,7 +41,7 @@ DEFAULT_TIMING = ShardTiming()
 
 
 class ShardProcess:
-    """A child that is started again, with growing delays, whenever it dies; calls fail at once while it is away.
+    """Run a child, started again with growing delays whenever it dies; calls fail immediately while it is away.
 
     Without `restarts` its first death is the last.
 
@@ -271,5 +271,5 @@ def _shut_down(wire: socket.socket) -> None:
     try:
         wire.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # Gone already.
+        # It has ended already.
         return
