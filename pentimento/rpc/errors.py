@@ -66,7 +66,7 @@ def code_of(error: PentimentoError) -> grpc.StatusCode:
 
 
 def to_status(error: PentimentoError) -> status_pb2.Status:
-    """Return the error as google.rpc.Status, cut to what fits into headers."""
+    """Return the error as google.rpc.Status, cut to fit into headers."""
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(error.message, MAX_MESSAGE_BYTES))
     metadata = {cut(key, MAX_NAME_BYTES): cut(value) for key, value in list(error.metadata.items())[:MAX_ITEMS]}
     status.details.add().Pack(

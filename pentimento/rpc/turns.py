@@ -10,7 +10,7 @@ class ReceivingTurns:
     """Hold places that receive messages, by key: a tenant, or a peer without one."""
 
     def __init__(self, quick_count: int, steady_count: int, quick_share: int, steady_share: int) -> None:
-        """Open the places. The shares bound what one key may hold of each kind."""
+        """Open the places. The shares bound one key's places of each kind."""
         self._quick_free_count = quick_count
         self._quick_share = quick_share
         self._quick: Counter[str] = Counter()

@@ -47,7 +47,8 @@ _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlit
 
 
 class LedgerContention(StoreUnavailable):
-    """Another process's transaction blocked this one and won: the same work succeeds when it is run again."""
+    """Report that another process's transaction blocked this one and won: the same work succeeds when it is run
+    again."""
 
 
 def open_engine(url: str) -> Engine:

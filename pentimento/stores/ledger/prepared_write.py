@@ -59,8 +59,8 @@ class PreparedWrite:
 
 
 def run_by_driver(connection: Connection, text: str, parameters: Any, take: Callable[[Any], T]) -> T:
-    """Run a statement on the driver's own cursor, in the connection's transaction, and return what `take` reads of it.
-    Raises SQLAlchemy's errors, without the parameters: values of a statement reach no message."""
+    """Run a statement on the driver's own cursor, in the connection's transaction, and return the result of `take` for
+    the cursor. Raises SQLAlchemy's errors, without the parameters: values of a statement reach no message."""
 
     def run(cursor: Any) -> T:
         cursor.execute(text, parameters)

@@ -1,4 +1,4 @@
-"""Opaque bytes under opaque keys: `open_objects(url)` gives a filesystem or an S3 store behind one interface."""
+"""Store opaque bytes under opaque keys: `open_objects(url)` gives a filesystem or an S3 store behind one interface."""
 
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit

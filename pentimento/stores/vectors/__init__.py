@@ -1,4 +1,5 @@
-"""Nearest neighbours of embeddings: `open_vectors(url)` gives an embedded or a remote index behind one interface."""
+"""Find nearest neighbours of embeddings: `open_vectors(url)` gives an embedded or a remote index behind one
+interface."""
 
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -34,7 +35,7 @@ def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex
     try:
         return _open_vectors(url, building)
     except ValueError as error:
-        # The parsers of urls and ports raise nothing else.
+        # The parsers of urls and ports raise no other error.
         raise InvalidArgument.of("index_url", f"must be one that can be opened, got {url!r}: {error}") from None
 
 

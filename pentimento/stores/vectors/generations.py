@@ -107,7 +107,7 @@ class Generations:
         _sync_directory(self._directory)
 
     def discard(self, path: Path) -> None:
-        """Delete a directory that does not serve; what cannot be deleted is left to the next start."""
+        """Delete a directory that does not serve; files that cannot be deleted are left to the next start."""
         shutil.rmtree(path, ignore_errors=True)
         for unfinished in self._directory.glob(f"{path.name}.unfinished-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -115,7 +115,8 @@ class Generations:
             path.with_name(f"{path.name}{LOCK_SUFFIX}").unlink()
 
     def clean(self) -> list[str]:
-        """Delete what builds and crashes left; return the names. Only for who holds them."""
+        """Delete the remains of builds and crashes; return the names. Only for the process that holds the
+        directories."""
         kept = {self.current().path.name, self._last_put_aside()}
         leftovers = [path for path in self._directory.glob(f"{self._name}*") if self._is_leftover(path, kept)]
         for path in leftovers:

@@ -46,7 +46,7 @@ class IndexBuilding:
             raise InvalidArgument.of("edges_count", "must be between 4 and 128 and at most candidates_count")
 
     def shape(self) -> dict[str, int]:
-        """Return what the process that builds needs to know, as JSON values."""
+        """Return the parameters for the process that builds, as JSON values."""
         wanted = ("edges_count", "candidates_count", "threads_count")
         return {name: value for name, value in asdict(self).items() if name in wanted}
 

@@ -20,7 +20,7 @@ _KEY_DIGEST = "compatibility_digest"
 
 
 def index_fields(shard: "edge.EdgeShard") -> None:
-    """Make a new shard's indexes of what its points are filtered by."""
+    """Make a new shard's indexes of the fields that filter its points."""
     tenant = edge.KeywordIndexParams(is_tenant=True)
     shard.update(edge.UpdateOperation.create_field_index(_TENANT, tenant))
     shard.update(edge.UpdateOperation.create_field_index(_KEY_DIGEST, edge.PayloadSchemaType.Uuid))
@@ -32,7 +32,7 @@ def has_digests(shard: "edge.EdgeShard") -> bool:
 
 
 def with_digests(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a point is kept with: its payload, and the digests of its keys."""
+    """Return a point's stored payload, and the digests of its keys."""
     return {**payload, _KEY_DIGEST: [_digest(key) for key in payload[_KEY]]}
 
 

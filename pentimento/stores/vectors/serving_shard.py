@@ -33,7 +33,7 @@ class ServingShard:
     def count(self) -> None:
         """Ask the shard how many points it has. Raises StoreUnavailable.
 
-        What changed since the build is then taken for the difference; replaced points are not in it.
+        The difference then counts as the changes since the build; replaced points are not in it.
         """
         with self._writing:
             self._points_count = points_of(self.process)

@@ -32,7 +32,8 @@ def copy_all(source: ServingShard, target: ShardProcess) -> None:
 
 
 def catch_up(source: ServingShard, target: ShardProcess) -> int:
-    """Copy what changed, round by round, until little is left; return how many were copied. Raises StoreUnavailable."""
+    """Copy the changed points, round by round, until few are left; return how many were copied. Raises
+    StoreUnavailable."""
     copied_count = 0
     for _ in range(_MOST_ROUNDS):
         changed = source.take_noted()

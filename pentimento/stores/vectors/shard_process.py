@@ -172,7 +172,7 @@ class ShardProcess:
             try:
                 self._run_child()
             except OSError as error:
-                # Memory, processes or descriptors are short: it is as if it had died at once.
+                # Memory, processes or descriptors are short: treat it as an immediate death.
                 logger.error("the index process cannot be started: %s", error)
             if not self._restarts:
                 return
@@ -182,7 +182,7 @@ class ShardProcess:
             delay = min(2 * delay, self._timing.max_restart_s)
 
     def _run_child(self) -> None:
-        """Start the child and read its replies until it is gone. Raises OSError where it cannot be started."""
+        """Start the child and read its replies until it ends. Raises OSError if it cannot be started."""
         child, ours, our_searches = self._started_child()
         with ours:
             ours.settimeout(self._timing.send_s)
