@@ -1,2 +1,2 @@
-"""Files: TOML, lines and dataclasses as JSON, read with errors that name file, line and field; private files, closed to
+"""Read TOML, lines and dataclasses as JSON, with errors that name file, line and field; keep private files closed to
 others."""

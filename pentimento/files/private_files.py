@@ -31,8 +31,8 @@ def close_to_others(path: Path) -> None:
 
 
 def close_tree_to_others(root: Path) -> None:
-    """Close a directory, created if missing, to others, and all files below it if it was open: files in a private
-    directory were created private."""
+    """Close a directory, created if missing, to others, and everything below it if it was open: the content of a
+    private directory was created private."""
     was_open = root.is_dir() and root.stat().st_mode & _OTHERS
     make_private_directory(root)
     if was_open:

@@ -12,13 +12,13 @@ MAX_KEY_COUNT = 8
 
 
 def new_signing_key() -> str:
-    """Return a line of such a file."""
+    """Return a new key, as a line of a file of signing keys."""
     return secrets.token_hex(32)
 
 
 def keep_signing_keys(path: Path) -> None:
-    """Create such a file with one key, closed to others, if it is missing. Two concurrent callers find the same key.
-    Raises InvalidArgument that names the file."""
+    """Create a file of signing keys with one key, closed to others, if it is missing. Two concurrent callers find the
+    same key. Raises InvalidArgument that names the file."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

@@ -110,7 +110,7 @@ def _wide_tile(image: ImageFile.ImageFile) -> ImageFile._Tile | None:
 
 
 def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
-    """Return the opaque pixels, as in browsers: any byte differs from the transparent colour's."""
+    """Return an alpha band, as in browsers: opaque if any byte differs from the transparent colour's."""
     clear = upper.info.pop("transparency")
     alpha = Image.new("L", upper.size)
     for index, value in enumerate(clear):

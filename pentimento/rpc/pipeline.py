@@ -276,7 +276,7 @@ class Pipeline:
             await self._shaper.begin(f"peer {host_of(context.peer())}")
             raise
         except PermissionDenied:
-            # Known by its token: the refusals of strangers at the same address do not delay it.
+            # Known by its token: rejections of strangers at the same address do not delay it.
             await self._shaper.begin(f"tenant {call.caller.tenant if call.caller else ''}")
             raise
         call_context.caller.set(call.caller)

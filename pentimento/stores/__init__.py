@@ -1,4 +1,5 @@
-"""Objects, vectors and the ledger: one interface each, embedded by default, distributed when outgrown. Never torch.
+"""Store objects, vectors and the ledger: one interface each, embedded by default, distributed when outgrown. Never
+torch.
 
 Stores are synchronous and thread-safe; callers on an event loop run them in threads (the ledger answers with futures).
 """

@@ -19,7 +19,7 @@ def log_what_nobody_catches() -> None:
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an event loop's unhandled exception: its exception handler."""
+    """Report an event loop's unhandled exception, as its exception handler."""
     # A callback's message quotes the arguments.
     message = "an exception in a callback" if "handle" in context else context["message"]
     task = context.get("task") or context.get("future")

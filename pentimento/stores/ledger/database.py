@@ -156,7 +156,8 @@ class _OneFile:
 
 
 def _make_private_file(path: Path) -> None:
-    """Create the file with private rights, which SQLite copies to its logs. The connection reports any failure."""
+    """Create the file, and a missing directory, with private rights, which SQLite copies to its logs. The connection
+    reports any failure."""
     with suppress(OSError):
         if not path.parent.is_dir():
             make_private_directory(path.parent)

@@ -225,7 +225,7 @@ def _list_keys(connection: Connection, tenant: str, since: float) -> list[Tenant
 
 
 def _add_key(connection: Connection, key: HashedKey, now: float) -> TenantKey:
-    # Locks the tenant: two calls that add keys of one tenant together count each other's.
+    # Locks the book's row: concurrent calls that add keys of one tenant count each other's.
     _note_change(connection)
     tenant = key.key.tenant
     _check_known(connection, tenant)

@@ -98,7 +98,7 @@ def _fields(file: SignedFile) -> dict[str, str]:
 
 
 def _parsed(key: str, query: str) -> tuple[SignedFile, str] | None:
-    """Return the fields of a path, or None unless they are written as `sign` writes them."""
+    """Return the file and the signature of a path, or None unless it is written as `sign` writes it."""
     if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key) or len(query) > _MAX_QUERY_CHARS:
         return None
     try:
