@@ -1,19 +1,19 @@
-"""The step engine: one thread owns the model and runs one denoising step at a time, over batches that requests join and
-leave at any step. Whose step is next, `pentimento.policies.step_batching` says.
+"""Run denoising steps: one thread owns the model and runs one step at a time, over batches that requests join and leave
+at any step. `pentimento.policies.step_batching` chooses the requests of the next step.
 
-| module | what |
+| module | contents |
 | --- | --- |
 | `thread` | the thread: takes requests, wakes, waits, closes |
 | `loop` | one step of one batch, in ten lines |
 | `limits` | how many requests fit |
 | `rows` | the buffers of a group's forward passes |
 | `job` | one request inside the engine |
-| `pairing` | pictures whose other half of the guidance a peer computes |
+| `pairing` | guidance halves computed on a peer |
 | `seams` | ControlNet residuals and LoRAs, by rows |
 | `denoiser` | the forward pass, eager or compiled |
 | `captured` | forward passes recorded as CUDA graphs |
-| `probe` | what a forward pass takes, measured before serving |
-| `listening` | what is asked and told |
+| `probe` | memory of a forward pass, measured before serving |
+| `listening` | tickets, listeners and observers |
 """
 
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying

@@ -1,4 +1,4 @@
-"""Whose LoRAs are in the weights: patched in place where all who paint want the same, beside the weights where not."""
+"""Apply LoRAs to the denoiser: patched into the weights if all running requests share one set, per row otherwise."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from pentimento.diffusion.loras.patching import WeightPatch
 
 
 class DenoiserAdapters:
-    """The denoiser's LoRAs. A patch costs one product a layer once, and nothing in a step; a row beside the weights
-    costs a few percent of every step, and lets a batch mix. One thread only."""
+    """Hold the denoiser's LoRAs. A patch costs one product per layer once, and nothing in a step; an adapter row
+    outside the weights costs a few percent of every step, and lets a batch mix sets. One thread only."""
 
     def __init__(self, model: DiffusionModel) -> None:
         self._component = next(iter(model.adaptable))
@@ -19,20 +19,19 @@ class DenoiserAdapters:
         self._rows = RowUpdates(model.device, model.dtype)
 
     def settle(self, jobs: Sequence[EngineJob]) -> None:
-        """Make the weights those of the set that all `jobs` have; the base model's own where they have different
-        ones."""
+        """Patch the weights with the set that all `jobs` share; restore the base weights if their sets differ."""
         sets = {set_key(job.adapters, self._component): job.adapters for job in jobs}
         self._patch.hold(next(iter(sets.values())) if len(sets) == 1 else ())
 
     def row(self, job: EngineJob) -> PerSampleAdapters | None:
-        """Return what the request's rows need beside the weights, as one row; None where those hold its set. Only after
-        `settle` with the request among others."""
+        """Return the request's LoRAs as one adapter row; None if the weights hold its set. Call it only after `settle`
+        with the request among its jobs."""
         return None if self._patch.holds(job.adapters) else self._rows.of(job.adapters, self._component)
 
     def forget_but(self, jobs: Sequence[EngineJob]) -> bool:
-        """Forget what lies beside the weights for none of the jobs; return whether there was anything."""
+        """Drop the adapter rows that none of the jobs uses; return whether any were dropped."""
         return self._rows.forget_but([job.adapter_row for job in jobs])
 
     def restore(self) -> None:
-        """Give the network its own weights back."""
+        """Restore the network's base weights."""
         self._patch.hold(())

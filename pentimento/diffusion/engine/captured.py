@@ -1,5 +1,5 @@
-"""Forward passes recorded as CUDA graphs, and replayed (Katz, section 7). A graph reads and writes the very memory that
-it was recorded with: what a pass is called with is copied into buffers kept for its shapes."""
+"""Record forward passes as CUDA graphs and replay them (Katz, section 7). A graph reads and writes the memory that it
+was recorded with: the arguments of a pass are copied into buffers that are stored by shape."""
 
 import logging
 from collections import OrderedDict
@@ -14,31 +14,31 @@ from pentimento.domain.errors import FailedPrecondition
 
 logger = logging.getLogger(__name__)
 
-# Combinations of shapes whose recordings one function keeps: some sizes times the batch sizes.
+# Shape combinations that one function stores recordings for: some image sizes times the batch sizes.
 KEPT_RECORDINGS = 64
 
 
 class PassRecording(Protocol):
-    """What one run of a function did on the device."""
+    """Describe a recorded run of a function on the device."""
 
     @property
     def outputs(self) -> Any:
-        """What the run returned; replays write there again."""
+        """Return the outputs of the run; replays write to the same memory."""
         ...
 
     def replay(self) -> None:
-        """Do it again, with what the buffers hold now."""
+        """Repeat the run with the current contents of the buffers."""
         ...
 
 
-# Runs a function without arguments, and returns what it did.
+# Runs a function without arguments, and returns its recording.
 Recorder = Callable[[Callable[[], Any]], PassRecording]
 
 
 class ReplayedFunction:
-    """A function of tensors, None, and tuples of these, recorded once for each combination of shapes that it was called
-    with more than `after` times. Results are valid until the next call of that combination. Of more than `kept`
-    combinations the one that was called longest ago is forgotten. On one thread at a time."""
+    """Wrap a function of tensors, None, and nested tuples, recorded once per shape combination after `after` calls
+    with it. Results are valid until the next call with that combination. Beyond `kept` combinations the least recently
+    called one is dropped. One thread at a time."""
 
     def __init__(
         self, function: Callable[..., Any], recorder: Recorder, after: int = 0, kept: int = KEPT_RECORDINGS
@@ -47,11 +47,11 @@ class ReplayedFunction:
         self._recorder = recorder
         self._after = after
         self._kept = kept
-        # By combination: how often it was called, or its recording, or None where there can be none.
+        # By combination: the number of calls, or its recording, or None if it cannot be recorded.
         self._known: OrderedDict[tuple[Any, ...], int | _Recorded | None] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns."""
+        """Return the function's result."""
         signature = _signature(arguments)
         known = self._known.pop(signature, 0)
         if isinstance(known, int):
@@ -67,7 +67,7 @@ class ReplayedFunction:
         return known.recording.outputs
 
     def forget(self) -> None:
-        """Forget all recordings, and give their memory up."""
+        """Drop all recordings and release their memory."""
         self._known.clear()
 
     def _record(self, arguments: Any) -> "_Recorded | None":
@@ -77,7 +77,7 @@ class ReplayedFunction:
         except torch.OutOfMemoryError:
             logger.warning("no memory to record a pass: it runs eagerly", extra={"reason": "NO_MEMORY"})
         except RuntimeError as error:
-            # The class only: messages of libraries may quote their input.
+            # Only the class: messages of libraries may quote their input.
             message = "a pass cannot be recorded, and runs eagerly: %s"
             logger.warning(message, type(error).__name__, extra={"reason": "NOT_RECORDED"})
         return None
@@ -85,20 +85,20 @@ class ReplayedFunction:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A recording, and the buffers that it reads."""
+    """Hold a recording and the buffers that it reads."""
 
     buffers: tuple[Tensor, ...]
     recording: PassRecording
 
 
 def replaying(recorder: Recorder, kept: int = KEPT_RECORDINGS) -> Callable[..., ReplayedFunction]:
-    """Return what `CompiledDenoiser` takes in the place of torch.compile. Its options are not looked at. What is run
-    three times is recorded: `CompiledDenoiser.warm` does, and a batch that comes again."""
+    """Return a replacement for torch.compile in `CompiledDenoiser`. It ignores the options. A shape is recorded on its
+    third run: `CompiledDenoiser.warm` runs it three times, and repeated batches get there too."""
     return lambda function, **options: ReplayedFunction(function, recorder, after=2, kept=kept)
 
 
 def cuda_recorder(device: torch.device) -> Recorder:
-    """Return what records CUDA graphs. All share one pool of memory, since none needs what another one computed. Raises
+    """Return a recorder of CUDA graphs. All graphs share one memory pool, since none reads another's results. Raises
     FailedPrecondition (NO_CUDA) for any other device."""
     if device.type != "cuda":
         raise FailedPrecondition("NO_CUDA", f"CUDA graphs need a CUDA device; the model is on {device}")
@@ -107,23 +107,23 @@ def cuda_recorder(device: torch.device) -> Recorder:
 
 
 class _CudaPassRecording:
-    """One CUDA graph."""
+    """Hold one CUDA graph."""
 
     def __init__(self, function: Callable[[], Any], pool: Any) -> None:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            # Libraries choose their kernels and Triton compiles: none of it may happen while a graph is recorded.
+            # Libraries choose kernels and Triton compiles in the first runs; neither may happen during the recording.
             for _ in range(3):
                 function()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads go on meanwhile: pictures are decoded, conditions embedded.
+        # Other threads keep running: they decode images and embed conditions.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.outputs = function()
 
     def replay(self) -> None:
-        """Do it again."""
+        """Repeat the run."""
         self._graph.replay()
 
 
@@ -137,14 +137,14 @@ def _tensors_in(value: Any) -> Any:
 
 
 def _signature(value: Any) -> tuple[Any, ...]:
-    """What must be the same for a recording to serve."""
+    """Return the key of the recording that serves a value: dtypes, shapes and nesting."""
     if isinstance(value, Tensor):
         return (value.dtype, *value.shape)
     return () if value is None else tuple((type(part), _signature(part)) for part in value)
 
 
 def _cloned(value: Any) -> Any:
-    """Copies of the tensors, laid out and nested as they were."""
+    """Return copies of the tensors with the same memory format and nesting."""
     if isinstance(value, Tensor):
         return value.clone(memory_format=torch.preserve_format)
     return None if value is None else tuple(map(_cloned, value))

@@ -1,4 +1,4 @@
-"""The forward pass that the engine takes: the model's own, or compiled for the batch sizes that were warmed."""
+"""Run the engine's forward pass: eagerly by the model, or compiled for the batch sizes that were warmed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,15 +20,15 @@ from pentimento.diffusion.families.model import (
     DiffusionModel,
 )
 
-# Shapes that one process may compile; torch's own limit of 8 is soon reached with several sizes and regimes.
+# Shapes that one process may compile; several sizes and regimes soon reach torch's default limit of 8.
 MAX_GRAPHS = 64
 
 
 class Denoiser(Protocol):
-    """The forward pass that the engine calls, on its own thread."""
+    """Describe the forward pass that the engine calls on its thread."""
 
     def padded(self, key: BatchKey, request_count: int) -> int:
-        """Return how many requests are computed for a batch of that many; at least as many."""
+        """Return the number of requests computed for a batch of `request_count`, padding included."""
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
@@ -40,7 +40,7 @@ class Denoiser(Protocol):
         ...
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding once so many of a transformer's blocks have run; the caller may keep it."""
+        """Return the encoding after `blocks_done` of a transformer's blocks; the caller may keep it."""
         ...
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -48,12 +48,12 @@ class Denoiser(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Give up what is kept on the device for later passes."""
+        """Release the device memory held for later passes."""
         ...
 
 
 class EagerDenoiser:
-    """The model's own forward pass, run eagerly."""
+    """Run the model's forward pass eagerly."""
 
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
@@ -71,7 +71,7 @@ class EagerDenoiser:
         return self._model.encode(inputs)
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding once so many of a transformer's blocks have run."""
+        """Return the encoding after `blocks_done` of a transformer's blocks."""
         return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -79,12 +79,11 @@ class EagerDenoiser:
         return self._model.decode(inputs, encoding)
 
     def release_memory(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: no memory is held."""
 
 
 class CompileMode(Enum):
-    """How the forward pass is compiled. `capture` replays CUDA graphs of the pass as it is, nothing compiled
-    (`captured`)."""
+    """Select how the forward pass is compiled. `capture` replays CUDA graphs of the uncompiled pass (`captured`)."""
 
     OFF = "off"
     COMPILE = "compile"
@@ -92,14 +91,14 @@ class CompileMode(Enum):
 
 
 class CompiledDenoiser:
-    """torch.compile around the family's forward pass. Only shapes that `warm` went through run compiled, padded to the
-    next warm batch size; any other runs eagerly, so that no request ever waits for a compiler. Those that are captured
-    need none: any shape that comes again is. Weights stay inputs of the graphs (nothing is frozen or prepacked): a
-    patched weight is seen. Adapters run eagerly.
+    """Apply torch.compile to the family's forward pass. Only shapes that `warm` ran are compiled, padded to the next
+    warm batch size; all others run eagerly, so that no request waits for a compiler. Capture needs no compiler: any
+    repeated shape is captured. Weights stay inputs of the graphs (nothing is frozen or prepacked), so patched weights
+    take effect. Adapters run eagerly.
 
-    With `halves` the two sides of the ControlNets' seam are compiled too, each by itself, for passes that wait for
-    residuals in between, or have them (Katz, section 8); without, and where the number of residuals is a ControlNet's
-    own, such passes run eagerly."""
+    With `halves` the passes before and after the ControlNet residuals are compiled too, separately, for passes that
+    have residuals or wait for them in between (Katz, section 8). Without it, and if the number of residuals depends on
+    the ControlNet, such passes run eagerly."""
 
     def __init__(
         self,
@@ -109,10 +108,10 @@ class CompiledDenoiser:
         *,
         halves: bool = False,
     ) -> None:
-        if mode is not CompileMode.CAPTURE:  # which needs no compiler: importing one takes time and memory
+        if mode is not CompileMode.CAPTURE:  # capture needs no compiler, and importing one takes time and memory
             torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
-        # Of any shape; what it returns is written over by its next run.
+        # Captures run any shape; the next run overwrites the result.
         self._is_captured = mode is CompileMode.CAPTURE
         self._forward = compiler(_forward_of(model), dynamic=False)
         self._encoder = compiler(_encoder_of(model), dynamic=False) if halves else None
@@ -122,13 +121,13 @@ class CompiledDenoiser:
         self._half_shapes: set[torch.Size] = set()
 
     def warm(self, key: BatchKey, batch_sizes: Sequence[int]) -> None:
-        """Compile for these numbers of requests; seconds to minutes each. Runs on the engine's thread, which CUDA
-        graphs belong to."""
+        """Compile for these numbers of requests; seconds to minutes each. Call it on the engine's thread, which owns
+        the CUDA graphs."""
         for size in sorted(batch_sizes):
             inputs = example_input(self._model, key, size * rows_of(key))
             for number in range(3):  # CUDA graphs: a warm-up, the recording, a replay
                 self._run(inputs)
-                # Halves that are captured take much memory: they are recorded once such pictures come.
+                # Captured halves take much memory: they are recorded once requests need them.
                 if not number or not self._is_captured:
                     self._warm_halves(inputs)
             self._shapes.add(inputs.latents.shape)
@@ -139,11 +138,11 @@ class CompiledDenoiser:
         return self._sizes.get(key, ())
 
     def padded(self, key: BatchKey, request_count: int) -> int:
-        """Return the next warm batch size, or `request_count` where none is."""
+        """Return the next warm batch size, or `request_count` if there is none."""
         return next((size for size in self.sizes(key) if size >= request_count), request_count)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """Return the prediction, compiled where its shape is warm, else eager."""
+        """Return the prediction, compiled if its shape is warm, else eager."""
         if inputs.residuals is not None and self._has_halves(inputs):
             return self.decode(inputs, self.encode(inputs))
         is_known = self._is_captured or inputs.latents.shape in self._shapes
@@ -152,22 +151,21 @@ class CompiledDenoiser:
         return self._run(inputs)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return the pass's first half, compiled where its shape is warm, else eager."""
+        """Return the pass's first half, compiled if its shape is warm, else eager."""
         return self._run_encoder(inputs) if self._has_halves(inputs) else self._model.encode(inputs)
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding once so many of a transformer's blocks have run, eager: their number varies."""
+        """Return the encoding after `blocks_done` of a transformer's blocks, run eagerly: the number varies."""
         return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
-        """Return the prediction from an encoding, compiled where its shape is warm and there are residuals, else
-        eager."""
+        """Return the prediction from an encoding, compiled if its shape is warm and it has residuals, else eager."""
         if inputs.residuals is None or not encoding.tensors or not self._has_halves(inputs):
             return self._model.decode(inputs, encoding)
         return self._run_decoder(inputs, encoding, inputs.residuals)
 
     def release_memory(self) -> None:
-        """Forget what was captured; passes that come again are captured anew."""
+        """Drop the captured passes; repeated passes are captured again."""
         for function in (self._forward, self._encoder, self._decoder):
             if isinstance(function, ReplayedFunction):
                 function.forget()
@@ -218,7 +216,7 @@ def _encoder_of(model: DiffusionModel) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _decoder_of(model: DiffusionModel) -> Callable[..., Tensor]:
-    """With a UNet's residuals: those of the mid block are the last."""
+    """Return a decoder that takes a UNet's residuals; the mid block's are the last."""
 
     def decode(encoded: tuple[Tensor, ...], residuals: tuple[Tensor, ...], *parts: Tensor | None) -> Tensor:
         inputs = replace(_input_of(*parts), residuals=ControlResiduals(residuals[:-1], residuals[-1]))

@@ -1,4 +1,4 @@
-"""One request inside the engine."""
+"""Hold the state of one request inside the engine."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ from pentimento.policies.step_batching import Urgency
 
 
 class EngineJob:
-    """A ticket and, once it has begun, its painting. Only the engine's thread touches it."""
+    """Hold a ticket and, once it has begun, its painting. Only the engine's thread uses it."""
 
     def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:
         self.number = number
         self.ticket = ticket
-        # Buffers and compiled passes are by this one, batches by the other.
+        # `whole_shape` counts both guidance rows; `shape` counts the rows computed here and selects the buffers.
         self.whole_shape: BatchKey = batch_key(ticket.request.spec)
         self.shape: BatchKey = self.whole_shape
         self.urgency: Urgency = (due_at, number)
@@ -36,23 +36,23 @@ class EngineJob:
         self.prepared_at = 0.0
         self.device_s = 0.0
         self.residuals: ControlResiduals | None = None
-        # The same where they came.
+        # The same residuals as the source returned them, before the copy to the device.
         self._taken: ControlResiduals | None = None
-        # Of the next step, while its residuals are awaited.
+        # The next step's encoding, while it waits for residuals.
         self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
-        # Since when all that is missing of the next step are residuals; seconds that they were waited for, by step.
+        # Since when the next step has waited only for residuals; the seconds of such waits, by step.
         self._awaits_since: float | None = None
         self.residual_waits_s: dict[int, float] = {}
-        # The step for which it is decided whether a peer computes half of it, and how many a peer did.
+        # The last step with a decision on pairing, and the number of steps that used a peer's half.
         self.decided_step: int | None = None
         self.paired_steps = 0
-        # It asked its ControlNets for both rows: there is no way back to one of them.
+        # ControlNets were asked for both rows: the request cannot return to one row.
         self.controlled_whole = False
-        # Seconds of the last step, from when the one before was taken; with all waiting.
+        # Seconds from the end of the step before the last to the end of the last one, waits included.
         self.step_s = 0.0
         self._step_began_at = 0.0
-        # In effect from `lora_patch_step` on; `adapter_row` is what of it the weights do not hold in the next pass.
+        # In effect from `lora_patch_step` on; `adapter_row` holds them if the weights do not in the next pass.
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
         self.lora_patch_step: int | None = None
@@ -60,17 +60,17 @@ class EngineJob:
 
     @property
     def key(self) -> BatchKey:
-        """What must be equal for requests to share a forward pass."""
+        """Return the key that requests must share to be in one forward pass."""
         return replace(self.shape, alone=self.number + 1) if self.ticket.request.alone else self.shape
 
     @property
     def guided(self) -> bool:
-        """Whether classifier-free guidance runs."""
+        """Return whether classifier-free guidance runs."""
         return self.whole_shape.guided
 
     @property
     def controlled(self) -> bool:
-        """Whether it has a ControlNet."""
+        """Return whether the request has a ControlNet."""
         return self.ticket.request.control is not None
 
     def be_whole(self) -> None:
@@ -78,7 +78,7 @@ class EngineJob:
         self._see(conditional_only=False)
 
     def be_conditional(self) -> None:
-        """Compute the conditional row of the next step alone here."""
+        """Compute only the conditional row of the next step here."""
         self._see(conditional_only=True)
 
     def _see(self, *, conditional_only: bool) -> None:
@@ -86,30 +86,30 @@ class EngineJob:
             return
         self.begun.conditional_only = conditional_only
         self.shape = replace(self.whole_shape, guided=self.guided and not conditional_only)
-        # Residuals are by rows.
+        # Residuals depend on the rows.
         self._asked_step = None
         self.forget_step()
 
     @property
     def running(self) -> bool:
-        """Whether its painting has begun."""
+        """Return whether the request has begun."""
         return self.painting is not None
 
     @property
     def begun(self) -> Painting:
-        """Its painting, which has begun."""
+        """Return the painting of a request that has begun."""
         assert self.painting is not None
         return self.painting
 
     def stop_error(self, now: float) -> PentimentoError | None:
-        """Return why it must not go on; None when it may."""
+        """Return the error that ends the request now; None if it may continue."""
         deadline = self.ticket.request.deadline
         if self.ticket.stop_error is None and deadline is not None and now >= deadline:
             return DeadlineExceeded("DEADLINE_EXCEEDED", DEADLINE_PASSED)
         return self.ticket.stop_error
 
     def takes_input(self) -> bool:
-        """Take the next step's latents where another worker samples them, and return whether nothing is missing."""
+        """Take the next step's latents if another worker samples them; return whether the input is complete."""
         start = self.ticket.request.start
         if not isinstance(start, HalfStart):
             return True
@@ -119,7 +119,7 @@ class EngineJob:
         return asked is not None
 
     def takes_adapters(self) -> bool:
-        """Ask for the LoRAs that are not there yet, between two steps; True when they have come."""
+        """Take the LoRAs if they arrive between two steps; return True only in that call."""
         source = self.ticket.request.loras
         if source is None or self.lora_patch_step is not None or self.encoding is not None:
             return False
@@ -131,7 +131,7 @@ class EngineJob:
 
     @property
     def may_go_on_without_adapters(self) -> bool:
-        """Whether it has its LoRAs, or its next step may be taken before they come."""
+        """Return whether the LoRAs have arrived, or the next step may run without them."""
         source = self.ticket.request.loras
         return source is None or self.lora_patch_step is not None or self._next_step < source.latest_step
 
@@ -141,24 +141,23 @@ class EngineJob:
 
     @property
     def awaits_residuals(self) -> bool:
-        """Whether it has a ControlNet, and not yet all that this adds in the next step."""
+        """Return whether residuals of the next step are still missing; False without a ControlNet."""
         residuals = self.residuals
         return self.ticket.request.control is not None and (residuals is None or residuals.awaited_count > 0)
 
     @property
     def reach(self) -> int:
-        """How many of a transformer's blocks its next step can have behind it before a residual is missing."""
+        """Return the number of a transformer's blocks that the next step can run before a residual is missing."""
         encoding = self.encoding or DenoiserEncoding()
         return encoding.reach(self.residuals) if self.awaits_residuals else encoding.block_count
 
     @property
     def may_advance(self) -> bool:
-        """Whether it stands between a transformer's blocks, and the next one misses nothing."""
+        """Return whether the request waits between a transformer's blocks and the next block can run."""
         return self.encoding is not None and self.reach > self.encoding.blocks_done
 
     def has_residuals(self, model: DiffusionModel) -> bool:
-        """Ask for the next step's residuals, and return whether nothing is missing. Without a ControlNet nothing ever
-        is."""
+        """Request the next step's residuals and return whether all have arrived; True without a ControlNet."""
         source = self.ticket.request.control
         if source is None or self.painting is None:
             return True
@@ -168,12 +167,12 @@ class EngineJob:
         return not self.awaits_residuals
 
     def _take_residuals(self, taken: ControlResiduals | None, device: torch.device) -> None:
-        """From host memory they are copied to the device once: a source gives the same ones until more have come."""
+        """Copy residuals to the device once: a source returns the same object until more arrive."""
         if taken is not self._taken:
             self._taken, self.residuals = taken, None if taken is None else taken.on(device)
 
     def ask_residuals(self, model: DiffusionModel) -> None:
-        """Ask for the next step's residuals, where they were not asked for and there is such a step."""
+        """Request the next step's residuals, unless they were requested or no step follows."""
         source, painting = self.ticket.request.control, self.painting
         if source is None or painting is None or painting.done or not self.takes_input():
             return
@@ -183,11 +182,11 @@ class EngineJob:
             source.ask(step, model_input(model, painting))
 
     def begins_step(self, now: float) -> None:
-        """Note that its next step begins, and how long the last one took."""
+        """Note the start of the next step and the duration of the last one."""
         self.step_s, self._step_began_at = now - self._step_began_at, now
 
     def note_wait(self, now: float) -> None:
-        """Note that the first half of the next step is done, and whether residuals are there to go on with."""
+        """Start the wait for residuals after the first half of the next step, or end it once they have arrived."""
         if self.awaits_residuals and not self.may_advance:
             self._awaits_since = now if self._awaits_since is None else self._awaits_since
         elif self._awaits_since is not None:
@@ -196,31 +195,31 @@ class EngineJob:
             self._awaits_since = None
 
     def thin_if_asked(self, model: DiffusionModel) -> None:
-        """Leave out the steps that were asked to be since the last one, as long as they lie ahead."""
+        """Thin the steps as requested since the last step, if they are still ahead."""
         steps, self.ticket.asked_steps = self.ticket.asked_steps, ()
         if steps and self.painting is not None:
             thin(model, self.painting, steps)
 
     def forget_step(self) -> None:
-        """Drop what belonged to the step just taken."""
+        """Drop the residuals and the encoding of the step just taken."""
         self.residuals = self._taken = self.encoding = None
 
     def tell_step(self) -> None:
-        """Report the step just taken to the listener; what the listener raises is its own."""
+        """Report the step just taken to the listener. Raises any exception of the listener."""
         painting, listener = self.begun, self.ticket.listener
         step, request = painting.state.step_index, painting.request
         if step in request.capture_steps and not painting.done and not painting.is_thinned:
             latent = painting.schedule.to_variance_preserving(painting.state).clone()
             listener.captured(step, painting.schedule.sigmas[step], latent)
         interval = request.preview_interval_steps
-        # Thinned, a picture goes several steps on at once.
+        # A thinned request advances several steps at a time.
         passed = step // interval - self._told_step // interval if interval > 0 else 0
         preview_due = passed > 0 and not painting.done
         self._told_step = step
         listener.stepped(step, painting.predicted_clean if preview_due else None)
 
     def finished(self, now: float) -> FinishedPainting:
-        """Return the finished painting with its times."""
+        """Return the final latent with its times."""
         painting = self.begun
         return FinishedPainting(
             latent=painting.state.latent,

@@ -1,5 +1,5 @@
-"""How many requests one forward pass may hold: what was profiled to fit the memory budget, and what the device took
-when it ran out all the same. Arithmetic alone; memory is measured elsewhere."""
+"""Limit the requests per forward pass: to the batch that fits the memory budget by profile, and to fewer after the
+device ran out of memory. Only arithmetic; `probe` measures memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pentimento.diffusion.families.model import BatchKey
 from pentimento.domain.errors import InvalidArgument
 
-# After the device ran out of memory the halved batch stays for this long: what took the memory may go again.
+# The batch stays halved for this long after the device ran out of memory: the memory may become free again.
 RECOVERY_S = 60.0
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """What was measured: the peak of device memory in bytes while `rows` rows of `pixels` pixels went through."""
+    """Hold one measurement: the peak device memory in bytes of a pass over `rows` rows of `pixels` pixels."""
 
     rows: int
     pixels: int
@@ -22,30 +22,30 @@ class MemoryPoint:
 
     @property
     def area(self) -> int:
-        """Rows times pixels."""
+        """Return rows times pixels."""
         return self.rows * self.pixels
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Peak bytes while rows of one size are denoised, as `fixed_bytes + area * bytes_per_pixel`, the area being rows
-    times pixels of the picture: activations grow with both (attention too, where it is never materialised). A picture
-    of that size may be decoded at the same time."""
+    """Model the peak bytes of denoising rows of one size as `fixed_bytes + area * bytes_per_pixel`. The area is rows
+    times pixels of the image: activations grow with both (attention too, unless it is materialised). An image of that
+    size may be decoded at the same time."""
 
     fixed_bytes: float
     bytes_per_pixel: float
     decoder_bytes_per_pixel: float = 0.0
 
     def peak_bytes(self, rows: int, pixels: int) -> float:
-        """Return the expected peak for so many rows of so many pixels."""
+        """Return the expected peak bytes for `rows` rows of `pixels` pixels each."""
         return self.fixed_bytes + pixels * (rows * self.bytes_per_pixel + self.decoder_bytes_per_pixel)
 
 
 def fit_memory(points: Sequence[MemoryPoint], decoder_bytes_per_pixel: float = 0.0) -> MemoryModel:
-    """Return the line with the steepest slope between any two points, raised until no point lies above it: never less
-    than was measured.
+    """Return the line with the steepest slope between any two points, raised until no point lies above it: it never
+    predicts less than was measured.
 
-    One point alone says nothing of the slope: all of it counts as slope.
+    A single point does not determine the slope: all its bytes count as slope.
     """
     slopes = [(b.peak_bytes - a.peak_bytes) / (b.area - a.area) for a in points for b in points if b.area > a.area]
     slope = max(0.0, *slopes) if slopes else max(point.peak_bytes / point.area for point in points)
@@ -55,7 +55,7 @@ def fit_memory(points: Sequence[MemoryPoint], decoder_bytes_per_pixel: float = 0
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """`total_bytes` of the device, shared by weights and activations as `model` says."""
+    """Hold the device's `total_bytes`, which weights and activations share according to `model`."""
 
     total_bytes: int
     model: MemoryModel
@@ -67,12 +67,12 @@ class MemoryBudget:
 
 
 def rows_of(key: BatchKey) -> int:
-    """Return the rows of one request: with guidance an unconditional one and a conditional one."""
+    """Return the rows of one request: 2 with guidance (unconditional and conditional), else 1."""
     return 2 if key.guided else 1
 
 
 class BatchLimits:
-    """Requests per forward pass by batch key. `limit` may be asked on any thread, the rest is the engine's."""
+    """Limit the requests per forward pass by batch key. Any thread may call `limit`; the rest is the engine's."""
 
     def __init__(self, max_batch: int, budget: MemoryBudget | None, monotonic: Callable[[], float]) -> None:
         self.max_batch = max_batch
@@ -85,8 +85,8 @@ class BatchLimits:
         self._budget = budget
 
     def limit(self, key: BatchKey) -> int:
-        """Return how many requests of a key may share a pass, at least 1: what does not fit at all is refused by
-        `check` before."""
+        """Return the number of requests of a key that may share a pass, at least 1: `check` rejects a request that
+        never fits."""
         count, until = self._shrunk.get(key, (self.max_batch, 0.0))
         most = self.max_batch if self._monotonic() >= until else count
         if self._budget is None:
@@ -107,5 +107,5 @@ class BatchLimits:
         )
 
     def ran_out(self, key: BatchKey, request_count: int) -> None:
-        """Halve the limit for a while: the device had no memory for that many."""
+        """Halve the limit for `RECOVERY_S` after the device had no memory for `request_count` requests."""
         self._shrunk[key] = (max(request_count // 2, 1), self._monotonic() + RECOVERY_S)

@@ -1,4 +1,4 @@
-"""What the engine is asked and what it tells: tickets, news of one painting, news of the batches."""
+"""Define the engine's interface: request tickets, listeners of one request, observers of the batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from pentimento.domain.errors import PentimentoError
 
 @dataclass(frozen=True)
 class FinishedPainting:
-    """The final latent (1, channels, height, width), ready for the decoder, and what it took; times are seconds.
+    """Hold the final latent (1, channels, height, width), ready for the decoder, and its costs; times are seconds.
 
-    `residual_waits_s` are the seconds that steps waited for residuals behind their first half, by step; others did not.
-    `paired_step_count` steps were taken with a peer's half. `device_s` is the picture's share of the steps it was in,
-    by rows, and its preparation: over all pictures these add up to the time that the device was busy. `taken_count`
-    steps were taken; where that are not all, `thinned_steps` are those from the first that was thinned on.
+    `residual_waits_s` maps steps to the seconds they waited for residuals after their first half; other steps did not
+    wait. `paired_step_count` steps used a peer's half. `device_s` is the request's share of its steps, by rows, plus
+    its preparation: over all requests these add up to the busy time of the device. `taken_count` steps were taken; if
+    steps were skipped, `thinned_steps` lists the steps taken from the first thinned one on.
     """
 
     latent: Tensor
@@ -37,32 +37,32 @@ class FinishedPainting:
 
 
 class PaintingListener(Protocol):
-    """Who is told of one painting, on the engine's thread; must not block. It ends with `finished` or `failed`,
-    once."""
+    """Receive the events of one request, on the engine's thread; must not block. The last event is one `finished` or
+    `failed`."""
 
     def started(self, first_step: int, step_count: int) -> None:
-        """Take note that the painting has begun; `step_count` steps lie before its end."""
+        """Handle the start of denoising at `first_step` of `step_count` steps."""
         ...
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        """Take note that `step` steps are done; the predicted clean latent comes along when a preview is due."""
+        """Handle the end of a step: `step` steps are done; `predicted_clean` is given when a preview is due."""
         ...
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        """Take a copy of the latent before `step`, at unit variance."""
+        """Receive a copy of the latent before `step`, at unit variance."""
         ...
 
     def finished(self, painting: FinishedPainting) -> None:
-        """Take the finished painting."""
+        """Receive the final latent and its costs."""
         ...
 
     def failed(self, error: PentimentoError) -> None:
-        """Take the error that ended the painting."""
+        """Receive the error that ended the request."""
         ...
 
 
 class SilentListener:
-    """A listener that ignores everything; one that wants some of it says so for that alone."""
+    """Ignore all events; a subclass overrides the ones it needs."""
 
     def started(self, first_step: int, step_count: int) -> None:
         """Ignore it."""
@@ -82,25 +82,24 @@ class SilentListener:
 
 @dataclass(eq=False)
 class PaintingTicket:
-    """A submitted request. `stop` and `thin` may be called from any thread; the first error given is the one
-    reported."""
+    """Hold a submitted request. Any thread may call `stop` and `thin`; the first error given is reported."""
 
     request: PaintingRequest
     listener: PaintingListener
     queued_at: float
     wake: Callable[[], None] = field(default=lambda: None, repr=False)
     stop_error: PentimentoError | None = None
-    # What the engine has not taken note of yet.
+    # Steps from `thin` that the engine has not handled yet.
     asked_steps: tuple[int, ...] = ()
 
     def thin(self, steps: tuple[int, ...]) -> None:
-        """Ask that from `steps[0]` on the painting takes these steps alone. It does not where it has passed that one by
-        then, or was thinned before; `FinishedPainting` says what it took."""
+        """Request that only these steps are taken from `steps[0]` on. Ignored if the request has passed `steps[0]` or
+        was thinned before; `FinishedPainting` reports the steps taken."""
         self.asked_steps = steps
         self.wake()
 
     def stop(self, error: PentimentoError) -> None:
-        """End the painting with `error` at the next step."""
+        """End the request with `error` at the next step."""
         if self.stop_error is None:
             self.stop_error = error
             self.wake()
@@ -108,7 +107,7 @@ class PaintingTicket:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """One forward pass and what followed it: requests in it, rows computed (padding included), seconds."""
+    """Report one forward pass and its sampler steps: requests, rows computed (padding included), seconds."""
 
     request_count: int
     row_count: int
@@ -116,28 +115,27 @@ class BatchReport:
 
 
 class EngineObserver(Protocol):
-    """Who is told of the engine as a whole, on its thread; must not block."""
+    """Receive events of the whole engine, on its thread; must not block."""
 
     def admitted(self, waited_s: float) -> None:
-        """Take note that a request left the queue after `waited_s`."""
+        """Handle a request that left the queue after `waited_s`."""
         ...
 
     def ran(self, report: BatchReport) -> None:
-        """Take the report of a batch."""
+        """Receive the report of a batch."""
         ...
 
     def preempted(self, request_count: int) -> None:
-        """Take note that so many requests, which had begun and could have gone on, were left out for more urgent
-        ones."""
+        """Handle the preemption of `request_count` ready requests by more urgent ones."""
         ...
 
     def ran_out_of_memory(self, request_count: int) -> None:
-        """Take note that the device had no memory for a forward pass of that many requests."""
+        """Handle a forward pass of `request_count` requests that the device had no memory for."""
         ...
 
 
 class SilentObserver:
-    """An observer that ignores everything."""
+    """Ignore all events."""
 
     def admitted(self, waited_s: float) -> None:
         """Ignore it."""

@@ -1,12 +1,11 @@
-"""The step engine without its thread: `tick` is one denoising step of one batch.
+"""Run the step engine's loop without its thread: `tick` takes one denoising step of one batch.
 
-Between two steps anything may change: requests join at whatever step they start from, leave when they are done or
-stopped, give way to more urgent ones and come back. Everything that a request is between steps is its `Painting`; the
-batch is only where its next step is computed.
+Between two steps requests join at their start step, leave when they are done or stopped, yield to more urgent ones and
+return. `Painting` holds the whole state of a request between steps; a batch only computes its next step.
 
 Determinism: the same requests in the same batches give the same bits. In float32 on a CPU with AVX-512, not compiled, a
-guided request has in any batch the bits that it has alone; an unguided one differs by rounding, at most 1e-4, where
-kernels sum in another order at another batch size. Elsewhere both differ by rounding (ADR 0009).
+guided request has the same bits in any batch as alone; an unguided one differs by rounding, at most 1e-4, if kernels
+sum in another order at another batch size. On other devices both differ by rounding (ADR 0009).
 """
 
 import logging
@@ -45,14 +44,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Groups whose buffers are kept: those that take turns, and the next request's.
+# Groups with buffers in memory: the groups that alternate, and the next request's.
 KEPT_GROUPS = 16
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """A batch in the order of its rows, what the network predicts for them, and for each whether that is finite.
-    `present` are also those whose residuals are late: there may be nobody else."""
+    """Hold a batch in the order of its rows, its prediction, and for each request whether the prediction is finite.
+    `present` includes the requests with late residuals; `jobs` may be empty."""
 
     present: list[EngineJob]
     jobs: list[EngineJob]
@@ -62,7 +61,7 @@ class _Forward:
 
 
 class StepLoop:
-    """The engine's loop without its thread. One thread only, but for `submit` and the counts."""
+    """Run the engine's loop. One thread only, except for `submit` and the counts."""
 
     def __init__(
         self,
@@ -91,18 +90,18 @@ class StepLoop:
         self._groups: dict[BatchKey, RowBuffers] = {}
 
     def submit(self, ticket: PaintingTicket) -> None:
-        """Add a request, on any thread; it is seen at the next tick."""
+        """Add a request, on any thread; the next tick takes it in."""
         self._inbox.append(ticket)
 
     def tick(self) -> bool:
-        """Take one denoising step of the batch whose turn it is; False when there was none to take."""
+        """Take one denoising step of the next batch; return False if no request was ready."""
         self._drop_stopped()
         self._join_pairs()
         ready = [job for job in list(self._jobs.values()) if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
         begun = self._begun(chosen)
-        # Before the steps are taken: one whose next step has a peer is in another group from there on.
+        # Before the steps are taken: a request that pairs its next step with a peer changes its group.
         group = chosen[0].key if chosen else None
         seconds = sum(self._take_steps(forward) for forward in self._forwards(begun))
         if group is not None:
@@ -111,21 +110,21 @@ class StepLoop:
 
     @property
     def running_count(self) -> int:
-        """Requests that have begun."""
+        """Return the number of requests that have begun."""
         return sum(job.running for job in list(self._jobs.values()))
 
     @property
     def waiting_count(self) -> int:
-        """Requests that have not begun."""
+        """Return the number of requests that have not begun."""
         return len(self._inbox) + len(self._jobs) - self.running_count
 
     @property
     def idle(self) -> bool:
-        """Whether no request is here."""
+        """Return whether the loop has no request."""
         return not self._inbox and not self._jobs
 
     def next_deadline(self) -> float | None:
-        """Return when a request must be dropped even if nothing else happens."""
+        """Return the earliest deadline of a request or a peer; None if there is none."""
         deadlines = [self.pairs.next_deadline(), *(job.ticket.request.deadline for job in self._jobs.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -136,7 +135,8 @@ class StepLoop:
             self._fail(number, error)
 
     def restore_weights(self) -> None:
-        """Give the model its own weights back; LoRAs stay in them for the next request that wants the same."""
+        """Restore the model's base weights. Between requests LoRAs stay patched in, for the next one with the same
+        set."""
         self._adapters.restore()
 
     def _take_in(self) -> None:
@@ -153,12 +153,12 @@ class StepLoop:
                 self._fail(job.number, error)
 
     def _poll(self, job: EngineJob) -> bool | None:
-        """Take what residuals have come."""
+        """Take the residuals that have arrived; return whether the next step has all."""
         return self._guard(job, lambda one: one.has_residuals(self._model))
 
     def _can_go_on(self, job: EngineJob) -> bool:
-        """Whether it can take its next step, or that step's first half, with its LoRAs or before them. Of those that
-        wait behind the first half there is at most a batch: each keeps what the half made."""
+        """Return whether the request can take its next step, or that step's first half, with its LoRAs or before they
+        arrive. At most `max_batch` requests wait after the first half: each holds its encoding in memory."""
         if job.takes_adapters() and job.running:
             self._condition_anew(job)
         if not job.may_go_on_without_adapters or not job.takes_input() or self.pairs.awaits(job):
@@ -177,12 +177,12 @@ class StepLoop:
             self._observer.preempted(given_way)
 
     def _begun(self, chosen: Sequence[EngineJob]) -> list[EngineJob]:
-        """Those of the chosen who can take a step: newcomers are prepared, unless something is wrong with them."""
+        """Return the chosen requests that can take a step. Prepares new requests; a failure ends only that request."""
         keys = {job.key for job in chosen}
         for job in chosen:
             if not job.running:
                 self._guard(job, self._begin)
-        # One that has a peer from here on is in another group, whose turn comes.
+        # A request that now has a peer has moved to another group, which runs later.
         return [job for job in chosen if job.running and self._guard(job, self._can_go_on) and job.key in keys]
 
     def _begin(self, job: EngineJob) -> None:
@@ -198,22 +198,22 @@ class StepLoop:
         self._finish_if_done(job)
 
     def _settle_adapters(self, *jobs: EngineJob) -> None:
-        """Make the weights right for what these requests do next: with the LoRAs of all who paint where those have the
-        same, else without any."""
+        """Set the weights for the next pass of `jobs`: with the LoRAs of all running requests if they share one set,
+        else without any."""
         sharing = jobs if jobs[0].key.alone else (*jobs, *(other for other in self._jobs.values() if other.running))
         self._adapters.settle(sharing)
         for job in jobs:
             job.adapter_row = self._adapters.row(job)
 
     def _condition_anew(self, job: EngineJob) -> None:
-        """Its LoRAs have come after its first steps: what it made of its texts is another from here on."""
+        """Condition a request again after its LoRAs arrived late: they change its text states."""
         self._settle_adapters(job)
         condition_anew(self._model, self._prompts, job.begun, job.adapters, job.adapter_row)
         self._leave_rows(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
-        """Yield the network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on
-        stands alone: an error ends the request that causes it and no other, and little memory makes small batches."""
+        """Yield the network's predictions for `jobs`. A batch that fails is halved until the failing request is alone:
+        an error ends only the request that causes it, and little memory leads to small batches."""
         if not jobs:
             return
         try:
@@ -238,7 +238,7 @@ class StepLoop:
             prediction = self._denoiser.predict(rows.input(seated))
         else:
             seated, prediction = self._split.run(rows, jobs)
-        # Asking waits for a device that works asynchronously: its errors come here, and the seconds are all its own.
+        # The check waits for an asynchronous device: its errors are raised here, and the seconds include all its work.
         finite = finite_parts(prediction[: len(seated) * rows.rows_each], len(seated))
         return _Forward(jobs, seated, prediction, finite, began_at)
 
@@ -253,8 +253,8 @@ class StepLoop:
         return rows
 
     def _halves(self, jobs: list[EngineJob], error: Exception) -> list[list[EngineJob]]:
-        """Return the jobs in two halves, none of a request that failed alone: that one is ended. All together once more
-        where the device had no memory, and some of it was kept for nobody here."""
+        """Return the jobs in two halves; end a request that failed alone and return none. After out of memory, return
+        all jobs together if other groups' buffers or adapter rows could be dropped."""
         if is_out_of_memory(error):
             if self._gives_up_kept(jobs):
                 return [jobs]
@@ -268,15 +268,15 @@ class StepLoop:
         return [jobs[:middle], jobs[middle:]]
 
     def _gives_up_kept(self, jobs: list[EngineJob]) -> bool:
-        """Forget buffers of other groups and LoRAs that none of the jobs has, and return whether there were any: both
-        are made anew when they are wanted."""
+        """Drop the buffers of other groups and the adapter rows that none of the jobs uses; return whether there were
+        any. Both are rebuilt on demand."""
         others = [shape for shape in self._groups if shape != jobs[0].shape]
         for shape in others:
             del self._groups[shape]
         return self._adapters.forget_but(jobs) or bool(others)
 
     def _take_steps(self, forward: _Forward) -> float:
-        """Take the requests a step further and return the seconds since the forward pass began."""
+        """Take one step of each request and return the seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
         rows_each = jobs[0].begun.row_count if jobs else 1
         parts = prediction.split(rows_each) if jobs else ()
@@ -299,7 +299,7 @@ class StepLoop:
         return seconds
 
     def _take_step(self, rows: Tensor, seconds: float, job: EngineJob) -> bool:
-        """Take the step, unless a peer's half of it is still to come. Where it leads is settled last."""
+        """Take the step and return True; False if the peer's half has not arrived."""
         prediction = self.pairs.computed(job, rows, seconds)
         if prediction is not None:
             self._advance(job, prediction)
@@ -310,13 +310,13 @@ class StepLoop:
         job.thin_if_asked(self._model)
         take_step(self._model, job.begun, prediction)
         job.forget_step()
-        # They are computed elsewhere: nobody is told of this step before the next one is asked for. The peer first:
-        # where it computes one row, residuals are asked for the other alone.
+        # Other workers compute these: request the next step before reporting this one. The peer first: if it computes
+        # one row, residuals are requested only for the other.
         self.pairs.ask_ahead(job)
         job.ask_residuals(self._model)
 
     def _join_pairs(self) -> None:
-        """Take the steps whose halves have both come by now."""
+        """Take the paired steps that have both halves."""
         for number in self.pairs.waiting():
             self._guard(self._jobs[number], self._join_pair)
 
@@ -338,7 +338,7 @@ class StepLoop:
         job.ticket.listener.finished(finished)
 
     def _guard(self, job: EngineJob, act: Callable[[EngineJob], T]) -> T | None:
-        """Act on the request and return what comes of it. What goes wrong ends the request, never the loop."""
+        """Call `act` on the request and return its result. An error ends the request, never the loop."""
         try:
             return act(job)
         except Exception as error:
@@ -346,8 +346,8 @@ class StepLoop:
             return None
 
     def _fail(self, number: int, error: PentimentoError) -> None:
-        """End the request. A listener that raises (its event loop may be gone) does not take the engine's thread
-        along."""
+        """End the request with `error`. An exception of its listener (its event loop may be closed) does not end the
+        engine's thread."""
         job = self._jobs.get(number)
         if job is None:
             return
@@ -358,7 +358,7 @@ class StepLoop:
             logger.error("a listener raised %s", type(raised).__name__)
 
     def _retire(self, job: EngineJob) -> None:
-        """Nothing of it stays: what it held on the device is free from here on."""
+        """Remove the request and release all its device memory."""
         del self._jobs[job.number]
         self.pairs.forget(job)
         job.painting = None
@@ -366,7 +366,7 @@ class StepLoop:
         self._leave_rows(job)
 
     def _leave_rows(self, job: EngineJob) -> None:
-        """Its rows anywhere are to be filled anew."""
+        """Free the request's slots in all row buffers, so that they are filled again."""
         for shape in {job.shape, job.whole_shape}:
             if (rows := self._groups.get(shape)) is not None:
                 rows.leave(job)

@@ -1,9 +1,9 @@
 """Compute one half of the guidance here and the other on a peer (Katz, section 7: latent parallelism).
 
 In each step the peer computes the unconditional half and this worker the conditional one, as a single row. The sampler
-moves once both have arrived. A lost, late or busy peer costs speed only: the step is computed whole, and the next one
-may use the peer again. Streams of ControlNets serve the rows that they were opened with, so a request with ControlNets
-is paired from its first step until a step is computed whole, and not again (ADR 0036).
+advances once both have arrived. A lost, late or busy peer costs only speed: the step is computed whole, and the next
+one may use the peer again. Streams of ControlNets serve the rows that they were opened with, so a request with
+ControlNets is paired from its first step until a step is computed whole, and not again (ADR 0036).
 """
 
 from collections import OrderedDict
@@ -24,8 +24,8 @@ _REMEMBERED_SIZES = 16
 
 @dataclass
 class PairedStep:
-    """A step whose other half was asked of the peer at `asked_at`; the own half is None until it was computed, and the
-    peer's is waited for until `give_up_at`."""
+    """Hold a step with its unconditional half requested from the peer at `asked_at`. `own`, the half computed here, is
+    None until it is done; the engine waits for the peer's half until `give_up_at`."""
 
     step_index: int
     asked_at: float
@@ -36,30 +36,30 @@ class PairedStep:
 
 
 class GuidancePairs:
-    """Whose steps are paired, and their halves. The engine's thread only, but for `pays`."""
+    """Track the paired steps and their halves. Only the engine's thread may use it, except for `pays`."""
 
     def __init__(self, model: DiffusionModel, monotonic: Callable[[], float]) -> None:
         self._model = model
         self._monotonic = monotonic
         self._steps: dict[int, PairedStep] = {}
-        # By size, and whether there are ControlNets, which a step waits for.
+        # By size, and whether the request has ControlNets: its steps wait for them.
         self._paces: OrderedDict[tuple[BatchKey, bool], PairPace] = OrderedDict()
 
     def pays(self, size: BatchKey) -> bool:
-        """Return whether a guided picture of that size gains by a peer where it has no ControlNets, as far as that is
-        known."""
+        """Return whether a peer speeds up guided images of that size without ControlNets, by the steps measured so far;
+        True before any."""
         pace = self._paces.get((size, False))
         return pace is None or pace.pays
 
     def ask_ahead(self, job: EngineJob) -> None:
-        """Begin the next step of a painting whose last one was just taken, where there is one and its LoRAs, if it has
-        any, are there: the peer computes from then on."""
+        """Begin the next step right after the last one, if the request is not done and its LoRAs, if any, are in
+        effect: the peer starts to compute."""
         request = job.ticket.request
         if not job.begun.done and (request.loras is None or job.lora_patch_step is not None):
             self.begin_step(job)
 
     def begin_step(self, job: EngineJob) -> None:
-        """Decide once a step whether a peer computes half of it, and ask it."""
+        """Decide once per step whether a peer computes half of it, and ask the peer."""
         peer, painting = job.ticket.request.peer, job.painting
         if peer is None or painting is None or job.decided_step == painting.state.step_index:
             return
@@ -73,18 +73,18 @@ class GuidancePairs:
             self._be_whole(job)
 
     def awaits(self, job: EngineJob) -> bool:
-        """Return whether the job's own half is there and the peer's is not."""
+        """Return whether the job's own half is computed and the peer's has not arrived."""
         step = self._steps.get(job.number)
         return step is not None and step.own is not None
 
     def computed(self, job: EngineJob, rows: Tensor, seconds: float) -> Tensor | None:
-        """Return the prediction for both halves, of what was computed for the job in `seconds`; None while the peer's
-        is under way."""
+        """Return the prediction for both halves from the `rows` computed here in `seconds`; None while the peer's half
+        is in flight."""
         step = self._steps.get(job.number)
         if step is None:
             return rows
         now = self._monotonic()
-        # Under a ControlNet it began with its residuals, which came in their time; so did the peer's.
+        # With a ControlNet the step includes the wait for residuals, here and on the peer.
         seconds = now - step.asked_at if job.controlled else seconds
         step.own, step.own_s, step.own_began_at = rows, seconds, now - seconds
         opens_control = job.controlled and not job.paired_steps
@@ -92,8 +92,8 @@ class GuidancePairs:
         return self.joined(job)
 
     def joined(self, job: EngineJob) -> Tensor | None:
-        """Return both halves once they are there; None before. Where the peer's will not come, or not in time, the job
-        computes the step whole."""
+        """Return both halves once they have arrived; None before. If the peer's fails or is late, the job computes the
+        whole step."""
         step, peer = self._steps[job.number], job.ticket.request.peer
         assert step.own is not None and peer is not None
         try:
@@ -107,31 +107,32 @@ class GuidancePairs:
                 self._go_alone(job)
             return None
         del self._steps[job.number]
-        if job.paired_steps:  # the first one had the stream to open
-            # Less what it waited for others here.
+        if job.paired_steps:  # the first paired step includes opening the stream
+            # Without the wait for other requests on this worker.
             self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at), step.own_s)
         job.paired_steps += 1
         return torch.cat([other.to(step.own), step.own])
 
     def ran_whole(self, job: EngineJob, seconds: float) -> None:
-        """Note a step of one guided picture that was computed here, alone in its batch, in `seconds`; under a
-        ControlNet it took as long as from the step before."""
+        """Note a step of one guided image that was computed here, alone in its batch, in `seconds`; with a ControlNet
+        the time since the last step counts."""
         self._pace(job).took_whole(job.step_s if job.controlled else seconds)
 
     def waiting(self) -> list[int]:
-        """Return the numbers of the jobs whose own half waits for the other."""
+        """Return the numbers of the jobs that wait for the peer's half."""
         return [number for number, step in self._steps.items() if step.own is not None]
 
     def next_deadline(self) -> float | None:
-        """Return when the next peer is given up."""
+        """Return the earliest time at which the engine stops waiting for a peer; None if it waits for none."""
         return min((step.give_up_at for step in self._steps.values() if step.own is not None), default=None)
 
     def forget(self, job: EngineJob) -> None:
-        """Forget a job that is over."""
+        """Drop a job that has ended."""
         self._steps.pop(job.number, None)
 
     def _may_pair(self, job: EngineJob) -> bool:
-        """The peer conditions on what it was told when it was opened: not before the LoRAs are in effect."""
+        """Return whether a peer may compute half of the next step. Its conditioning is fixed when the stream opens:
+        not before the LoRAs are in effect."""
         request = job.ticket.request
         settled = request.loras is None or job.lora_patch_step is not None
         if not settled or not job.guided or request.alone or job.controlled_whole:
@@ -140,7 +141,7 @@ class GuidancePairs:
 
     def _go_alone(self, job: EngineJob) -> None:
         del self._steps[job.number]
-        # What it waited for the peer is no part of a whole step.
+        # The wait for the peer is not part of a whole step.
         job.begins_step(self._monotonic())
         self._be_whole(job)
 

@@ -1,4 +1,4 @@
-"""What a forward pass takes before anybody asks for one: inputs shaped as real ones, and the memory they need."""
+"""Measure the memory of forward passes before serving, with inputs shaped as real ones."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from pentimento.diffusion.peak_memory import peak_bytes_of, used_bytes
 
 
 def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> DenoiserInput:
-    """Return noise in the middle of a schedule, conditioned on the empty prompt. In inference mode only."""
+    """Return noise in the middle of a schedule, conditioned on the empty prompt. Only in inference mode."""
     shape = (row_count, *model.latent_shape(key.width_px, key.height_px)[1:])
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
     timestep = model.info.train_step_count // 2
@@ -29,14 +29,14 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
 
 
 class Interrupted(BaseException):
-    """A measurement was given up because a request needs the thread.
+    """Report that a measurement stopped because a request needs the thread.
 
-    No Exception: it is raised inside libraries too, which take any Exception there for a mistake of their caller.
+    Not an Exception: it is raised inside libraries too, which handle any Exception there as an error of their caller.
     """
 
 
 class _Interruptible(TorchFunctionMode):
-    """Looks before every operation of this thread whether somebody wants it."""
+    """Raise Interrupted before an operation of this thread once `wanted()` is true."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class _Interruptible(TorchFunctionMode):
 
 
 class MemoryProbe:
-    """Measures what forward passes need, one number of requests after the other, ascending. Nothing is pending any more
-    after the first that the device has no memory for, or where memory cannot be measured."""
+    """Measure the memory of forward passes, one batch size after the other, ascending. No size is pending after the
+    first that the device has no memory for, or if memory cannot be measured."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class MemoryProbe:
         self.pending = tuple(sorted(batch_sizes))
 
     def memory(self) -> MemoryModel | None:
-        """Return the model of memory from what was measured so far; None where memory cannot be measured. From one
-        batch size alone it is a bound: all that the process had counts as the price of a row."""
+        """Return the memory model from the measurements so far; None if memory cannot be measured. From a single batch
+        size it is a bound: all memory of the process counts as the cost of its rows."""
         if not self._points or self._decoder_bytes_per_pixel is None:
             return None
         return fit_memory(self._points, self._decoder_bytes_per_pixel)
@@ -78,14 +78,14 @@ class MemoryProbe:
     def measure_next(
         self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None
     ) -> None:
-        """Measure the smallest number that is pending. As soon as `wanted` says so it raises Interrupted, and the
-        number stays pending."""
+        """Measure the smallest pending batch size. Raises Interrupted once `wanted()` is true; the size stays
+        pending."""
         size, *rest = self.pending
         rows = size * rows_of(self._key)
         try:
             with _Interruptible(wanted) if wanted is not None else nullcontext():
                 inputs = example_input(self._model, self._key, rows)
-                self._predict(inputs)  # what is made only once must not look like the price of a row
+                self._predict(inputs)  # one-time allocations must not count as the cost of a row
                 half_done()
                 peak = peak_bytes_of(self._model.device, partial(self._predict, inputs))
         except (RuntimeError, MemoryError) as error:
@@ -98,7 +98,7 @@ class MemoryProbe:
             self._points.append(MemoryPoint(rows, self._key.width_px * self._key.height_px, peak))
 
     def measure_decoder(self) -> None:
-        """Measure the decoder, which may run beside a forward pass."""
+        """Measure the decoder, which may run during a forward pass."""
         model, key = self._model, self._key
         before = used_bytes(model.device)
         latent = torch.zeros(model.latent_shape(key.width_px, key.height_px), dtype=model.dtype, device=model.device)

@@ -1,9 +1,9 @@
-"""The rows of one group's forward passes, in buffers that are allocated once.
+"""Hold the rows of one group's forward passes in buffers that are allocated once.
 
-A request sits in a slot while it is in the batch; its conditioning is copied there when it sits down, its latent and
-timestep before each step. Slots are filled from the front, so that a batch is always the buffers' first rows: where one
-leaves, the last one or a newcomer takes the place. Seating is a function of the batches so far: the same history gives
-the same rows, hence the same bits.
+A request occupies a slot while it is in the batch; its conditioning is copied there when it enters, its latent and
+timestep before each step. Slots are filled from the front, so that a batch is always the buffers' first rows: the last
+or a new request takes a free slot. Slots depend only on the batches so far: the same history gives the same rows and so
+the same bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from pentimento.diffusion.schedulers import SamplerState, Schedule
 
 
 class RowBuffers:
-    """The input tensors of up to `capacity` requests like `example`; `padded` gives the requests that are computed for
-    a batch of n, where only some sizes are compiled."""
+    """Hold the input tensors of up to `capacity` requests shaped as `example`; `padded` returns the number of requests
+    computed for a batch of n, if only some sizes are compiled."""
 
     def __init__(
         self, model: DiffusionModel, example: Painting, capacity: int, padded: Callable[[int], int] = lambda n: n
@@ -47,7 +47,7 @@ class RowBuffers:
         self._timestep_slots = self._timesteps.split(self.rows_each)
         self._conditioning_slots = _slots(self._conditioning, self.rows_each)
         self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
-        # By slot the state and schedule whose step's input it holds.
+        # By slot: the state and schedule of the step that its input was filled for.
         self._filled: list[tuple[SamplerState, Schedule] | None] = [None] * len(self._latent_slots)
         self._filled_terms: list[Tensor | None] = [None] * len(self._latent_slots)
         self._inputs: dict[int, DenoiserInput] = {}
@@ -56,7 +56,7 @@ class RowBuffers:
         self._adapters: PerSampleAdapters | None = None
 
     def seat(self, jobs: Sequence[EngineJob]) -> list[EngineJob]:
-        """Return the batch's requests in the order of their rows; a request that has a slot keeps it if it can."""
+        """Return the batch's requests in the order of their rows; a request keeps its slot if possible."""
         wanted = set(jobs)
         kept = {slot: job for slot, job in enumerate(self._seats) if job in wanted and slot < len(jobs)}
         standing = [job for job in [*reversed(self._seats), *jobs] if job in wanted and job not in kept.values()]
@@ -68,13 +68,13 @@ class RowBuffers:
         return [kept[slot] for slot in range(len(jobs))]
 
     def leave(self, job: EngineJob) -> None:
-        """Forget a request that is over."""
+        """Free the slot of a request that has ended."""
         self._seats = [None if seated is job else seated for seated in self._seats]
         self._filled = [None] * len(self._filled)
 
     def input(self, jobs: Sequence[EngineJob], *, controlled: bool = True) -> DenoiserInput:
-        """Return the input of the next step of all `jobs`, which sit in this order; without their residuals where it
-        is not `controlled`."""
+        """Return the input of the next step of all `jobs`, in the order of their slots; without residuals unless
+        `controlled`."""
         for place, job in enumerate(jobs):
             self._fill(place, job.begun)
         rows = self._padded(len(jobs)) * self.rows_each
@@ -86,7 +86,7 @@ class RowBuffers:
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
 
     def _fill(self, place: int, painting: Painting) -> None:
-        """Nothing where it holds what it did for the first half of the same step."""
+        """Fill a slot with the input of the painting's next step, unless its first half already did."""
         step = (painting.state, painting.schedule)
         filled = self._filled[place]
         if filled is None or filled[0] is not step[0] or filled[1] is not step[1]:
@@ -94,21 +94,22 @@ class RowBuffers:
             fill_model_input(painting, self._latent_slots[place], self._timestep_slots[place])
         if self._term_slots:
             terms = self._model.time_terms(painting.timestep, self.rows_each)
-            # Others once the weights that they are made with have changed.
+            # The terms change with the weights that compute them.
             if terms is not None and terms is not self._filled_terms[place]:
                 self._filled_terms[place] = terms
                 self._term_slots[place].copy_(terms)
 
     def _stacked(self, parts: list[PerSampleAdapters | None]) -> PerSampleAdapters | None:
-        """The LoRAs of all rows: what was put together last, as long as the same requests sit in the same places."""
+        """Return the LoRAs of all rows; the last result again if the same adapter rows are in the same slots."""
         same = len(parts) == len(self._adapter_rows)
         if not same or any(one is not other for one, other in zip(parts, self._adapter_rows, strict=True)):
             self._adapter_rows, self._adapters = parts, stack_adapters(parts, self.rows_each)
         return self._adapters
 
     def _as_alone(self, jobs: Sequence[EngineJob]) -> AsAlone | None:
-        """Of two rows each all pictures, which is next to free. Of single rows those whose next step makes much of a
-        last bit: small convolutions of one row have another kernel, a third slower in batches than the one for many."""
+        """Return the requests to compute with the bits they have alone. With two rows each, all: it costs almost
+        nothing. With single rows, only those with a next step that amplifies rounding: small convolutions of one row
+        use another kernel, a third slower in batches than the one for many rows."""
         guided = self.rows_each > 1
         pictures = tuple(place for place, job in enumerate(jobs) if guided or job.begun.step_amplifies_rounding)
         return AsAlone(self.rows_each, pictures) if pictures and len(jobs) > 1 else None
@@ -131,7 +132,7 @@ def _like(example: Conditioning, rows: int) -> Conditioning:
 
 
 def _slots(buffers: Conditioning, rows_each: int) -> list[tuple[Tensor, ...]]:
-    """By slot the views of all parts that there are."""
+    """Return the views of all present parts, by slot."""
     return list(zip(*(part.split(rows_each) for part in buffers.parts if part is not None), strict=True))
 
 

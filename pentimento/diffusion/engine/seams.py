@@ -1,7 +1,7 @@
-"""What single requests bring along, put together by rows: residuals of ControlNets.
+"""Stack the ControlNet residuals of single requests into the rows of a batch.
 
-Rows of requests that bring none are zero, which changes nothing of them. Without anybody who brings one the forward
-pass takes none at all.
+Rows of requests without residuals are zero, which leaves their prediction unchanged. If no request has residuals, the
+forward pass receives none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ from pentimento.diffusion.families.model import ControlResiduals
 def stack_residuals(
     parts: Sequence[ControlResiduals | None], rows_each: int, row_count: int
 ) -> ControlResiduals | None:
-    """Return the residuals of all rows, of a transformer's as many as each part has by now; None when no part brings
-    any. Those of one request that has all rows are its own, and not a copy: of SDXL they are 108 MiB. Raises ValueError
-    when two requests' residuals are not for the same blocks or not of one shape, or not of `rows_each` rows."""
+    """Return the residuals of all rows, for a transformer only the blocks that every part has by now; None if no part
+    has any. Residuals of one request that fills all rows are returned without a copy: for SDXL they are 108 MiB. Raises
+    ValueError if residuals of two requests differ in blocks or shape, or do not have `rows_each` rows."""
     present = [part if part is not None and _blocks(part) != _NO_BLOCKS else None for part in parts]
     example = next((part for part in present if part is not None), None)
     if example is None:
@@ -42,8 +42,8 @@ _NO_BLOCKS = (0, 0, 0)
 
 
 def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
-    """How many down, mid and other blocks a part has residuals for, or will have. One that has none controls nothing at
-    its step."""
+    """Return the numbers of down, mid and other blocks that a part has or will have residuals for. A part without any
+    controls nothing at its step."""
     return len(part.down_block_residuals), int(part.mid_block_residual is not None), part.block_count
 
 

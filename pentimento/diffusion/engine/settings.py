@@ -1,13 +1,13 @@
-"""How the engine works, as one value."""
+"""Define the engine's settings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of the engine. `threads` are torch's. At most `max_batch` requests share a forward pass. A request
-    without a deadline is due `aging_limit_s` after it came; with `preempt` the more urgent one runs, whoever ran
-    before, and sizes take turns."""
+    """Hold the engine's settings. `threads` are torch's. At most `max_batch` requests share a forward pass. A request
+    without a deadline is due `aging_limit_s` after its arrival; with `preempt` more urgent requests replace running
+    ones, and sizes alternate."""
 
     threads: int = 1
     max_batch: int = 8

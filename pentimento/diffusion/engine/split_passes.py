@@ -1,7 +1,7 @@
-"""Forward passes of pictures whose residuals come while the network runs (Katz, sections 5 and 9.7).
+"""Run forward passes with residuals that arrive while the network runs (Katz, sections 5 and 9.7).
 
-A pass stops where a residual is missing: of a UNet behind its first half, of a transformer behind one of its blocks.
-What it made until there is kept by the picture, which goes on from it in whatever batch it then shares.
+A pass stops at a missing residual: a UNet's after its first half, a transformer's after one of its blocks. The request
+stores the encoding so far and continues from it in any later batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from pentimento.diffusion.families.model import DenoiserEncoding
 
 
 class SplitPasses:
-    """Runs as much of a batch's passes as its residuals allow. `poll` takes what has come of a picture's; it ends a
-    picture that cannot go on. The engine's thread only."""
+    """Run a batch's passes until a residual is missing. `poll` takes the residuals that have arrived for a request, and
+    ends a request that cannot continue. The engine's thread only."""
 
     def __init__(
         self, denoiser: Denoiser, poll: Callable[[EngineJob], bool | None], monotonic: Callable[[], float]
@@ -25,13 +25,13 @@ class SplitPasses:
         self._denoiser = denoiser
         self._poll = poll
         self._monotonic = monotonic
-        # The rows that were computed last, and what they are kept as.
+        # The requests computed last, and their encoding.
         self._seated: list[EngineJob] = []
         self._encoding = DenoiserEncoding()
 
     def run(self, rows: RowBuffers, jobs: Sequence[EngineJob]) -> tuple[list[EngineJob], Tensor]:
-        """Return those of the jobs whose residuals have come by the end, in the order of their rows, and what the
-        network predicts for them. The others keep what was made of their step."""
+        """Return the jobs that had all residuals by the end, in the order of their rows, and their prediction. The
+        other jobs keep the encoding of their step."""
         try:
             begun = rows.seat([job for job in jobs if job.encoding is None])
             if begun:
@@ -43,8 +43,8 @@ class SplitPasses:
             self._seated, self._encoding = [], DenoiserEncoding()
 
     def _next_part(self, jobs: Sequence[EngineJob]) -> tuple[list[EngineJob], int] | None:
-        """Who is farthest behind of those that may go on, and behind how many blocks one of them stops, or they meet
-        others; None where that is the end."""
+        """Return the advanceable jobs with the fewest blocks done, and the number of blocks after which a job stops or
+        all catch up with the next ones; None if that is the end of the network."""
         now = self._monotonic()
         for job in jobs:
             if job.encoding is not None:

@@ -1,4 +1,4 @@
-"""The engine's thread: it alone owns the model, and takes steps for as long as there are any to take."""
+"""Run the engine's thread, the only owner of the model: it takes steps while any request is ready."""
 
 import logging
 import threading
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# More than the kernel takes is no time to wait.
+# Seconds; the kernel rejects much longer waits.
 MAX_WAIT_S = 3600.0
 
 
 class StepEngine:
-    """The loop on a thread of its own, which takes requests from any thread. `denoiser` is the forward pass where it is
-    not the model's own."""
+    """Run the loop on its own thread and take requests from any thread. `denoiser` replaces the model's eager forward
+    pass."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StepEngine:
             model, denoiser or EagerDenoiser(model), self.limits, settings, observer or SilentObserver(), monotonic
         )
         self._calls: deque[Callable[[], None]] = deque()
-        # Also of descriptors by which its pictures hear from elsewhere.
+        # Also waits for descriptors that bring residuals or halves from other processes.
         self.waiting = ThreadWait()
         self._held = threading.Lock()
         self._idle_work: Callable[[Callable[[], bool]], bool] | None = None
@@ -61,7 +61,7 @@ class StepEngine:
         self._thread.start()
 
     def submit(self, request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
-        """Queue a request; its listener is told the rest. Raises InvalidArgument when it does not fit the memory
+        """Queue a request; its listener receives the events. Raises InvalidArgument if it does not fit the memory
         budget, Unavailable once the engine is closed."""
         self.limits.check(batch_key(request.spec))
         ticket = PaintingTicket(request, listener, self._monotonic(), self.wake)
@@ -84,32 +84,32 @@ class StepEngine:
         return future
 
     def work_when_idle(self, work: Callable[[Callable[[], bool]], bool]) -> None:
-        """While nobody is here, calls `work(wanted)` on the engine's thread, and again after each piece of news, until
-        it returns False. It is to return soon once `wanted()`: whoever came waits for it."""
+        """Call `work(wanted)` on the engine's thread while there is no request, and again after each wake-up, until it
+        returns False. It must return soon once `wanted()` is true: a new request waits for it."""
         self._idle_work = work
         self.wake()
 
     def wake(self) -> None:
-        """Wake the engine: a request, a stop or late residuals have come."""
+        """Wake the engine: a request, a stop or late residuals have arrived."""
         self._news = True
         self.waiting.wake()
 
     def pairing_pays(self, size: BatchKey) -> bool:
-        """Return whether guided pictures of that size gain by a peer, as far as that is known."""
+        """Return whether a peer speeds up guided images of that size, by the steps measured so far."""
         return self._loop.pairs.pays(size)
 
     @property
     def waiting_count(self) -> int:
-        """Requests that have not begun."""
+        """Return the number of requests that have not begun."""
         return self._loop.waiting_count
 
     @property
     def running_count(self) -> int:
-        """Requests that have begun."""
+        """Return the number of requests that have begun."""
         return self._loop.running_count
 
     def close(self) -> None:
-        """Stop after the step at hand; what is left fails with Unavailable."""
+        """Stop after the current step; unfinished requests fail with Unavailable."""
         with self._held:
             self._closing = True
         self.wake()
@@ -136,11 +136,11 @@ class StepEngine:
             self._calls.popleft()()
 
     def _tick(self) -> bool:
-        """Tick once. What the loop does not expect ends the requests that are here, never the thread."""
+        """Tick once. An unexpected error ends all current requests, never the thread."""
         try:
             return self._loop.tick()
         except Exception as error:
-            # Where, but not the message: libraries quote their input.
+            # The traceback without the message: libraries quote their input.
             logger.error("the step loop failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
             self._loop.fail_all(as_typed(error))
             return True
@@ -162,18 +162,18 @@ class StepEngine:
 
     def _wait_for_news(self) -> None:
         wanted = self._wanted()
-        # Before it waits: what comes from here on ends the wait.
+        # Cleared before the wait: later news ends it.
         self._news = False
         self.waiting.wait(0.0 if wanted else self._until_deadline())
 
     def _until_deadline(self) -> float | None:
-        """Seconds; None where nothing is due."""
+        """Return the seconds until the next deadline; None if there is none."""
         deadline = self._loop.next_deadline()
         return None if deadline is None else min(max(deadline - self._monotonic(), 0.0), MAX_WAIT_S)
 
 
 def _settle(future: "Future[T]", act: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():  # whoever waited for it has left
+    if not future.set_running_or_notify_cancel():  # the caller no longer waits
         return
     try:
         future.set_result(act())

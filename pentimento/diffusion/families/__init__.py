@@ -1,4 +1,4 @@
-"""Model families, one adapter module each; `load_model` finds the one that serves a checkpoint directory."""
+"""Adapt model families to the engine, one module each; `load_model` selects the family of a checkpoint directory."""
 
 from pentimento.diffusion.families.model import (
     NO_CONTROL,

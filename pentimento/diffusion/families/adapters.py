@@ -1,4 +1,4 @@
-"""LoRAs beside unpatched weights, row by row: one set of weights cannot hold two of them at once, a batch can."""
+"""Apply LoRAs row by row to unpatched weights, so that one batch may mix several LoRAs."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,18 +9,18 @@ from torch.nn import functional
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.families.model import Canvas, Canvases, LowRankUpdate, PerSampleAdapters
 
-# Below, torch's `fold` is done before nine additions of views have begun; above, it takes four times as long.
+# Pixels: below, torch's `fold` is faster than nine additions of views; above, it takes four times as long.
 _FEW_PIXELS = 64
 
 
 def adapted(network: nn.Module, adapters: PerSampleAdapters | None) -> AbstractContextManager[None]:
-    """Add the rows' updates to the named layers of `network` while the context is open. KeyError for an unknown
+    """Add the rows' updates to the named layers of `network` while the context is open. Raises KeyError for an unknown
     name."""
     return nullcontext() if adapters is None else _adding(network, adapters)
 
 
 def _adding(network: nn.Module, adapters: PerSampleAdapters) -> AbstractContextManager[None]:
-    # The same rows sit there for many steps: names are looked up once.
+    # The same rows stay in the batch for many steps: names are looked up once.
     updates = adapters.by_layer.get(network)
     if updates is None:
         updates = adapters.by_layer[network] = _updates_of(network, adapters)
@@ -32,7 +32,7 @@ def _adding(network: nn.Module, adapters: PerSampleAdapters) -> AbstractContextM
             changed = add_convolved(own, layer, seen, update, adapters.canvases)
         else:
             changed = add_product(own, seen, update)
-        # A copy, where the pixels of the output do not follow each other in memory.
+        # The update made a copy if the output's pixels are not contiguous.
         if changed.data_ptr() != own.data_ptr():
             output[update.rows] = changed
         return output
@@ -49,8 +49,8 @@ def _updates_of(network: nn.Module, adapters: PerSampleAdapters) -> dict[nn.Modu
 
 
 def add_product(output: Tensor, inputs: Tensor, update: LowRankUpdate) -> Tensor:
-    """Return output + up(down(x)) by row, for inputs (rows, ..., inputs) and outputs (rows, ..., outputs); what the
-    layer allocated is changed in place."""
+    """Return output + up(down(x)) by row, for inputs (rows, ..., inputs) and outputs (rows, ..., outputs); the layer's
+    output is changed in place."""
     rows = inputs.shape[0]
     low = torch.bmm(inputs.reshape(rows, -1, inputs.shape[-1]), update.down_columns)
     flat = output.reshape(rows, -1, output.shape[-1])
@@ -60,8 +60,8 @@ def add_product(output: Tensor, inputs: Tensor, update: LowRankUpdate) -> Tensor
 def add_convolved(
     output: Tensor, layer: nn.Conv2d, inputs: Tensor, update: LowRankUpdate, canvases: Canvases
 ) -> Tensor:
-    """Return output + up(down(x)) by row, for inputs (rows, channels, height, width); what the layer allocated is
-    changed in place. `canvases` are kept for the next call."""
+    """Return output + up(down(x)) by row, for inputs (rows, channels, height, width); the layer's output is changed in
+    place. `canvases` are stored for the next call."""
     if _keeps_size(layer):
         low = _convolved_by_taps(layer, inputs, update, canvases)
     else:
@@ -71,7 +71,7 @@ def add_convolved(
 
 
 def _keeps_size(layer: nn.Conv2d) -> bool:
-    """Whether the outputs lie where the inputs do: then a kernel's taps can be applied before they are shifted."""
+    """Return whether outputs align with inputs pixel by pixel: a kernel's taps can then be applied before the shift."""
     plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
     return plain and all(
         before * 2 + 1 == side for before, side in zip(_padding(layer), layer.kernel_size, strict=True)
@@ -84,9 +84,8 @@ def _padding(layer: nn.Conv2d) -> tuple[int, ...]:
 
 
 def _convolved_by_taps(layer: nn.Conv2d, inputs: Tensor, update: LowRankUpdate, canvases: Canvases) -> Tensor:
-    """down(x) as (rows, rank, pixels): one product for all taps of the kernel, then each tap's result at its place. A
-    convolution with other weights in each row would have a kernel of its own for every row, and takes up to twice as
-    long."""
+    """Return down(x) as (rows, rank, pixels): one product for all taps of the kernel, then each tap's result is added
+    at its offset. A grouped convolution with other weights in each row takes up to twice as long."""
     rows, _, height, width = inputs.shape
     low = torch.bmm(update.down_taps, inputs.reshape(rows, inputs.shape[1], -1))
     if layer.kernel_size == (1, 1):

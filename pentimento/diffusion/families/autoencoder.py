@@ -1,4 +1,4 @@
-"""Both ways between pixels and the latents that a denoiser sees, which are the autoencoder's own shifted and scaled."""
+"""Convert between pixels and the denoiser's latents, which are the autoencoder's latents shifted and scaled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from pentimento.diffusion.families.decoder_pass import decoder_pass
 
 @dataclass(frozen=True)
 class LatentScale:
-    """How a family normalises: (latent - shift) * scale / deviation; shift and deviation may be by channel,
+    """Hold a family's normalisation: (latent - shift) * scale / deviation; shift and deviation may be by channel,
     (1, channels, 1, 1)."""
 
     scale: float
@@ -21,8 +21,8 @@ class LatentScale:
 
     @staticmethod
     def of(config: Any, *, shifted: bool = False) -> "LatentScale":
-        """Return what an autoencoder's configuration says. Raises BadCheckpoint for what is no number, or a scale that
-        nothing can be divided by."""
+        """Return the scale of an autoencoder's configuration. Raises BadCheckpoint for a value that is no number, or a
+        scale of 0."""
         shift = (config.shift_factor or 0.0) if shifted else 0.0
         if not _is_number(config.scaling_factor) or not config.scaling_factor:
             raise BadCheckpoint(f"vae: scaling_factor={config.scaling_factor!r} is no number other than 0")
@@ -32,12 +32,12 @@ class LatentScale:
 
 
 class Autoencoder:
-    """diffusers' AutoencoderKL or AutoencoderTiny; latents come and go as `dtype`. On a CPU the decoder's weights
-    change their layout."""
+    """Wrap diffusers' AutoencoderKL or AutoencoderTiny with latents of `dtype`. On a CPU the decoder's weights are
+    converted to channels last."""
 
     def __init__(self, module: Any, scale: LatentScale, device: torch.device, dtype: torch.dtype) -> None:
         if device.type == "cpu":
-            # Pictures take a fifth less time so; latents of pictures keep diffusers' bits.
+            # Decoding takes a fifth less time; the encoder's latents keep diffusers' bits.
             module.decoder.to(memory_format=torch.channels_last)
         self._module = module
         self._pass = decoder_pass(module.decoder)
@@ -48,7 +48,7 @@ class Autoencoder:
         self._latent_channels: int = module.config.latent_channels
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent, (1, channels, height, width), for a picture of that size."""
+        """Return the shape of a latent, (1, channels, height, width), for an image of that size."""
         return (1, self._latent_channels, height_px // self.factor, width_px // self.factor)
 
     def encode(self, pixels: Tensor, generator: torch.Generator, *, unshifted: bool = False) -> Tensor:
@@ -73,13 +73,13 @@ class Autoencoder:
 
     @property
     def decoder(self) -> torch.nn.Module:
-        """The network behind `decode`."""
+        """Return the network of `decode`."""
         decoder: torch.nn.Module = self._module.decoder
         return decoder
 
     def check_channels(self, directory: object, denoiser_config: Any, *, may_see_mask: bool = False) -> bool:
-        """Return whether the denoiser takes a mask and what stays under it, beside latents. Raise BadCheckpoint when it
-        takes or makes other latents than these, or `may_see_mask` does not allow for a mask."""
+        """Return whether the denoiser takes a mask and masked latents in addition to latents. Raises BadCheckpoint if
+        its input or output channels do not match these latents, or `may_see_mask` does not allow a mask."""
         taken, made, own = denoiser_config.in_channels, denoiser_config.out_channels, self._latent_channels
         sees_mask: bool = may_see_mask and taken == 2 * own + 1
         if taken != own and not sees_mask:
@@ -93,7 +93,7 @@ class Autoencoder:
 
 
 def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
-    """Return mean and deviation by channel, (1, channels, 1, 1), where the autoencoder states both; else None."""
+    """Return mean and deviation by channel, (1, channels, 1, 1), if the autoencoder states both; else None."""
     mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
     if mean is None or deviation is None:
         return None

@@ -1,4 +1,4 @@
-"""CLIP text encoders as the families use them: a fixed number of tokens, the last or the last but one hidden states."""
+"""Encode prompts with CLIP: a fixed number of tokens, the last or the penultimate hidden states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pentimento.diffusion.kernels.layers import is_listened_to
 
 @dataclass(frozen=True)
 class EncodedText:
-    """An encoded prompt, one row: `states` (1, tokens, width); `pooled` (1, width) where the encoder projects one."""
+    """Hold an encoded prompt, one row: `states` (1, tokens, width); `pooled` (1, width) if the encoder projects one."""
 
     states: Tensor
     pooled: Tensor | None
@@ -21,7 +21,7 @@ class EncodedText:
 
 
 class ClipText:
-    """A tokenizer with its encoder."""
+    """Hold a tokenizer with its encoder."""
 
     def __init__(self, tokenizer: Any, encoder: Any, device: torch.device, *, expands_inversions: bool = False) -> None:
         self._tokenizer = PromptTokenizer(tokenizer, expands_inversions=expands_inversions)
@@ -32,8 +32,8 @@ class ClipText:
         self.token_limit = self._tokenizer.limit
 
     def record(self, compiler: Callable[..., Any]) -> None:
-        """Have `compiler` make what runs from here on, as `CompiledDenoiser` has it make the denoiser's pass: a GPU
-        waits longer for an encoder's launches than it computes."""
+        """Compile the encoder with `compiler`, as `CompiledDenoiser` does with the denoiser's pass: a GPU waits longer
+        for an encoder's launches than it computes."""
         self._recorded = compiler(self._outputs)
 
     def last_states(self, prompt: str) -> EncodedText:
@@ -51,12 +51,12 @@ class ClipText:
         return EncodedText(states, result if result.ndim == 2 else None, truncated)
 
     def _encoded(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The encoder's result, and the states before its last layer."""
-        # Not behind what else the device has to do, such as another picture's decoder.
+        """Return the encoder's result, and the states before its last layer."""
+        # Without waiting for other work of the device, such as the decoder of another image.
         there = ids.to(self._device, non_blocking=True)
         if self._recorded is None or mask is not None or any(map(is_listened_to, self._layers)):
             return self._outputs(there, mask)
-        # A replay writes where the one before it did.
+        # The next replay overwrites the same memory.
         result, states = (part.clone() for part in self._recorded(there))
         return result, states
 

@@ -1,5 +1,5 @@
-"""The decoder of diffusers' AutoencoderKL, written out for fused kernels: what stands between two convolutions is one
-kernel, and pictures lie channels last from the first convolution to the last."""
+"""Run the decoder of diffusers' AutoencoderKL with fused kernels: one kernel covers the operations between two
+convolutions, and tensors are channels last from the first convolution to the last."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ _BLOCK = "UpDecoderBlock2D"
 
 
 class DecoderPass:
-    """The forward pass of one decoder, whose layers may be fused at any time."""
+    """Run the forward pass of one decoder; its layers may be fused at any time."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -39,7 +39,7 @@ class DecoderPass:
 
 
 def decoder_pass(decoder: Any) -> DecoderPass | None:
-    """Return the pass of a decoder; None for one that it does not know, of which diffusers' own forward runs."""
+    """Return the pass of a decoder; None if it is not supported, and diffusers' forward must run."""
     return DecoderPass(decoder) if _covers(decoder) else None
 
 

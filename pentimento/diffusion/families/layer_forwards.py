@@ -1,4 +1,4 @@
-"""Layers that compute something else for the length of one pass."""
+"""Replace the forward functions of layers for one pass."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 @contextmanager
 def replaced(layers: Iterable[Layer], forward: Callable[[Layer, Forward, Tensor], Tensor]) -> Iterator[None]:
-    """Have `forward` called with the layer, what it computed before and its inputs while the context is open. Past the
-    modules' own bookkeeping, which takes longer than a small layer's arithmetic."""
+    """Call `forward` with the layer, its previous forward function and its inputs while the context is open. Bypasses
+    the modules' own bookkeeping, which takes longer than a small layer's arithmetic."""
     own = [(layer, layer.__dict__.get("forward")) for layer in layers]
     try:
         for layer, _ in own:

@@ -1,8 +1,8 @@
-"""diffusers' attention modules inspect their processor's signature in every call, to warn of arguments that nobody here
-passes. Left out, a step of a small model takes 8 % less time, and the results are the same bits.
+"""Skip the signature check of diffusers' attention modules: they inspect their processor's signature in every call, to
+warn of arguments that this project never passes. A step of a small model takes 8 % less time, with the same bits.
 
-The processors themselves are diffusers' own around torch's scaled_dot_product_attention, which picks the kernel (flash,
-cuDNN, memory-efficient or plain) by what the device offers for shape and precision."""
+The processors remain diffusers' own around torch's scaled_dot_product_attention, which selects the kernel (flash,
+cuDNN, memory-efficient or plain) by device, shape and precision."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def skip_signature_checks(model: torch.nn.Module) -> None:
-    """Make attention modules call their processor, whichever is set by then, directly (changes the model)."""
+    """Make attention modules call their current processor directly (changes the model)."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.forward = partial(_forward, module)

@@ -1,4 +1,4 @@
-"""What the families' loaders have in common: settings of a configuration that must not be there, and schedulers."""
+"""Check configurations and load schedulers for all families' loaders."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -11,15 +11,15 @@ from pentimento.domain.generation import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# Hashing a checkpoint takes seconds and happens beside its loading; called when the digests are needed.
+# Hashing a checkpoint takes seconds and runs during its loading; called when the digests are needed.
 DigestsLater = Callable[[], CheckpointDigests]
 
 
 def refuse_keys(
     checkpoint: Checkpoint, component: str, keys: Iterable[str], switches: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the component's configuration. BadCheckpoint when it sets a key, or turns a switch on, that belongs to
-    another kind of model."""
+    """Return the component's configuration. Raises BadCheckpoint if it sets a key, or turns on a switch, of another
+    kind of model."""
     path = checkpoint.component_directory(component) / "config.json"
     config = read_json_object(path)
     foreign = [key for key in keys if config.get(key) is not None] + [key for key in switches if config.get(key)]
@@ -31,11 +31,11 @@ def refuse_keys(
 def load_schedulers(
     checkpoint: Checkpoint, supported: tuple[Scheduler, ...], overrides: Mapping[str, Any] | None = None
 ) -> dict[Scheduler, SchedulerConfig]:
-    """Return what the checkpoint can be sampled with, its own first; `overrides` are what the family's pipelines set.
-    Raises BadCheckpoint."""
+    """Return the schedulers that can sample the checkpoint, its own first; `overrides` are set by the family's
+    pipelines. Raises BadCheckpoint for an unsupported configuration."""
     path = checkpoint.component_directory("scheduler") / "scheduler_config.json"
     stored = read_json_object(path)
-    # Where the two disagree the index wins, as in diffusers; a class that nobody knows is no scheduler's file.
+    # If the two disagree, the index wins, as in diffusers; a file that names an unknown class is rejected.
     stated = stored.get("_class_name", checkpoint.components["scheduler"].name)
     try:
         scheduler_configs(stated, {}, supported)
@@ -49,7 +49,7 @@ def load_schedulers(
 
 
 def default_size_px(sample_size: Any, factor: int, least: int = 0) -> tuple[int, int]:
-    """Return width and height of the pictures that a denoiser was trained on; a side below `least` is read as that.
+    """Return width and height of the images that a denoiser was trained on; a side below `least` is raised to it.
     Raises BadCheckpoint for a `sample_size` that is neither a number nor height and width."""
     if sample_size is None:
         raise BadCheckpoint("the denoiser's configuration has no sample_size")
@@ -61,16 +61,16 @@ def default_size_px(sample_size: Any, factor: int, least: int = 0) -> tuple[int,
 
 
 def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:
-    """Raise BadCheckpoint where the text encoders make another `what` than the denoiser takes: each part may be sound,
-    and of another model."""
+    """Raise BadCheckpoint if the text encoders return another width of `what` than the denoiser takes: the parts may
+    come from different models."""
     if taken != made:
         message = f"{denoiser} takes {what} of {taken} values, the text encoders make {made}"
         raise BadCheckpoint(f"{checkpoint.directory}: {message}")
 
 
 def check_token_limits(checkpoint: Checkpoint, parts: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise BadCheckpoint for one of the tokenizers of `names` that makes more tokens than the encoder behind it has
-    positions for, or where states stand side by side and another one makes another number."""
+    """Raise BadCheckpoint if a tokenizer of `names` returns more tokens than its encoder has positions for, or if the
+    tokenizers differ in their number of tokens: their states are concatenated."""
     limits = {name: parts[name].model_max_length for name in names}
     first = next(iter(limits.values()))
     for name, limit in limits.items():

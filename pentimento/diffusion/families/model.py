@@ -1,4 +1,4 @@
-"""What a family offers to the step engine: prepare conditioning, predict, and both ways through the autoencoder."""
+"""Define the interface of a model family to the step engine: conditioning, prediction, and the autoencoder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 
 @dataclass(frozen=True)
 class LoadedModelInfo:
-    """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own;
-    `longest_side_px` is None where any size goes."""
+    """Describe a loaded model and its limits; sizes in pixels. `schedulers` begins with the checkpoint's own;
+    `longest_side_px` is None if there is no limit."""
 
     family: str
     model_digest: str
@@ -29,17 +29,17 @@ class LoadedModelInfo:
     schedulers: tuple[Scheduler, ...]
     train_step_count: int
     longest_side_px: int | None = None
-    # Its network sees a mask and what stays under it beside the latents (an inpainting checkpoint).
+    # The network takes a mask and the masked latents in addition to the latents (an inpainting checkpoint).
     sees_mask: bool = False
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the denoiser sees besides latents and timesteps, by rows: `states` (rows, tokens, width) of the text, and
-    for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
-    (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds what the network makes of `states` in
-    every step, computed once; None where it computes that itself. `masked` (rows, 1 + channels, height, width) is of
-    networks that see masks: the mask of the latent, and the latent of what stays."""
+    """Hold the denoiser's inputs other than latents and timesteps, by rows: `states` (rows, tokens, width) of the text,
+    and for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
+    (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds keys and values of `states`, computed
+    once for all steps; None if the network computes them. `masked` (rows, 1 + channels, height, width), for networks
+    that take masks, holds the latent's mask and the latent of the unmasked part."""
 
     states: Tensor
     pooled: Tensor | None = None
@@ -49,11 +49,11 @@ class Conditioning:
 
     @property
     def parts(self) -> "tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]":
-        """Its tensors in the order of the fields."""
+        """Return the tensors in the order of the fields."""
         return (self.states, self.pooled, self.sizes, self.projected, self.masked)
 
     def rows(self, start: int, stop: int) -> "Conditioning":
-        """Return some of its rows, as views."""
+        """Return rows `start` to `stop`, as views."""
         states, *others = self.parts
         return Conditioning(states[start:stop], *(part if part is None else part[start:stop] for part in others))
 
@@ -76,7 +76,7 @@ def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class PromptStates:
-    """A prompt as the text encoders see it, one row still without `sizes`; `truncated` when all had to cut it off."""
+    """Hold an encoded prompt, one row without `sizes`; `truncated` if all encoders had to truncate it."""
 
     conditioning: Conditioning
     truncated: bool
@@ -84,9 +84,9 @@ class PromptStates:
 
 @dataclass(frozen=True)
 class ControlResiduals:
-    """What ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep, and to its mid
-    block; to a transformer's blocks, first to last, of which the last `awaited_count` may still be under way.
-    `NO_CONTROL` is the one without any."""
+    """Hold the residuals that ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep,
+    and to its mid block; to a transformer's blocks, first to last. The last `awaited_count` blocks' residuals may not
+    have arrived yet. `NO_CONTROL` has no residuals."""
 
     down_block_residuals: tuple[Tensor, ...] = ()
     mid_block_residual: Tensor | None = None
@@ -95,17 +95,17 @@ class ControlResiduals:
 
     @property
     def block_count(self) -> int:
-        """Residuals for a transformer's blocks, with those that are under way."""
+        """Return the number of residuals for a transformer's blocks, awaited ones included."""
         return len(self.block_residuals) + self.awaited_count
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors: of the down blocks, of the mid block, of a transformer's blocks."""
+        """Return the tensors: down blocks, mid block, a transformer's blocks."""
         mid = () if self.mid_block_residual is None else (self.mid_block_residual,)
         return (*self.down_block_residuals, *mid, *self.block_residuals)
 
     def on(self, device: torch.device) -> "ControlResiduals":
-        """Return the same on a device, over the very tensors where they lie there."""
+        """Return the residuals on a device; tensors already there are not copied."""
         mid = self.mid_block_residual
         return replace(
             self,
@@ -115,28 +115,28 @@ class ControlResiduals:
         )
 
 
-# Nothing is controlled at this step: it lies outside the share of the schedule in which the ControlNets act.
+# No residuals at this step: it is outside the part of the schedule that the ControlNets act on.
 NO_CONTROL = ControlResiduals()
 
 
 def residual_behind(block: int, block_count: int, residual_count: int) -> int:
-    """Return which of its ControlNet's residuals is added behind a transformer's block, by diffusers' rule."""
+    """Return the index of the ControlNet residual that is added after a transformer's block, by diffusers' rule."""
     return int(block / (block_count / residual_count))
 
 
 @dataclass(frozen=True)
 class DenoiserEncoding:
-    """What the first half of a forward pass hands to the second: tensors by rows, as in the latents, so that rows of
-    several first halves may share a second one. Without tensors the network has no halves, and the second one is the
-    whole pass. Of a transformer `blocks_done` of its `block_count` blocks have run; the residual behind the last of
-    them is not added yet."""
+    """Hold the intermediate tensors between the first half of a forward pass and the second, by rows as in the latents,
+    so that rows of several first halves may share a second one. Without tensors the network has no halves, and the
+    second half is the whole pass. `blocks_done` of a transformer's `block_count` blocks have run; the residual after
+    the last one is not added yet."""
 
     tensors: tuple[Tensor, ...] = ()
     blocks_done: int = 0
     block_count: int = 0
 
     def reach(self, residuals: ControlResiduals | None) -> int:
-        """Return how many blocks can have run before one needs a residual that is not there; of a UNet none."""
+        """Return the number of blocks that can run before one needs a missing residual; 0 for a UNet."""
         if residuals is None:
             return self.blocks_done
         there, of_all = len(residuals.block_residuals), residuals.block_count
@@ -146,13 +146,13 @@ class DenoiserEncoding:
         return self.block_count
 
     def rows(self, start: int, stop: int) -> "DenoiserEncoding":
-        """Return some of its rows, as views."""
+        """Return rows `start` to `stop`, as views."""
         return replace(self, tensors=tuple(tensor[start:stop] for tensor in self.tensors))
 
     @staticmethod
     def concatenate(parts: "Sequence[DenoiserEncoding]", row_count: int) -> "DenoiserEncoding":
-        """Return the rows of parts of one model, one after the other, and zeros up to `row_count`. Where one part has
-        no tensors, or others than the rest (time terms of its own, other blocks), the result has none."""
+        """Return the rows of parts of one model, one after the other, padded with zeros to `row_count`. If a part has
+        no tensors, or the parts differ (in time terms or blocks done), the result has no tensors."""
         if len({(len(part.tensors), part.blocks_done) for part in parts}) != 1 or not parts[0].tensors:
             return DenoiserEncoding()
         if len(parts) == 1 and parts[0].tensors[0].shape[0] == row_count:
@@ -168,9 +168,9 @@ def _filled_up(rows: Tensor, row_count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """What one layer adds per row, up(down(x)) (Hu et al. 2021), scales multiplied in: up (rows, outputs, rank), down
-    (rows, rank, inputs) of a linear layer, (rows, rank, inputs, height, width) of a convolution; zero for rows without
-    an adapter. The rows are those of the batch from `first_row` on; the others stay as they are."""
+    """Hold a layer's LoRA update per row, up(down(x)) (Hu et al. 2021), scales multiplied in: up (rows, outputs, rank),
+    down (rows, rank, inputs) of a linear layer, (rows, rank, inputs, height, width) of a convolution; zero for rows
+    without an adapter. The update applies to the batch's rows from `first_row` on; other rows are unchanged."""
 
     down: Tensor
     up: Tensor
@@ -178,30 +178,30 @@ class LowRankUpdate:
 
     @property
     def rows(self) -> slice:
-        """The rows of the batch that it changes."""
+        """Return the rows of the batch that the update changes."""
         return slice(self.first_row, self.first_row + self.down.shape[0])
 
     @cached_property
     def down_columns(self) -> Tensor:
-        """`down` as (rows, inputs, rank)."""
+        """Return `down` as (rows, inputs, rank)."""
         return self.down.transpose(1, 2).contiguous()
 
     @cached_property
     def up_columns(self) -> Tensor:
-        """`up` as (rows, rank, outputs)."""
+        """Return `up` as (rows, rank, outputs)."""
         return self.up.transpose(1, 2).contiguous()
 
     @cached_property
     def down_taps(self) -> Tensor:
-        """A convolution's `down` as (rows, rank * height * width, inputs), the kernel's taps turned around, in the
-        order in which torch's `fold` puts them together."""
+        """Return a convolution's `down` as (rows, rank * height * width, inputs), with the kernel's taps reversed, in
+        the order that torch's `fold` expects."""
         return self.down.flip(3, 4).permute(0, 1, 3, 4, 2).flatten(1, 3).contiguous()
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """Where a kernel's taps are put together: `whole` (rows, rank, padded height, padded width), views of it for each
-    tap, and `middle`, what lies where the inputs do. `taps_shape` is (rows, rank, taps, height, width)."""
+    """Hold the memory that sums a kernel's taps: `whole` (rows, rank, padded height, padded width), `places`, a view of
+    it for each tap, and `middle`, the part without padding. `taps_shape` is (rows, rank, taps, height, width)."""
 
     whole: Tensor
     places: tuple[Tensor, ...]
@@ -214,25 +214,26 @@ Canvases = dict[tuple[object, ...], Canvas]
 
 @dataclass(frozen=True)
 class PerSampleAdapters:
-    """LoRAs beside unpatched weights, so that a batch may mix them: updates by the name of the denoiser's module."""
+    """Hold LoRA updates by the name of the denoiser's module, applied per row to unpatched weights so that a batch may
+    mix LoRAs."""
 
     updates: Mapping[str, LowRankUpdate]
 
     @cached_property
     def by_layer(self) -> dict[torch.nn.Module, dict[torch.nn.Module, LowRankUpdate]]:
-        """By network, what was found of it: the updates by layer. One thread only."""
+        """Return the cache of updates by layer, by network. One thread only."""
         return {}
 
     @cached_property
     def canvases(self) -> Canvases:
-        """Scratch memory of its convolutions, by shape. One thread only."""
+        """Return the scratch memory of the convolutions, by shape. One thread only."""
         return {}
 
 
 @dataclass(frozen=True)
 class AsAlone:
-    """Pictures of a batch whose predictions are wanted with the bits that they have alone: `pictures` by their place,
-    `rows_each` rows a picture, of all in the batch."""
+    """Select images of a batch that must get the same bits as alone: `pictures` holds their positions; every image of
+    the batch has `rows_each` rows."""
 
     rows_each: int
     pictures: tuple[int, ...]
@@ -240,9 +241,9 @@ class AsAlone:
 
 @dataclass(frozen=True)
 class DenoiserInput:
-    """One forward pass. Rows may belong to different pictures, each with its own timestep: latents
+    """Hold the input of one forward pass. Rows may belong to different images, each with its own timestep: latents
     (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all. `time_terms`
-    (rows, widths) holds what the network makes of the timesteps; None where it computes that itself."""
+    (rows, widths) holds the projections of the timesteps; None if the network computes them."""
 
     latents: Tensor
     timesteps: Tensor
@@ -255,8 +256,8 @@ class DenoiserInput:
 
 @dataclass(frozen=True)
 class BatchKey:
-    """Pictures of one model with equal keys may share a forward pass. `alone` is 0, or a number that no other picture
-    has."""
+    """Identify requests of one model that may share a forward pass: those with equal keys. `alone` is 0, or a number
+    unique to the request."""
 
     width_px: int
     height_px: int
@@ -275,36 +276,36 @@ def batch_key(spec: GenerationSpec) -> BatchKey:
 
 
 class DiffusionModel(Protocol):
-    """A loaded model. Only the engine's thread calls it, but for `decode_latent`, which one other thread may."""
+    """Describe a loaded model. Only the engine's thread calls it; one other thread may call `decode_latent`."""
 
     @property
     def info(self) -> LoadedModelInfo:
-        """What the model is and takes."""
+        """Return the model's description and limits."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Return the device that the model runs on."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of latents and weights."""
+        """Return the type of latents and weights."""
         ...
 
     @property
     def denoiser(self) -> torch.nn.Module:
-        """The network behind `predict`, for what works on its layers: compilation, adapters."""
+        """Return the network of `predict`, for changes of its layers: compilation, adapters."""
         ...
 
     @property
     def picture_decoder(self) -> torch.nn.Module:
-        """The network behind `decode_latent`, for what works on its layers."""
+        """Return the network of `decode_latent`, for changes of its layers."""
         ...
 
     @property
     def adaptable(self) -> Mapping[str, torch.nn.Module]:
-        """The networks that a LoRA may change, by the pipeline's name of the component; the denoiser first."""
+        """Return the networks that a LoRA may change, by the pipeline's component name; the denoiser first."""
         ...
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
@@ -315,48 +316,48 @@ class DiffusionModel(Protocol):
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
         """Return the shape of a latent,
         (1, channels, height, width),
-        for a picture of that size."""
+        for an image of that size."""
         ...
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt is an absent one,
-        which some families encode as zeros."""
+        """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt counts as absent:
+        some families encode it as zeros."""
         ...
 
     def record_texts(self, compiler: Callable[..., Any]) -> None:
-        """Have `compiler`, which `CompiledDenoiser` is given too, make what encodes prompts from here on."""
+        """Compile the prompt encoders with `compiler`, which `CompiledDenoiser` receives too."""
         ...
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """Return one row with all that the family conditions on."""
+        """Return one row with all conditioning of the family."""
         ...
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning with `projected`, where the family has such; the rows of one picture, and their
+        """Return the conditioning with `projected` if the family uses it; for the rows of one image and their
         adapters."""
         ...
 
     def forget_time_terms(self) -> None:
-        """Forget what was kept of weights that have changed."""
+        """Drop the time terms computed with weights that have changed."""
         ...
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """Return `DenoiserInput.time_terms` of a picture's rows; None where they depend on more than the timestep."""
+        """Return `DenoiserInput.time_terms` of an image's rows; None if they depend on more than the timestep."""
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """Return the network's prediction, shaped as the latents. `as_alone` is kept where that is possible:
-        `row_kernels`."""
+        """Return the network's prediction, shaped as the latents. `as_alone` is honoured if possible (see
+        `row_kernels`)."""
         ...
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return what is computed before any residual is needed: of a UNet the encoder and the mid block, of a
-        transformer the first block (Katz, section 5). Nothing where the network has no halves."""
+        """Return the encoding computed before any residual is needed: a UNet's encoder and mid block, a transformer's
+        first block (Katz, section 5). Empty if the network has no halves."""
         ...
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding of the same rows once so many of a transformer's blocks have run, fewer than all; their
-        residuals are in `inputs.residuals`. A UNet's as it is."""
+        """Return the encoding of the same rows after `blocks_done` of a transformer's blocks, fewer than all; the
+        residuals are in `inputs.residuals`. A UNet's encoding is returned unchanged."""
         ...
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -365,8 +366,8 @@ class DiffusionModel(Protocol):
         ...
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        """Return zeros shaped as every ControlNet's residuals for rows of this encoding; None where that differs from
-        one ControlNet to the next."""
+        """Return zeros shaped as every ControlNet's residuals for rows of this encoding; None if the shapes depend on
+        the ControlNet."""
         ...
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
@@ -375,9 +376,9 @@ class DiffusionModel(Protocol):
         ...
 
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
-        """Return what the family's ControlNets are told of pixels (1, 3, height, width) in 0..1: a UNet's the pixels, a
-        transformer's a latent for each of a picture's rows, drawn from `generator`, without the autoencoder's shift
-        where `unshifted`."""
+        """Return the input of the family's ControlNets for pixels (1, 3, height, width) in 0..1: the pixels for a UNet;
+        for a transformer a latent for each row of the image, drawn from `generator`, without the autoencoder's shift if
+        `unshifted`."""
         ...
 
     def decode_latent(self, latent: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prompts as a fixed number of tokens, from any thread."""
+"""Tokenize prompts to a fixed number of tokens, from any thread."""
 
 import threading
 from itertools import count, takewhile
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class PromptTokenizer:
-    """A transformers tokenizer that several threads may ask at once.
+    """Wrap a transformers tokenizer for use by several threads.
 
-    The fast tokenizers keep padding and truncation as state: what one thread asks for would change another's tokens.
+    The fast tokenizers store padding and truncation as state: one thread's call would change another's tokens.
     """
 
     def __init__(self, tokenizer: Any, *, expands_inversions: bool = False) -> None:
-        """`expands_inversions`: a token of textual inversion stands for all vectors that were saved for it, as in
-        diffusers' pipelines of Stable Diffusion and SDXL."""
+        """Wrap a tokenizer. With `expands_inversions` a token of textual inversion is replaced by the tokens of all its
+        saved vectors, as in diffusers' pipelines of Stable Diffusion and SDXL."""
         self._tokenizer = tokenizer
         self._asking = threading.Lock()
         self._inversions = _saved_inversions(tokenizer) if expands_inversions else {}
@@ -30,14 +30,15 @@ class PromptTokenizer:
         return tokens, whole > token_count
 
     def _expanded(self, prompt: str) -> str:
-        """Write every vector's token where a prompt has the first one, as diffusers' `maybe_convert_prompt` does."""
+        """Replace each inversion's first token by the tokens of all its vectors, as diffusers' `maybe_convert_prompt`
+        does."""
         for token in dict.fromkeys(self._tokenizer.tokenize(prompt)):
             prompt = prompt.replace(token, self._inversions.get(token, token))
         return prompt
 
 
 def _saved_inversions(tokenizer: Any) -> dict[str, str]:
-    """Return the added tokens that stand for several vectors, each with the text of all: "<cat>" for
+    """Return the added tokens with several vectors, each with the text of all: "<cat>" maps to
     "<cat> <cat>_1 <cat>_2"."""
     added = tokenizer.added_tokens_encoder
     found = {}

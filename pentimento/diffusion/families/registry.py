@@ -1,4 +1,4 @@
-"""From a directory to a loaded model of its family."""
+"""Load a model of its family from a checkpoint directory."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +16,10 @@ FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.devi
 
 @torch.inference_mode(mode=False)  # weights of a caller's inference mode could be changed in no other mode
 def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
-    """Return the model of a directory after checking it. Raises BadCheckpoint with one line naming what is wrong."""
+    """Return the model of a directory after checking it. Raises BadCheckpoint with one line that names the fault."""
     checkpoint = check_checkpoint(directory)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-        # Hashing gigabytes and importing libraries take seconds each, and get along on two cores.
+        # Hashing gigabytes and importing libraries take seconds each, and can run in parallel on two cores.
         digests = pool.submit(digest_checkpoint, checkpoint)
         load: FamilyLoader = import_module(family_of(checkpoint).module).load
         return load(checkpoint, digests.result, device, dtype)

@@ -1,18 +1,18 @@
-"""Pictures that come out of a shared forward pass with the bits that they have alone.
+"""Compute images in a shared forward pass with the same bits as alone.
 
 In float32 on a CPU two kinds of layer sum in another order when more rows share the pass (torch 2.13, MKL and oneDNN on
-AVX-512, layer by layer; normalisation, attention and the rest go row by row):
+AVX-512, layer by layer; normalisation, attention and the rest run row by row):
 
-- products of a matrix of fewer than 16 rows, for which MKL has kernels of their own: what sees a picture as one row,
-  above all the layers behind the timestep's embedding;
-- convolutions for which torch changes from its own kernel to oneDNN's: 1x1 ones at 16 rows, others of less than some
+- products of a matrix of fewer than 16 rows, which MKL computes with separate kernels: layers with one row per image,
+  above all the layers after the timestep's embedding;
+- convolutions that torch moves from its own kernel to oneDNN's: 1x1 ones at 16 rows, others of less than about
   20,000 elements at two.
 
-Where it is asked for, these layers run picture by picture, all others as ever. Other processors choose by other bounds:
-so the first pass of a shape also compares each layer's output with that of its pictures alone, and a layer that differs
-runs picture by picture from then on. Other devices, other precisions and compiled forward passes are left as they are.
-Not held are pictures with an odd number of values in a layer, no multiple of 32: element-wise functions round the last
-ones differently. Trained models have none.
+For selected images these layers run image by image, all others together. Other processors have other bounds: the first
+pass of a shape also compares each layer's output with its output for single images, and a layer that differs runs image
+by image from then on. Other devices, other precisions and compiled forward passes are not changed. Images with an odd
+number of values in a layer, no multiple of 32, may still differ: element-wise functions round the last values
+differently. Trained models have no such layers.
 """
 
 import math
@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.families.model import AsAlone, DenoiserInput
 
-# From here on a row of MKL's products does not depend on how many others there are; where it does below varies with
-# the layer's width.
+# From this number on a row of MKL's products does not depend on the number of rows; below, that varies with the
+# layer's width.
 _FEW_MATRIX_ROWS = 16
 
-# Fewer multiplications a matrix than that, and torch does a batch of matrices by loops of its own.
+# Below this number of multiplications per matrix torch multiplies a batch of matrices with its own loops.
 _LOOPED_PRODUCTS = 400
 
-# Shapes of forward passes whose layers are remembered: some sizes times the batch sizes.
+# Pass shapes with stored groupings: some image sizes times the batch sizes.
 _KEPT_SHAPES = 128
 
 Layer = nn.Linear | nn.Conv2d
@@ -42,7 +42,7 @@ Layer = nn.Linear | nn.Conv2d
 
 @dataclass(frozen=True)
 class _Grouping:
-    """How many rows a layer multiplies together; `in_one_call` where MKL is given all groups at once."""
+    """Hold the number of rows that a layer multiplies together; `in_one_call` if MKL receives all groups together."""
 
     rows: int
     in_one_call: bool = False
@@ -58,7 +58,7 @@ class _Grouping:
 
 
 class RowKernels:
-    """Which layers of one network run picture by picture, found in the first pass of a shape."""
+    """Run some layers of one network image by image; the first pass of a shape finds them."""
 
     def __init__(self, network: nn.Module) -> None:
         self._layers = [module for module in network.modules() if isinstance(module, Layer)]
@@ -67,13 +67,13 @@ class RowKernels:
         self._found: dict[tuple[object, ...], dict[Layer, _Grouping]] = {}
 
     def held(self, inputs: DenoiserInput, part: str = "") -> AbstractContextManager[None]:
-        """Keep `inputs.as_alone` while the context is open: over a whole pass, or the part of that name. Without any
-        nothing is touched."""
+        """Apply `inputs.as_alone` while the context is open: to a whole pass, or to the part of that name. Without it
+        nothing changes."""
         wanted, shape = inputs.as_alone, inputs.latents.shape
         if wanted is None or not self._applies:
             return nullcontext()
         texts = inputs.conditioning
-        # What was computed before the pass leaves out the layers that compute it.
+        # Inputs computed before the pass skip the layers that compute them.
         without = (inputs.time_terms is None, texts.projected is None)
         key = (shape, texts.states.shape[1], wanted.rows_each, torch.get_num_threads(), without, part)
         if (found := self._found.get(key)) is None:
@@ -93,18 +93,18 @@ class RowKernels:
             grouping = next(kept, _Grouping(wanted.rows_each))
             if grouping.rows != row_count:
                 found[layer] = grouping
-            # As every later pass of the shape does: who is not to be as alone gets what the whole batch gives.
+            # As in every later pass of the shape: images that are not selected get the whole batch's result.
             return _outputs(wanted, grouping, layer, plain, inputs)
 
         with replaced(self._layers, forward):
             yield
-        self._found[key] = found  # a pass that raised comes not here: it may have found only some
+        self._found[key] = found  # not reached if the pass raised: it may have found only some layers
         while len(self._found) > _KEPT_SHAPES:
             self._found.pop(next(iter(self._found)))
 
 
 def _rows_at_once(layer: Layer, inputs: Tensor, rows_each: int) -> int:
-    """How many rows, of whole pictures, get the kernel that one picture gets alone."""
+    """Return the number of rows, in whole images, that get the same kernel as a single image."""
     rows = inputs.shape[0]
     if isinstance(layer, nn.Linear):
         return rows_each if rows_each * math.prod(inputs.shape[1:-1]) < _FEW_MATRIX_ROWS else rows
@@ -115,13 +115,13 @@ def _rows_at_once(layer: Layer, inputs: Tensor, rows_each: int) -> int:
 
 
 def _convolution(layer: nn.Conv2d, inputs: Tensor) -> Any:
-    """Which kernel torch takes, by torch itself: it goes by shape and by the number of threads."""
+    """Return the kernel that torch selects; it depends on the shape and the number of threads."""
     geometry = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
     return torch._C._select_conv_backend(inputs, layer.weight, layer.bias, *geometry)
 
 
 def _possible(layer: Layer, inputs: Tensor, rows_each: int) -> Iterator[_Grouping]:
-    """Yield the groupings that should keep the bits of pictures alone, fastest first."""
+    """Yield the groupings that should give the bits of single images, fastest first."""
     rows = _rows_at_once(layer, inputs, rows_each)
     if rows < inputs.shape[0] and type(layer) is nn.Linear and _takes_one_call(layer, inputs[:rows]):
         yield _Grouping(rows, in_one_call=True)
@@ -129,7 +129,7 @@ def _possible(layer: Layer, inputs: Tensor, rows_each: int) -> Iterator[_Groupin
 
 
 def _takes_one_call(layer: nn.Linear, group: Tensor) -> bool:
-    """Whether MKL multiplies many such groups one by one; torch takes other kernels for what this leaves out."""
+    """Return whether MKL multiplies such groups one by one in one call; torch uses other kernels otherwise."""
     return layer.bias is not None and layer.out_features > 1 and group.numel() * layer.out_features >= _LOOPED_PRODUCTS
 
 

@@ -1,4 +1,5 @@
-"""Stable Diffusion 1.x and 2.x: a CLIP text encoder, a UNet of epsilon, v or sample prediction, and an autoencoder."""
+"""Serve Stable Diffusion 1.x and 2.x: a CLIP text encoder, a UNet with epsilon, v or sample prediction, an
+autoencoder."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,27 +31,27 @@ from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfi
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import Scheduler
 
-# diffusers' pipelines of this family override two settings; so do we.
+# diffusers' pipelines of this family override these two settings.
 _PIPELINE_OVERRIDES = {"steps_offset": 1, "clip_sample": False}
 _OLD_SAMPLE_SIZE = 64
 
 
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
-    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
-    family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
+    file."""
     config = refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"), FOREIGN_SWITCHES)
     return StableDiffusion(checkpoint, digests, device, dtype, least_sample_size=_least_sample_size(config))
 
 
 def _least_sample_size(config: Mapping[str, Any]) -> int:
-    """Return what diffusers' pipelines of this family take a smaller size for that a release before 0.9 wrote: those of
-    Stable Diffusion 1 say 32, and paint 64."""
+    """Return the least sample size: diffusers' pipelines of this family read a smaller one, written by a release before
+    0.9, as 64. Files of Stable Diffusion 1 state 32 and generate 64."""
     version = re.match(r"(\d+)\.(\d+)\.", str(config.get("_diffusers_version", "")))
     return _OLD_SAMPLE_SIZE if version and tuple(map(int, version.groups())) < (0, 9) else 0
 
 
 class StableDiffusion:
-    """The family's adapter around diffusers' modules."""
+    """Adapt diffusers' modules of this family to the engine."""
 
     def __init__(
         self,
@@ -89,20 +90,20 @@ class StableDiffusion:
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent for a picture of that size."""
+        """Return the shape of a latent for an image of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states, as this family's encoders see it."""
+        """Return the prompt's text states from this family's encoders."""
         encoded = self._text.last_states(prompt)
         return PromptStates(Conditioning(encoded.states.to(self.dtype)), encoded.truncated)
 
     def record_texts(self, compiler: Callable[..., Any]) -> None:
-        """Have `compiler` make what encodes prompts from here on."""
+        """Compile the prompt encoder with `compiler`."""
         self._text.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """Return one row with all that this family conditions on."""
+        """Return one row with all conditioning of this family."""
         return prompt.conditioning
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
@@ -110,7 +111,7 @@ class StableDiffusion:
         return self._unet.project(conditioning, adapters)
 
     def forget_time_terms(self) -> None:
-        """Forget what was kept of weights that have changed."""
+        """Drop the time terms computed with weights that have changed."""
         self._unet.forget_time_terms()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
@@ -122,11 +123,11 @@ class StableDiffusion:
         return self._unet.predict(inputs)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return what is computed before any residual is needed."""
+        """Return the encoding computed before any residual is needed."""
         return self._unet.encode(inputs)
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding as it is: a UNet has one seam."""
+        """Return the encoding unchanged: a UNet takes residuals at one point only."""
         return encoding
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -142,12 +143,12 @@ class StableDiffusion:
         return self._autoencoder.encode(pixels, generator)
 
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
-        """Return the pixels: ControlNets of this family are told just these."""
+        """Return the pixels, the only input of this family's ControlNets."""
         return pixels.to(self.device, self.dtype)
 
     @property
     def picture_decoder(self) -> torch.nn.Module:
-        """The network behind `decode_latent`."""
+        """Return the network of `decode_latent`."""
         return self._autoencoder.decoder
 
     def decode_latent(self, latent: Tensor) -> Tensor:

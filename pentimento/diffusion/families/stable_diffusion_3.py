@@ -1,5 +1,5 @@
-"""Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP text
-encoders, and T5 where the checkpoint has it."""
+"""Serve Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP
+text encoders, and T5 if the checkpoint has it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,21 +36,21 @@ from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, Schedul
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm, Scheduler
 
-# T5's tokens of a prompt, by diffusers' pipeline; a checkpoint without T5 gets as many zeros. A checkpoint that was
-# trained with another number says so: "max_sequence_length" in its model_index.json.
+# T5's tokens of a prompt in diffusers' pipeline; a checkpoint without T5 gets zeros of that length. A checkpoint that
+# was trained with another number states it as "max_sequence_length" in its model_index.json.
 _DEFAULT_T5_TOKENS = 256
 
 
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion3":
-    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
-    family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
+    file."""
     if ("text_encoder_3" in checkpoint.components) != ("tokenizer_3" in checkpoint.components):
         raise BadCheckpoint(f"{checkpoint.directory}: text_encoder_3 and tokenizer_3 must both be there, or neither")
     return StableDiffusion3(checkpoint, digests, device, dtype)
 
 
 class StableDiffusion3:
-    """The family's adapter around diffusers' modules. `t5_token_count` rows of T5 follow CLIP's in the text states."""
+    """Adapt diffusers' modules of this family to the engine. `t5_token_count` rows of T5 follow CLIP's text states."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
@@ -100,11 +100,11 @@ class StableDiffusion3:
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent for a picture of that size."""
+        """Return the shape of a latent for an image of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states, as this family's encoders see it."""
+        """Return the prompt's text states from this family's encoders."""
         limit = self._clips[0].token_limit
         first, second = (clip.penultimate_states(prompt, limit) for clip in self._clips)
         assert first.pooled is not None and second.pooled is not None
@@ -117,20 +117,20 @@ class StableDiffusion3:
         return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
 
     def record_texts(self, compiler: Callable[..., Any]) -> None:
-        """Have `compiler` make what encodes prompts from here on."""
+        """Compile the CLIP encoders with `compiler`."""
         for clip in self._clips:
             clip.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """Return one row with all that this family conditions on."""
+        """Return one row with all conditioning of this family."""
         return prompt.conditioning
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return it as it is: a transformer's text states change from layer to layer."""
+        """Return the conditioning unchanged: a transformer's text states change from layer to layer."""
         return conditioning
 
     def forget_time_terms(self) -> None:
-        """Do nothing: no terms are kept."""
+        """Do nothing: no terms are stored."""
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return None: the terms depend on the pooled text, too."""
@@ -151,14 +151,14 @@ class StableDiffusion3:
         return prediction
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return what is computed before any residual is needed: up to the first block."""
+        """Return the encoding computed before any residual is needed: up to the first block."""
         if self._passes is None:
             return DenoiserEncoding()
         with self._kernels.held(inputs, "encoder"), adapted(self.denoiser, inputs.adapters):
             return self._passes.encode(inputs)
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding of the same rows once so many blocks have run."""
+        """Return the encoding of the same rows after `blocks_done` blocks."""
         if self._passes is None or not encoding.tensors:
             return encoding
         part = f"blocks {encoding.blocks_done} to {blocks_done}"
@@ -174,7 +174,7 @@ class StableDiffusion3:
             return self._passes.decode(inputs, encoding)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        """Return None: a ControlNet has a residual for each of its own blocks, as many as it likes."""
+        """Return None: the number of residuals depends on the ControlNet's number of blocks."""
         return None
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
@@ -182,14 +182,14 @@ class StableDiffusion3:
         return self._autoencoder.encode(pixels, generator)
 
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
-        """Return latents (rows, channels, height, width) of pixels in 0..1, each with noise of its own, as diffusers
+        """Return latents (rows, channels, height, width) of pixels in 0..1, each with separate noise, as diffusers
         draws it."""
         rows = (2.0 * pixels - 1.0).expand(row_count, -1, -1, -1)
         return self._autoencoder.encode(rows, generator, unshifted=unshifted)
 
     @property
     def picture_decoder(self) -> torch.nn.Module:
-        """The network behind `decode_latent`."""
+        """Return the network of `decode_latent`."""
         return self._autoencoder.decoder
 
     def decode_latent(self, latent: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoenco
 
 
 def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
-    """Refuse a transformer for other texts, with BadCheckpoint. CLIP's states are filled up with zeros to T5's."""
+    """Raise BadCheckpoint for a transformer with other text widths. CLIP's states are zero-padded to T5's width."""
     config, clips = parts["transformer"].config, [parts[name].config for name in ("text_encoder", "text_encoder_2")]
     pooled = sum(clip.projection_dim for clip in clips)
     check_width(checkpoint, "transformer", "pooled text", config.pooled_projection_dim, pooled)

@@ -1,5 +1,5 @@
-"""SDXL (Podell et al. 2023): two CLIP text encoders side by side, and a UNet that also sees the second one's pooled
-text and the picture's size."""
+"""Serve SDXL (Podell et al. 2023): two CLIP text encoders with concatenated states, and a UNet that also takes the
+second one's pooled text and the image's size."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,8 +38,8 @@ _SIZE_COUNT = 6
 def load(
     checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype
 ) -> "StableDiffusionXl":
-    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
-    family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
+    file."""
     config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS, FOREIGN_SWITCHES)
     if config.get("addition_embed_type") != "text_time":
         path = checkpoint.component_directory("unet") / "config.json"
@@ -52,7 +52,7 @@ def load(
 
 
 class StableDiffusionXl:
-    """The family's adapter around diffusers' modules."""
+    """Adapt diffusers' modules of this family to the engine."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
@@ -82,12 +82,12 @@ class StableDiffusionXl:
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent for a picture of that size."""
+        """Return the shape of a latent for an image of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states. diffusers tells an absent negative prompt from an empty one; here an empty
-        one is absent."""
+        """Return the prompt's text states. diffusers distinguishes an absent negative prompt from an empty one; here an
+        empty one counts as absent."""
         first, second = (text.penultimate_states(prompt, text.token_limit) for text in self._texts)
         assert second.pooled is not None
         states = torch.cat([first.states, second.states], dim=-1).to(self.dtype)
@@ -97,12 +97,12 @@ class StableDiffusionXl:
         return PromptStates(conditioning, first.truncated and second.truncated)
 
     def record_texts(self, compiler: Callable[..., Any]) -> None:
-        """Have `compiler` make what encodes prompts from here on."""
+        """Compile the prompt encoders with `compiler`."""
         for text in self._texts:
             text.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """Return one row with all that this family conditions on."""
+        """Return one row with all conditioning of this family."""
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
 
@@ -111,7 +111,7 @@ class StableDiffusionXl:
         return self._unet.project(conditioning, adapters)
 
     def forget_time_terms(self) -> None:
-        """Forget what was kept of weights that have changed."""
+        """Drop the time terms computed with weights that have changed."""
         self._unet.forget_time_terms()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
@@ -123,11 +123,11 @@ class StableDiffusionXl:
         return self._unet.predict(inputs, _added(inputs))
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return what is computed before any residual is needed."""
+        """Return the encoding computed before any residual is needed."""
         return self._unet.encode(inputs, _added(inputs))
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding as it is: a UNet has one seam."""
+        """Return the encoding unchanged: a UNet takes residuals at one point only."""
         return encoding
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
@@ -143,12 +143,12 @@ class StableDiffusionXl:
         return self._autoencoder.encode(pixels, generator)
 
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
-        """Return the pixels: ControlNets of this family are told just these."""
+        """Return the pixels, the only input of this family's ControlNets."""
         return pixels.to(self.device, self.dtype)
 
     @property
     def picture_decoder(self) -> torch.nn.Module:
-        """The network behind `decode_latent`."""
+        """Return the network of `decode_latent`."""
         return self._autoencoder.decoder
 
     def decode_latent(self, latent: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoenco
 
 
 def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
-    """Refuse a UNet for another number of sizes (a refiner) or another pooled text, with BadCheckpoint."""
+    """Raise BadCheckpoint for a UNet with another number of sizes (a refiner) or another width of pooled text."""
     unet, pooled = parts["unet"], parts["text_encoder_2"].config.projection_dim
     given = unet.config.addition_time_embed_dim * _SIZE_COUNT + pooled
     taken = unet.add_embedding.linear_1.in_features

@@ -1,4 +1,4 @@
-"""T5's encoder as SD3 uses it, and the zeros that stand in for it."""
+"""Encode prompts with T5 as SD3 uses it, or return zeros for checkpoints without T5."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
 
 
 class T5Text:
-    """A tokenizer with its encoder."""
+    """Hold a tokenizer with its encoder."""
 
     def __init__(self, tokenizer: Any, encoder: Any, device: torch.device) -> None:
         self._tokenizer = PromptTokenizer(tokenizer)
@@ -24,5 +24,6 @@ class T5Text:
 
 
 def absent_t5(token_count: int, width: int) -> EncodedText:
-    """Return what SD3 sees of a checkpoint without T5; nothing was read, so CLIP alone decides what was cut off."""
+    """Return SD3's zero states for a checkpoint without T5; marked truncated, so that only CLIP decides on
+    truncation."""
     return EncodedText(torch.zeros(1, token_count, width), None, truncated=True)

@@ -1,8 +1,7 @@
-"""An SD3Transformer2DModel's forward pass in parts, over diffusers' own blocks in their order.
+"""Run an SD3Transformer2DModel's forward pass in parts, over diffusers' blocks in their order.
 
-A ControlNet's residuals are added behind the blocks (Katz, section 9.7), the first behind the first one: `encode` runs
-as far as that, `advance` as far as the residuals that have come, `decode` the rest. The results are the same bits as
-diffusers' own pass.
+A ControlNet's residuals are added after the blocks (Katz, section 9.7): `encode` runs the first block, `advance` the
+blocks with residuals that have arrived, `decode` the rest. The results are the same bits as diffusers' pass.
 """
 
 from typing import Any, cast
@@ -14,14 +13,14 @@ from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncodi
 
 
 class TransformerPasses:
-    """The parts of one network's pass. Its blocks stay diffusers' modules: a patched weight, or a hook, is seen."""
+    """Run parts of one network's pass. Its blocks stay diffusers' modules: patched weights and hooks take effect."""
 
     def __init__(self, transformer: Any) -> None:
-        """`transformer` must be one that `covers_transformer` accepts."""
+        """Wrap a `transformer` that `covers_transformer` accepts."""
         self._transformer = transformer
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return what the first block makes of pictures and texts, and the embedding of timesteps and pooled texts."""
+        """Return the first block's image and text states, and the embedding of timesteps and pooled texts."""
         network, texts = self._transformer, inputs.conditioning
         hidden = network.pos_embed(inputs.latents).contiguous()
         embedding = network.time_text_embed(inputs.timesteps.expand(inputs.latents.shape[0]), texts.pooled)
@@ -30,7 +29,7 @@ class TransformerPasses:
         return DenoiserEncoding((hidden, states, embedding), 1, len(network.transformer_blocks))
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the same once so many blocks have run."""
+        """Return the encoding after `blocks_done` blocks."""
         hidden, states, embedding = encoding.tensors
         for index in range(encoding.blocks_done, blocks_done):
             hidden = self._controlled(index - 1, hidden, inputs.residuals)
@@ -40,7 +39,7 @@ class TransformerPasses:
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction, shaped as the latents."""
         network = self._transformer
-        # Nothing is added behind the last block, which makes no text states.
+        # No residual is added after the last block, which returns no text states.
         hidden, _, embedding = self.advance(inputs, encoding, encoding.block_count).tensors
         hidden = network.proj_out(network.norm_out(hidden, embedding))
         return self._unpatched(hidden, inputs.latents.shape)
@@ -52,7 +51,7 @@ class TransformerPasses:
         return hidden + residuals.block_residuals[behind]
 
     def _unpatched(self, hidden: Tensor, shape: torch.Size) -> Tensor:
-        """From (rows, patches, values of a patch) to (rows, channels, height, width)."""
+        """Reshape (rows, patches, values of a patch) to (rows, channels, height, width)."""
         side, channels = self._transformer.config.patch_size, self._transformer.out_channels
         rows, height, width = shape[0], shape[-2] // side, shape[-1] // side
         patches = hidden.reshape(rows, height, width, side, side, channels)
@@ -60,7 +59,7 @@ class TransformerPasses:
 
 
 def covers_transformer(transformer: Any) -> bool:
-    """Return whether the network is one that the passes know, with a block behind the first."""
+    """Return whether the passes support the network; it must have at least two blocks."""
     blocks = transformer.transformer_blocks
     return (
         type(transformer).__name__ == "SD3Transformer2DModel"

@@ -1,4 +1,4 @@
-"""What the families around a UNet2DConditionModel have in common."""
+"""Run a UNet2DConditionModel for the families that share it."""
 
 import math
 from collections import OrderedDict
@@ -28,24 +28,24 @@ from pentimento.domain.generation import NoiseForm, Scheduler
 
 # Settings of other families and conditionings; a checkpoint that sets one would be served wrongly.
 FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
-# The same, where diffusers writes False for those that do without.
+# The same for switches, which diffusers writes as False if off.
 FOREIGN_SWITCHES = ("dual_cross_attention",)
 
-# Sides are multiples of 8 in diffusers' pipelines of these families, whatever the autoencoder's factor.
+# diffusers' pipelines of both families need sides that are multiples of 8, for any factor of the autoencoder.
 _PIPELINE_SIZE_MULTIPLE = 8
 
 
 _TIME_LAYERS = ("time_embedding.", "time_emb_proj", "add_embedding.")
-# Timesteps whose terms are kept: those of some schedules at once.
+# Timesteps with stored terms: enough for several schedules.
 _KEPT_TIMESTEPS = 512
 
 
 class UNetDenoiser:
-    """A UNet behind `DiffusionModel.predict`: by the passes written out where they cover it, else by
-    diffusers' own."""
+    """Run a UNet for `DiffusionModel.predict`: with `unet_passes` if they support it, else with diffusers'
+    forward."""
 
     def __init__(self, unet: Any, dtype: torch.dtype) -> None:
-        """Change the network: its attention modules skip their signature checks."""
+        """Wrap `unet` and make its attention modules skip their signature checks (changes the network)."""
         skip_signature_checks(unet)
         self._unet = unet
         self._dtype = dtype
@@ -55,19 +55,19 @@ class UNetDenoiser:
         self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning with keys and values of its text states, as the rows' adapters make them."""
+        """Return the conditioning with keys and values of its text states, the rows' adapters applied."""
         if self._passes is None:
             return conditioning
         with adapted(self._unet, adapters):
             return replace(conditioning, projected=self._passes.project_text(conditioning.states))
 
     def forget_time_terms(self) -> None:
-        """Forget what was kept of weights that have changed."""
+        """Drop the time terms computed with weights that have changed."""
         self._terms.clear()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """Return the terms of a timestep (rows, widths), from memory where it was asked for lately. For networks
-        without added conditions."""
+        """Return the terms of a timestep (rows, widths), cached for recent timesteps. For networks without added
+        conditions."""
         if self._passes is None:
             return None
         terms = self._terms.pop((timestep, row_count), None)
@@ -80,7 +80,7 @@ class UNetDenoiser:
         return terms
 
     def predict(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
-        """Return the prediction, shaped as the latents; `added` is what SDXL conditions on besides the text states."""
+        """Return the prediction, shaped as the latents; `added` is SDXL's conditioning besides the text states."""
         if self._passes is None:
             with self._kernels.held(inputs):
                 return predict_with_unet(self._unet, inputs, added)
@@ -90,8 +90,8 @@ class UNetDenoiser:
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
 
     def encode(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> DenoiserEncoding:
-        """Return the mid block's output, the skip connections, and the terms of the timesteps where they had to be
-        computed. Nothing where diffusers' own forward runs."""
+        """Return the mid block's output, the skip connections, and the terms of the timesteps if they had to be
+        computed. Empty if diffusers' forward runs."""
         if self._passes is None:
             return DenoiserEncoding()
         with self._kernels.held(inputs, "encoder"), adapted(self._unet, inputs.adapters):
@@ -131,19 +131,20 @@ class UNetDenoiser:
 
 
 def _changes_time_terms(adapters: PerSampleAdapters | None) -> bool:
-    """Whether a row's adapters are in layers between the timestep and a residual block: no kept term is theirs."""
+    """Return whether the adapters change layers between the timestep and a residual block: cached terms do not
+    apply."""
     names = adapters.updates if adapters is not None else ()
     return any(part in name for name in names for part in _TIME_LAYERS)
 
 
 def _seen_latents(inputs: DenoiserInput) -> Tensor:
-    """What the network's first layer takes: latents, after them mask and latents of what stays where it sees masks."""
+    """Return the input of the network's first layer: latents, followed by mask and masked latents if it takes masks."""
     masked = inputs.conditioning.masked
     return inputs.latents if masked is None else torch.cat([inputs.latents, masked], dim=1)
 
 
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
-    """Return the prediction by diffusers' own forward pass."""
+    """Return the prediction of diffusers' forward pass."""
     residuals = inputs.residuals
     with adapted(unet, inputs.adapters):
         prediction: Tensor = unet(
@@ -159,7 +160,7 @@ def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor]
 
 
 def check_unet_texts(checkpoint: Checkpoint, unet: Any, made: int) -> None:
-    """Raise BadCheckpoint where some layer of a UNet attends to text states of another width than the encoders make."""
+    """Raise BadCheckpoint if a layer of a UNet attends to text states of another width than the encoders return."""
     for name, layer in unet.named_modules():
         if name.endswith("attn2.to_k"):
             check_width(checkpoint, "unet", "text states", layer.in_features, made)
@@ -175,7 +176,8 @@ def describe_unet_model(
     sees_mask: bool = False,
     least_sample_size: int = 0,
 ) -> LoadedModelInfo:
-    """Return what the model is and takes; waits for the digests. `least_sample_size`: what a smaller one is read as."""
+    """Return the model's description; waits for the digests. A sample size below `least_sample_size` is raised to
+    it."""
     own = next(iter(schedulers.values()))
     assert isinstance(own, DiffusionConfig)
     digests = later()

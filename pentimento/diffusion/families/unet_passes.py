@@ -1,9 +1,9 @@
-"""The forward passes of UNet2DConditionModel and ControlNetModel, written out over diffusers' own layers, in their
-order of operations.
+"""Run the forward passes of UNet2DConditionModel and ControlNetModel, written out over diffusers' layers in their order
+of operations.
 
-It leaves out what does not change from step to step. Keys and values of the text depend on the prompt alone
-(`project_text`, once a request). What a timestep adds to the residual blocks depends on the timestep alone, in SDXL on
-the request too (`time_terms`). The results are the same bits as diffusers' own pass.
+Values that are constant across steps are computed once: keys and values of the text depend only on the prompt
+(`project_text`, once per request); the timestep's terms of the residual blocks depend only on the timestep, in SDXL on
+the request too (`time_terms`). The results are the same bits as diffusers' pass.
 
 The pass has two halves: `encode` runs the encoder and the mid block, `decode` takes ControlNets' residuals and runs the
 decoder (Katz, section 5).
@@ -34,18 +34,18 @@ _BLOCKS = frozenset(
 
 @dataclass(frozen=True)
 class UNetEncoding:
-    """What the encoder hands to the decoder: the mid block's output, and the skip connections from shallow to deep."""
+    """Hold the encoder's output: the mid block's output, and the skip connections from shallow to deep."""
 
     hidden: Tensor
     skips: tuple[Tensor, ...]
 
 
 class EncoderPasses:
-    """The passes of a network's encoder and mid block: a ControlNet's are all that it has. Layers stay diffusers'
-    modules: a weight that is patched is seen."""
+    """Run the passes of a network's encoder and mid block, which are all of a ControlNet. Layers stay diffusers'
+    modules: patched weights take effect."""
 
     def __init__(self, network: Any) -> None:
-        """`network` must be one that `covers` accepts."""
+        """Wrap a `network` that `covers` accepts."""
         self._network = network
         encoder = [*network.down_blocks, network.mid_block]
         decoder = list(getattr(network, "up_blocks", ()))
@@ -58,11 +58,11 @@ class EncoderPasses:
         self._term_widths = [block.time_emb_proj.out_features for block in self._residual_blocks]
 
     def project_text(self, states: Tensor) -> Tensor:
-        """Return keys and values of all cross-attention layers, (rows, tokens, widths) one behind the other."""
+        """Return keys and values of all cross-attention layers, concatenated: (rows, tokens, widths)."""
         return torch.cat([part(states) for layer in self._text_layers for part in (layer.to_k, layer.to_v)], dim=-1)
 
     def time_terms(self, timesteps: Tensor, dtype: torch.dtype, added: dict[str, Tensor] | None = None) -> Tensor:
-        """Return what each residual block adds at these timesteps (rows,): (rows, widths) one behind the other."""
+        """Return the terms that the residual blocks add at these timesteps (rows,), concatenated: (rows, widths)."""
         network = self._network
         embedding = network.time_embedding(network.time_proj(timesteps).to(dtype))
         if added is not None:
@@ -72,7 +72,7 @@ class EncoderPasses:
 
     def encode(self, latents: Tensor, texts: Tensor, terms: Tensor, condition: Tensor | None = None) -> UNetEncoding:
         """Run the encoder and the mid block on latents (rows, channels, height, width). An embedded `condition` is
-        added behind the first layer."""
+        added after the first layer."""
         layers = iter(self._layers(texts)[: self._encoder_text_count])
         added = iter(self._terms(terms)[: self._encoder_residual_count])
         hidden = self._network.conv_in(latents)
@@ -92,23 +92,23 @@ class EncoderPasses:
         return UNetEncoding(hidden, tuple(skips))
 
     def _layers(self, texts: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Key and value by cross-attention layer, in the order of the pass."""
+        """Return key and value by cross-attention layer, in the order of the pass."""
         parts = texts.split(self._text_widths, dim=-1)
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def _terms(self, terms: Tensor) -> tuple[Tensor, ...]:
-        """Return what is added by residual block, in the order of the pass."""
+        """Return the timestep's terms by residual block, in the order of the pass."""
         return torch.split(terms[:, :, None, None], self._term_widths, dim=1)
 
 
 class UNetPasses(EncoderPasses):
-    """The passes of one UNet."""
+    """Run the passes of one UNet."""
 
     def decode(
         self, encoded: UNetEncoding, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
     ) -> Tensor:
-        """Return the prediction, shaped as the latents. `residuals` are added to the skip connections and to the mid
-        block's output first."""
+        """Return the prediction, shaped as the latents. `residuals` are first added to the skip connections and to the
+        mid block's output."""
         layers = iter(self._layers(texts)[self._encoder_text_count :])
         added = iter(self._terms(terms)[self._encoder_residual_count :])
         hidden, skips = _controlled(encoded, residuals)
@@ -123,7 +123,7 @@ class UNetPasses(EncoderPasses):
 
 
 def covers(network: Any) -> bool:
-    """Return whether every block and option of a UNet or ControlNet is one that the passes know."""
+    """Return whether the passes support every block and option of a UNet or ControlNet."""
     if network.mid_block is None:
         return False
     blocks = (*network.down_blocks, network.mid_block, *getattr(network, "up_blocks", ()))
@@ -141,7 +141,7 @@ def covers(network: Any) -> bool:
 
 
 def _embedded_conditions(network: Any, added: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return what SDXL's pooled text and sizes add to the timestep's embedding."""
+    """Return the embedding of SDXL's pooled text and sizes, which is added to the timestep's."""
     pooled, sizes = added["text_embeds"], added["time_ids"]
     embedded = network.add_time_proj(sizes.flatten()).reshape(pooled.shape[0], -1)
     return cast("Tensor", network.add_embedding(torch.cat([pooled, embedded], dim=-1).to(dtype)))
@@ -189,7 +189,7 @@ def _transformer_layers(block: Any) -> list[Any]:
 
 
 def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
-    """Return the block's residual blocks, each with the transformer behind it, None where the block has none."""
+    """Return the block's residual blocks, each with the transformer after it, None if the block has none."""
     attentions: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
     return zip(block.resnets, attentions, strict=True)
 
@@ -206,14 +206,14 @@ def _controlled(encoded: UNetEncoding, residuals: ControlResiduals | None) -> tu
 
 
 def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | None:
-    """Return the size of the next skip connection where doubling misses it: an odd side was rounded up."""
+    """Return the size of the next skip connection if doubling misses it: an odd side was rounded up."""
     if not skips or [2 * side for side in hidden.shape[2:]] == list(skips[-1].shape[2:]):
         return None
     return skips[-1].shape[2:]
 
 
 def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
-    """One residual block. What it allocates itself it changes in place."""
+    """Run one residual block. Its own intermediate tensors are changed in place."""
     if isinstance(resnet.norm2, FusedNorm):
         return residual_block(resnet, inputs, term[:, :, 0, 0])
     hidden: Tensor = resnet.conv1(functional.silu(resnet.norm1(inputs), inplace=True))
@@ -224,7 +224,7 @@ def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
 
 
 def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """One spatial transformer; the inputs unchanged where there is none."""
+    """Run one spatial transformer; return the inputs unchanged if it is None."""
     if transformer is None:
         return inputs
     rows, _, height, width = inputs.shape
@@ -242,7 +242,7 @@ def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tens
 
 
 def _transform(layers: Sequence[Any], hidden: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Transformer layers one behind the other: self-attention, attention to the text, feed-forward (GEGLU)."""
+    """Run transformer layers in order: self-attention, attention to the text, feed-forward (GEGLU)."""
     own = layers[0].norm1(hidden)
     for place, layer in enumerate(layers, 1):
         key, value = next(texts)
@@ -257,7 +257,7 @@ def _transform(layers: Sequence[Any], hidden: Tensor, texts: Iterator[tuple[Tens
 
 
 def _added(norm: Any, change: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum, in the memory of `change` where no kernel does both, and the sum normalised."""
+    """Return the sum and the sum normalised; without a fused kernel the sum overwrites `change`."""
     if isinstance(norm, FusedLayerNorm):
         return norm.added(change, hidden)
     hidden = change.add_(hidden)
