@@ -1,4 +1,5 @@
-"""The families there are, and which classes each may load. Free of torch: a checkpoint is judged before it is there."""
+"""List the model families and the classes that each may load. Without torch: checkpoints are validated before torch is
+imported."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pentimento.diffusion.checkpoint import Checkpoint, ComponentClass, Componen
 
 @dataclass(frozen=True)
 class Family:
-    """A family's allow-list and the module with its `load`, imported when a checkpoint asks for it."""
+    """Hold a family's allow-list and the module with its `load`, imported when a checkpoint needs it."""
 
     name: str
     pipeline_classes: frozenset[str]
@@ -34,7 +35,7 @@ _DIFFUSION_SCHEDULER = _classes(
     "DDPMScheduler",
     "LMSDiscreteScheduler",
 )
-# Of adapters that see images; nothing here asks them.
+# Components of image-prompt adapters, which are never loaded.
 _IMAGE_CONDITIONING = {
     "feature_extractor": _classes(
         "transformers",
@@ -113,8 +114,8 @@ FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3)
 
 
 def check_checkpoint(directory: Path) -> Checkpoint:
-    """Return the checkpoint of a directory that may be served. Raises BadCheckpoint with one line naming what is
-    wrong."""
+    """Return the checkpoint of a directory that may be served. Raises BadCheckpoint with one line that names the
+    fault."""
     return open_checkpoint(directory, {name: family.rules for family in FAMILIES for name in family.pipeline_classes})
 
 

@@ -1,8 +1,8 @@
-"""A diffusers checkpoint directory, judged before anything of it is loaded.
+"""Validate a diffusers checkpoint directory before loading it.
 
-Only JSON, tokenizer text and safetensors files are ever opened, and of those only what an allowed component owns.
-Pickles (*.bin, *.pt, *.ckpt) may lie beside them; they are not touched. Weights lie in their components' directories
-or, as model sites hand them out, together in one safetensors file beside model_index.json.
+Only JSON, tokenizer text and safetensors files of allowed components are ever opened. Pickles (*.bin, *.pt, *.ckpt) may
+be present and are not opened. Weights are stored in their components' directories or, as model sites distribute them,
+in one safetensors file next to model_index.json.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", 
 
 
 class BadCheckpoint(FailedPrecondition):
-    """The directory cannot be served; the message is one line that names the file and what is wrong."""
+    """Report a directory that cannot be served; the message is one line that names the file and the fault."""
 
     def __init__(self, message: str) -> None:
         super().__init__("BAD_CHECKPOINT", message)
@@ -33,7 +33,7 @@ class BadCheckpoint(FailedPrecondition):
 
 @dataclass(frozen=True)
 class ComponentClass:
-    """A class by library and name, as model_index.json states it."""
+    """Name a class by library and name, as in model_index.json."""
 
     library: str
     name: str
@@ -41,8 +41,8 @@ class ComponentClass:
 
 @dataclass(frozen=True)
 class ComponentRules:
-    """Allowed classes by component: `required` ones are loaded, and `optional` ones that are there; `unused` ones may
-    be there and stay untouched. `settings` are the pipeline's own numbers and switches that the family reads."""
+    """Hold the allowed classes by component: `required` ones and present `optional` ones are loaded; `unused` ones may
+    be present and are ignored. `settings` are the pipeline's own numbers and switches that the family reads."""
 
     required: dict[str, frozenset[ComponentClass]]
     optional: dict[str, frozenset[ComponentClass]] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class ComponentRules:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory that passed: its pipeline class, the components to load, and the files that are read for them;
-    `single_file` holds all weights where the components' directories hold none."""
+    """Describe a validated directory: its pipeline class, the components to load, and the files read for them;
+    `single_file` holds all weights if the components' directories hold none."""
 
     directory: Path
     pipeline_class: str
@@ -69,7 +69,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointDigests:
-    """sha256 over all files that are read, and over each component's own."""
+    """Hold the sha256 over all files that are read, and over each component's files."""
 
     model: str
     components: dict[str, str]
@@ -97,7 +97,7 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises BadCheckpoint when the file is absent, too large or no JSON object."""
+    """Return the JSON object of a file. Raises BadCheckpoint if the file is absent, too large or no JSON object."""
     document = read_json_text(path)
     if not isinstance(document, dict):
         raise BadCheckpoint(f"{path}: must hold a JSON object")
@@ -105,7 +105,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_text(path: Path) -> Any:
-    """Return whatever JSON value a file holds. Raises BadCheckpoint when it is absent, too large or not JSON."""
+    """Return the JSON value of a file. Raises BadCheckpoint if it is absent, too large or not JSON."""
     try:
         check_text_size(path)
         return json.loads(path.read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ def read_json_text(path: Path) -> Any:
 
 
 def check_text_size(path: Path) -> None:
-    """Raise BadCheckpoint for what is no file or too large, OSError when it is not there."""
+    """Raise BadCheckpoint if the path is no regular file or too large, OSError if it is missing."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise BadCheckpoint(f"{path}: not a file")
@@ -127,7 +127,7 @@ def check_text_size(path: Path) -> None:
 
 
 def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
-    """Return the components to load; every one that is named must be allowed, loaded or not."""
+    """Return the components to load; every named component must be allowed, loaded or not."""
     named = {name: value for name, value in index.items() if not _is_absent(name, value, rules)}
     for name, value in named.items():
         _check_component(path, name, value, {**rules.required, **rules.optional, **rules.unused})
@@ -148,7 +148,8 @@ def _check_component(path: Path, name: str, value: Any, allowed: dict[str, froze
 
 
 def _is_absent(name: str, value: Any, rules: ComponentRules) -> bool:
-    """Keys of the pipeline itself, optional components left out, and switches (requires_safety_checker: false)."""
+    """Return whether a key names no component: a key of the pipeline itself, an omitted optional component, or a switch
+    (requires_safety_checker: false)."""
     is_own = name.startswith("_") or name in rules.settings
     return is_own or value is None or value == [None, None] or isinstance(value, bool)
 
@@ -162,7 +163,7 @@ def _settings(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[
 
 
 def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tuple[Path, ...], Path | None]:
-    """All files that are read, and which of them holds all weights, if one does."""
+    """Return all files that are read, and the single file with all weights, if there is one."""
     files = [directory / "model_index.json"]
     has_weights = False
     for name in components:
@@ -179,12 +180,12 @@ def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tupl
 
 
 def component_files(directory: Path, folder: Path) -> list[Path]:
-    """Return the files of `folder`, a component's within the checkpoint `directory`, that are read: texts and weights.
-    Raises BadCheckpoint naming the first that is not what it should be."""
+    """Return the files to read of `folder`, a component's within the checkpoint `directory`: texts and weights. Raises
+    BadCheckpoint naming the first invalid file."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder}: not a directory")
     texts = sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
-    # Where files lead is settled before the first of them is opened.
+    # Links are checked before any file is opened.
     check_inside(directory, [*texts, *_weight_paths(folder)])
     for path in texts:
         check_text_size(path)
@@ -194,8 +195,8 @@ def component_files(directory: Path, folder: Path) -> list[Path]:
 
 
 def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
-    """Return the one safetensors file beside model_index.json. The library that reads it would open any weights that it
-    finds in the components' directories, pickles too: there must be none."""
+    """Return the one safetensors file next to model_index.json; None if there is none. Raises BadCheckpoint if the
+    components' directories hold weights: the library that reads the file would open them, pickles too."""
     check_inside(directory, _weight_paths(directory))
     files = weight_files(directory)
     if not files:
@@ -210,7 +211,7 @@ def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
 
 
 def check_inside(directory: Path, files: Iterable[Path]) -> None:
-    """Raise BadCheckpoint for a link that leads out of `directory`, but for those of the hub's cache."""
+    """Raise BadCheckpoint for a link that leads out of `directory`, except the links of the hub's cache."""
     root = directory.resolve()
     blobs = _hub_blobs(root)
     for path in files:
@@ -220,8 +221,8 @@ def check_inside(directory: Path, files: Iterable[Path]) -> None:
 
 
 def _hub_blobs(root: Path) -> Path | None:
-    """Return where a snapshot of the hub's cache has its files: `models--NAME/snapshots/REVISION` has links into
-    `models--NAME/blobs`, and into no other. None for any other directory."""
+    """Return the blob directory of a snapshot in the hub's cache: `models--NAME/snapshots/REVISION` links only into
+    `models--NAME/blobs`. None for any other directory."""
     repository = root.parent.parent
     is_snapshot = root.parent.name == "snapshots" and repository.name.startswith("models--")
     return repository / "blobs" if is_snapshot else None
@@ -248,8 +249,8 @@ def _tensor_names(path: Path) -> frozenset[str]:
 
 
 def read_shard_indexes(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the shard of each tensor, by index file of `folder`. Raises BadCheckpoint when one names anything but
-    safetensors files of the folder that hold just these tensors."""
+    """Return the shard of each tensor, by index file of `folder`. Raises BadCheckpoint unless every index names
+    safetensors files of the folder that hold exactly the listed tensors."""
     paths = sorted(path for path in folder.glob("*.safetensors.index*.json") if path.is_file())
     return {path.name: _shard_map(path) for path in paths}
 
@@ -268,7 +269,7 @@ def _shard_map(path: Path) -> dict[str, str]:
 
 
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
-    """Return the digest of all files that are read (see `digest_files`), and of each component's own."""
+    """Return the digest of all files that are read (see `digest_files`), and of each component's files."""
     sums = _sums(checkpoint.directory, checkpoint.files)
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
@@ -280,16 +281,17 @@ def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
 
 
 def _count_in(parts: dict[str, dict[str, str]], single_file: str, sums: Mapping[str, str]) -> None:
-    """Whose weights changed is not to be seen in a single file: every component counts as changed (changes `parts`)."""
+    """Add a single file's digest to every component: it does not show which component's weights changed (changes
+    `parts`)."""
     for component in parts.keys() - {"", "scheduler"}:
         parts[component][f"../{single_file}"] = sums[single_file]
 
 
 def digest_directory(directory: Path) -> str:
-    """Return the digest of a directory that holds one model and nothing else of its suffixes.
+    """Return the digest of a directory that holds one model and no other files with its suffixes.
 
-    It is what a worker calls a pipeline's model digest, an embedder its encoder's, and a registry everything's. A card
-    and its pictures are no part of it.
+    It serves as a worker's model digest, an embedder's encoder digest, and any model's digest in a registry. A model
+    card and its images are excluded.
     """
     files = (path for path in directory.rglob("*") if path.suffix in (*_TEXT_SUFFIXES, ".safetensors"))
     return digest_files(directory, [path for path in files if path.is_file()])
@@ -304,7 +306,7 @@ def digest_files(directory: Path, files: Iterable[Path]) -> str:
 
 
 def _sums(directory: Path, files: Iterable[Path]) -> dict[str, str]:
-    """Every file's own sha256, by relative path."""
+    """Return every file's sha256, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in files)
     with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
         return dict(zip(names, pool.map(lambda name: file_sum(directory / name), names), strict=True))

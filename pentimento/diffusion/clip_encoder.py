@@ -1,5 +1,5 @@
-"""CLIP's text encoder, written out over the checkpoint's own weights: the classes of transformers bring its training
-code and torch's compiler along, which cost a worker more to import than all its other parts."""
+"""Implement CLIP's text encoder over the checkpoint's weights: the classes of transformers import its training code and
+torch's compiler, which cost a worker more to import than all its other parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Checkpoints from before 2023 say 2 whatever their tokenizer says; the end token is the highest id there.
+# Checkpoints from before 2023 state 2, different from their tokenizer; their end token is the highest id.
 LEGACY_END_TOKEN = 2
 
 
@@ -24,13 +24,13 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 def text_ends(ids: Tensor, end_token: int) -> Tensor:
-    """Return where the first end token of each row of token ids (rows, tokens) is: (rows,)."""
+    """Return the position of the first end token in each row of token ids (rows, tokens): (rows,)."""
     return (ids if end_token == LEGACY_END_TOKEN else (ids == end_token)).int().argmax(-1)
 
 
 @dataclass(frozen=True)
 class ClipTextConfig:
-    """What config.json of a text encoder says, by its own keys; the defaults are those of transformers."""
+    """Hold a text encoder's config.json, by its own keys, with the defaults of transformers."""
 
     vocab_size: int = 49408
     hidden_size: int = 512
@@ -46,7 +46,7 @@ class ClipTextConfig:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "ClipTextConfig":
-        """Return the configuration that `stored` says. Raises ValueError for one that no encoder has."""
+        """Return the configuration stated in `stored`. Raises ValueError for an impossible one."""
         kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
         config = cls(**{key: value for key, value in stored.items() if key in kinds})
         for key, kind in kinds.items():
@@ -59,16 +59,17 @@ class ClipTextConfig:
 
 
 class ClipOutput(NamedTuple):
-    """`result` is the pooled projection (rows, width) of an encoder that projects, else the last states (rows, tokens,
-    width); `hidden_states` are the embeddings and then every layer's output, before the last norm."""
+    """Hold an encoder's output: `result` is the pooled projection (rows, width) of an encoder that projects, else the
+    last states (rows, tokens, width); `hidden_states` are the embeddings and every layer's output, before the last
+    norm."""
 
     result: Tensor
     hidden_states: tuple[Tensor, ...]
 
 
 class ClipTextEncoder(nn.Module):
-    """Called as transformers' `CLIPTextModel`, or, where it `projects`, as `CLIPTextModelWithProjection`; its
-    parameters have their names, without the prefix "text_model."."""
+    """Encode token ids with the interface of transformers' `CLIPTextModel`, or of `CLIPTextModelWithProjection` if it
+    `projects`; its parameters have the same names, without the prefix "text_model."."""
 
     def __init__(self, config: ClipTextConfig, *, projects: bool) -> None:
         super().__init__()
@@ -81,8 +82,8 @@ class ClipTextEncoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, output_hidden_states: bool = False
     ) -> ClipOutput:
-        """Return the output for token ids (rows, tokens); `attention_mask`, of the same shape, is 0 where a token is
-        padding. The hidden states are there whether asked for or not."""
+        """Return the output for token ids (rows, tokens); `attention_mask`, of the same shape, is 0 for padding tokens.
+        The hidden states are always returned."""
         states = [self.embeddings(input_ids)]
         mask = _attention_mask(attention_mask)
         for layer in self.encoder.layers:
@@ -95,8 +96,8 @@ class ClipTextEncoder(nn.Module):
 
 
 def _attention_mask(given: Tensor | None) -> Tensor | None:
-    """Return who sees whom (rows, 1, tokens, tokens); None where everyone sees all before, which has a kernel of its
-    own."""
+    """Return the attention mask (rows, 1, tokens, tokens); None if it is plainly causal, which has a separate
+    kernel."""
     if given is None or bool(given.all()):
         return None
     length = given.shape[-1]
@@ -116,7 +117,8 @@ class _Embeddings(nn.Module):
 
 
 def _unset_embedding(row_count: int, width: int) -> nn.Embedding:
-    """Return one without the usual random values: to draw them on the device "meta", torch imports its compiler."""
+    """Return an embedding without the usual random values: to draw them on the device "meta", torch imports its
+    compiler."""
     embedding: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(row_count, width), freeze=False)
     return embedding
 
@@ -155,7 +157,7 @@ class _Attention(nn.Module):
         return result
 
     def _heads(self, part: Tensor) -> Tensor:
-        """(rows, tokens, width) to (rows, heads, tokens, width of a head)."""
+        """Reshape (rows, tokens, width) to (rows, heads, tokens, width of a head)."""
         parts: Tensor = part.unflatten(-1, (self._head_count, -1)).transpose(1, 2)
         return parts
 

@@ -1,8 +1,8 @@
-"""Configurations of components as a library is to see them: keys that its class is known to take, with bounded values.
+"""Filter component configurations for the libraries: only keys that the class is known to take, with bounded values.
 
 Stored configurations hold more: notes of the library that wrote them (`_diffusers_version`, `transformers_version`,
-`architectures`, `torch_dtype`), and keys that would make a loader fetch or run something (`attn_implementation`,
-`auto_map`, `quantization_config`). None of those changes what is painted here, and none is passed on.
+`architectures`, `torch_dtype`), and keys that would make a loader fetch or run code (`attn_implementation`, `auto_map`,
+`quantization_config`). None changes the generated images, and none is passed on.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,9 +27,9 @@ TOKENIZER_KEYS = frozenset(
      "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",
      "clean_up_tokenization_spaces", "errors", "extra_ids", "legacy", "truncation_side", "padding_side"}
 )  # fmt: skip
-# Larger than any width or vocabulary there is.
+# Larger than any known width or vocabulary.
 _MAX_NUMBER = 1 << 20
-# Each stands for modules or tables that a library makes before it compares them with the weights.
+# Each is a number of modules, or a table's size, that a library allocates before it compares them with the weights.
 _MAX_COUNTS = {
     "num_layers": 256,
     "num_hidden_layers": 256,
@@ -44,7 +44,7 @@ _MAX_COUNTS = {
 _MAX_TEXT = 256
 _MAX_ENTRIES = 1024
 _MAX_DEPTH = 3
-# A tokenizer without a limit of its own says 1e30.
+# A tokenizer without a limit states 1e30.
 _UNBOUNDED = frozenset({"model_max_length"})
 
 

@@ -1,4 +1,4 @@
-"""What a discriminator's directory holds, judged without torch: the services say what is wrong before they load it."""
+"""Validate a discriminator's directory without torch: services report faults before they load it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ HEAD_FILE, HEAD_WEIGHTS = "prompt_head.json", "prompt_head.safetensors"
 
 @dataclass(frozen=True)
 class DiscriminatorFiles:
-    """`document` is config.json's; `weights` are the network's alone."""
+    """Hold the files of a discriminator: `document` is config.json's content; `weights` are only the network's."""
 
     config: Path
     document: Mapping[str, Any]
@@ -30,10 +30,10 @@ class DiscriminatorFiles:
 
 
 def discriminator_files(directory: Path, *, accept_other_digest: bool = False) -> DiscriminatorFiles:
-    """Return the files of a discriminator's directory; reads all of them, for their digest.
+    """Return the files of a discriminator's directory; reads every file, for the digest.
 
-    Raises BadCheckpoint with the file for what is no such directory, and FailedPrecondition MODEL_DIGEST_MISMATCH for
-    one that is not what the registry.json beside it says, unless `accept_other_digest`.
+    Raises BadCheckpoint naming the file for an invalid directory, and FailedPrecondition MODEL_DIGEST_MISMATCH for a
+    digest other than in its parent's registry.json, unless `accept_other_digest`.
     """
     config, preprocessing = directory / "config.json", directory / "preprocessor_config.json"
     document = read_json_object(config)
@@ -50,7 +50,8 @@ def discriminator_files(directory: Path, *, accept_other_digest: bool = False) -
 
 
 def head_files(directory: Path) -> tuple[Path, ...]:
-    """Return the files of a directory's head; none where it has none. Raises BadCheckpoint for half of one."""
+    """Return the files of a directory's head; empty if it has none. Raises BadCheckpoint if one of the two is
+    missing."""
     files = directory / HEAD_FILE, directory / HEAD_WEIGHTS
     there = [file.is_file() for file in files]
     if any(there) and not all(there):

@@ -1,8 +1,8 @@
-"""One half of another worker's picture (Katz, section 7: latent parallelism), for the step engine to compute.
+"""Compute one guidance half of another worker's request on this engine (Katz, section 7: latent parallelism).
 
-To the engine it is a painting of one row without guidance whose sampler samples nothing: `AskedSteps` hands the network
-what the other worker sends, and hands back what the network makes of it. So it shares forward passes with the worker's
-own unguided pictures and with other halves.
+The engine treats it as an unguided request of one row with a sampler that does nothing: `AskedSteps` passes the other
+worker's latents to the network, and returns the predictions. So it shares forward passes with this worker's unguided
+requests and with other halves.
 """
 
 import math
@@ -19,7 +19,7 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class AskedStep:
-    """A step that is asked for: latents (1, channels, height, width) scaled by their sampler."""
+    """Hold a requested step: latents (1, channels, height, width) scaled by their sampler."""
 
     step_index: int
     timestep: float
@@ -27,8 +27,8 @@ class AskedStep:
 
 
 class AskedSteps:
-    """A `Schedule` of steps that somebody else samples. `answer` is called on the engine's thread with the step and the
-    network's prediction (1, channels, height, width), which it may keep."""
+    """Implement `Schedule` for steps that another worker samples. `answer` is called on the engine's thread with the
+    step and the network's prediction (1, channels, height, width), which it may keep."""
 
     needs_noise = False
     scheduler = Scheduler.DDIM
@@ -37,36 +37,36 @@ class AskedSteps:
         self.step_count = step_count
         self.order = StepSequence(step_count)
         self.timesteps = torch.zeros(step_count)
-        # Whoever shares the batch, its rows are to have the bits that they have alone: no level is known here.
+        # Infinite, because the levels are unknown here: the row then gets the same bits in any batch as alone.
         self.sigmas = (math.inf,) * step_count
         self.asked: AskedStep | None = None
         self._answer = answer
 
     def ask(self, step: AskedStep) -> None:
-        """Give the engine the next step, on any thread; it has to be woken. One at a time."""
+        """Set the engine's next step, on any thread, one at a time; the caller wakes the engine."""
         self.timesteps[step.step_index] = step.timestep
         self.asked = step
 
     def initial_latent(self, noise: Tensor) -> Tensor:
-        """Return `noise`: what comes first is asked for like the rest."""
+        """Return `noise`: the other worker sends the first latents too."""
         return noise
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
-        """Return `clean`: noise is the other worker's business."""
+        """Return `clean`: the other worker adds noise."""
         return clean
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latents as they were sent into every row of `out`."""
+        """Write the received latents into every row of `out`."""
         out.copy_(state.latent.expand_as(out))
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Answer with the prediction; the next step is the one that is asked for next."""
+        """Answer with the prediction; the next call of `ask` sets the next step."""
         self.asked = None
         self._answer(state.step_index, prediction)
         return SamplerState(state.latent, state.step_index + 1), state.latent
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent as is: nothing of it is kept."""
+        """Return the latent unchanged: it is never stored."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -76,8 +76,8 @@ class AskedSteps:
 
 @dataclass(frozen=True)
 class HalfStart:
-    """The start of a half: what its one row is conditioned on, without `projected`, and its steps, which begin with the
-    first that is asked for."""
+    """Start a half: the conditioning of its one row, without `projected`, and its steps, from the first requested
+    one."""
 
     conditioning: Conditioning
     steps: AskedSteps

@@ -1,4 +1,4 @@
-"""Pixels between tensors and encoded bytes."""
+"""Convert pixels between tensors and encoded bytes."""
 
 import io
 
@@ -14,7 +14,7 @@ from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, decode_with_mask, resized
 from pentimento.pictures.decoding import decode_mask as decode_grey_mask
 
-# What a ControlNet is told, as requests name it.
+# The request field of a ControlNet's image.
 CONDITION_FIELD = "controlnet.conditioning_image"
 NOTHING_WHITE = "must be white somewhere, where the image may change; it is all black (white is 128 to 255 of 255)"
 NOTHING_TRANSPARENT = (
@@ -27,9 +27,9 @@ def encode_pixels(
     pixels: Tensor, image_format: str, max_side_px: int | None = None, quality: int | None = None
 ) -> bytes:
     """Return pixels (1, 3, height, width) in -1..1 as one of IMAGE_FORMATS, shrunk to `max_side_px` if that is given.
-    `quality`: how much of them JPEG and WebP keep, 0 to 100; None is Pillow's own, 75 and 80.
+    `quality` of JPEG and WebP is 0 to 100; None is Pillow's default, 75 and 80.
 
-    Raises ValueError when a pixel is not finite.
+    Raises ValueError if a pixel is not finite.
     """
     own = pixel_bytes(pixels)
     if image_format == "png" and max_side_px is None:
@@ -40,7 +40,7 @@ def encode_pixels(
 def encode_bytes(
     pixels: Tensor, image_format: str, max_side_px: int | None = None, quality: int | None = None
 ) -> bytes:
-    """Return what `encode_pixels` does of bytes (height, width, 3) in host memory, by Pillow."""
+    """Return bytes (height, width, 3) in host memory encoded as by `encode_pixels`, with Pillow."""
     image = Image.fromarray(pixels.numpy())
     if max_side_px is not None:
         image.thumbnail((max_side_px, max_side_px))
@@ -51,7 +51,7 @@ def encode_bytes(
 
 def pixel_bytes(pixels: Tensor) -> Tensor:
     """Return pixels (1, 3, height, width) in -1..1 as bytes (height, width, 3), on their device, rounded as diffusers'
-    VaeImageProcessor rounds. Raises ValueError when one is not finite."""
+    VaeImageProcessor rounds. Raises ValueError if one is not finite."""
     if not torch.isfinite(pixels).all():
         raise ValueError("pixels that are not finite")
     unit = (pixels[0].float() * 0.5 + 0.5).clamp_(0, 1)
@@ -59,18 +59,19 @@ def pixel_bytes(pixels: Tensor) -> Tensor:
 
 
 def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
-    """Return an encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) where its size is another.
+    """Return an encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) if its size differs.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
     """
     return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
 
 
 def decode_pixels_and_mask(data: bytes, field: str, width_px: int, height_px: int) -> tuple[Tensor, Tensor | None]:
-    """Return what `decode_pixels` does, and the image's own mask as `decode_mask` returns it: where the image is
-    transparent it may change, as in OpenAI's API. None where no pixel, or every pixel, is more transparent than opaque.
+    """Return the pixels as `decode_pixels`, and the mask of the image's transparency as `decode_mask`: transparent
+    pixels may change, as in OpenAI's API. The mask is None if no pixel, or every pixel, is more transparent than
+    opaque.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
     """
     size = (width_px, height_px)
 
@@ -82,12 +83,12 @@ def decode_pixels_and_mask(data: bytes, field: str, width_px: int, height_px: in
 
 
 def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tensor | None:
-    """Return an encoded mask as (1, 1, height, width) of 0 and 1, as diffusers' inpainting pipelines see it: resized
-    (Lanczos) where its size is another, grey from the middle on is 1. Where a pixel is transparent, transparency from
-    the middle on is 1 instead. What resizing would lose stays, in one pixel. None where all of the image may change.
+    """Return an encoded mask as (1, 1, height, width) of 0 and 1, as in diffusers' inpainting pipelines: resized
+    (Lanczos) if its size differs, 1 from middle grey on. If the mask has transparent pixels, 1 from middle transparency
+    on. A region that resizing would lose keeps one pixel. None if all of the image may change.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses, and for a mask by which
-    nothing may change.
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects, and for a mask that lets
+    nothing change.
     """
 
     def tensor(picture: Image.Image, is_transparent: bool) -> Tensor | None:
@@ -100,9 +101,9 @@ def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tenso
 
 
 def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
-    """Return an encoded image as pixels (1, 3, height, width) in 0..1, as diffusers' ControlNet pipelines see it.
+    """Return an encoded image as pixels (1, 3, height, width) in 0..1, as in diffusers' ControlNet pipelines.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
     """
     return decode(data, field, lambda picture: _to_unit(picture, (width_px, height_px)))
 
@@ -110,8 +111,8 @@ def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> 
 def condition_of_size(data: bytes, width_px: int, height_px: int) -> Tensor:
     """Return a ControlNet's image as pixels (1, 3, height, width) in 0..1. Blocks while others decode.
 
-    Raises InvalidArgument naming it for an image that is none, is damaged, or is not of the picture's size; nothing is
-    decoded of one whose header says another size.
+    Raises InvalidArgument naming its field for data that is no image, is damaged, or has another size; an image with
+    another size in its header is not decoded.
     """
     header = read_header(data, CONDITION_FIELD)
     if (header.width_px, header.height_px) != (width_px, height_px):
@@ -142,7 +143,7 @@ def _is_uniform(mask: Tensor) -> bool:
 
 def kept_after_sampling(mask: Tensor, sampled: Tensor) -> Tensor:
     """Return a smaller version of a mask of 0 and 1 (1, 1, height, width): `sampled`, unless it has lost all ones or
-    all zeros of the mask. In that case a cell that covers any of them is one, or zero."""
+    all zeros of the mask. In that case every cell that covers a lost value has that value."""
     size = (int(sampled.shape[-2]), int(sampled.shape[-1]))
     if mask.any() and not sampled.any():
         return adaptive_max_pool2d(mask, size)

@@ -1,5 +1,5 @@
-"""Read the frame around a compressed safetensors file, as earlier versions wrote it. A file that is not compressed has
-no frame: the library's own header says what it holds.
+"""Read the frame around a compressed safetensors file, as earlier versions wrote it. An uncompressed file has no frame:
+the library's own header describes it.
 
     "PLAT"        4 bytes; as the first bytes of a safetensors file they would announce a header of 1.4 GB
     version       1 byte, 1
@@ -19,14 +19,14 @@ _DEFLATE = 1
 
 
 class UnknownLatentFormat(ValueError):
-    """A stored latent in a format that this version does not know. Its bytes may be sound."""
+    """Report a stored latent in a format unknown to this version. Its bytes may be valid."""
 
 
 def framed_file(data: bytes, most_bytes: int) -> bytes:
-    """Return the file of a frame, or `data` itself where there is no frame. Never makes more than `most_bytes`.
+    """Return the file of a frame, or `data` itself if there is no frame. Never allocates more than `most_bytes`.
 
-    Raises UnknownLatentFormat for another version or compression, ValueError for a file that is larger than that, or
-    that is not what its frame says.
+    Raises UnknownLatentFormat for another version or compression, ValueError for a file that is larger than that or
+    does not match its frame.
     """
     if not data.startswith(MAGIC):
         _check_size(len(data), most_bytes)
@@ -48,7 +48,7 @@ def _check_size(size_bytes: int, most_bytes: int) -> None:
 def _inflated(stream: memoryview, size: int) -> bytes:
     inflater = zlib.decompressobj()
     try:
-        # One byte more than was promised, so that a longer stream shows; a bound of zero would be none.
+        # One byte more than stated, to detect a longer stream; a bound of zero would mean no bound.
         file = inflater.decompress(stream, size + 1)
     except zlib.error:
         raise ValueError("a frame whose stream is damaged") from None

@@ -1,9 +1,9 @@
-"""Latents as stored bytes: one safetensors tensor at unit variance, perhaps in half precision.
+"""Convert latents to stored bytes: one safetensors tensor at unit variance, optionally in half precision.
 
 Stored exactly and resumed by the same sampler, the remaining steps give the bits of an uninterrupted run with DDIM, and
-stay within 1e-4 of it with Euler, whose own scale costs one rounding each way. `benchmarks.latent_storage` measures
-what half precision costs of the final image. Latents that earlier versions stored as bfloat16 or compressed are read:
-the bytes say what they are.
+stay within 1e-4 of it with Euler: its scale costs one rounding each way. `benchmarks.latent_storage` measures the
+effect of half precision on the final image. Latents that earlier versions stored as bfloat16 or compressed can be read:
+the bytes state their format.
 """
 
 import math
@@ -24,15 +24,15 @@ _MAX_HEADER_BYTES = 4096
 
 
 class LatentFormat(Enum):
-    """What a latent is stored as: in the precision that the engine computes in, or float32 as float16."""
+    """Select the storage precision of a latent: the engine's own, or float32 as float16."""
 
     EXACT = "exact"
     FLOAT16 = "float16"
 
 
 def latent_to_bytes(latent: Tensor, format: LatentFormat = LatentFormat.EXACT) -> bytes:
-    """Return a latent (1, channels, height, width) as stored bytes. One that half precision cannot hold is kept as it
-    is, and so is one that has half precision already."""
+    """Return a latent (1, channels, height, width) as stored bytes. A latent out of half precision's range, or already
+    in half precision, is stored unchanged."""
     own = latent.detach().cpu()
     return bytes(save({_NAME: (own if format is LatentFormat.EXACT else _narrowed(own)).contiguous()}))
 
@@ -40,8 +40,8 @@ def latent_to_bytes(latent: Tensor, format: LatentFormat = LatentFormat.EXACT) -
 def latent_from_bytes(data: bytes, shape: Sequence[int]) -> Tensor:
     """Return the latent of stored bytes, in the element type that it was stored in.
 
-    Raises ValueError when the bytes are no latent of that shape, or hold NaN or infinities; as UnknownLatentFormat when
-    they are of a format that another version wrote. Makes no more than a latent of that shape takes.
+    Raises ValueError if the bytes are no latent of that shape, or hold NaN or infinities; UnknownLatentFormat, a
+    ValueError, if another version wrote their format. Allocates no more than a latent of that shape takes.
     """
     file = framed_file(data, math.prod(shape) * _WIDEST_ITEM_BYTES + _MAX_HEADER_BYTES)
     try:

@@ -11,8 +11,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# diffusers does without each of them where it is not installed; accelerate looks for boto3, for trainings in a cloud.
-# torchvision imports the compiler; a network of videos, which nobody serves here, imports torchvision.
+# diffusers works without any of them installed; accelerate looks for boto3, for trainings in a cloud.
+# torchvision imports the compiler; a video network, which is not served here, imports torchvision.
 UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "torchvision", "scipy", "boto3")
 _NETWORKS = (
     "diffusers.models.attention_processor",
@@ -26,12 +26,11 @@ _NETWORKS = (
 
 
 def import_networks_alone() -> None:
-    """Import diffusers' networks as if `UNUSED_LIBRARIES` were not installed; afterwards those can be imported as ever.
+    """Import diffusers' networks as if `UNUSED_LIBRARIES` were not installed; afterwards those can be imported again.
 
-    For as long as the process lives, its diffusers has neither pipelines nor a LoRA loader, and its networks lack the
-    marks that torch.compile reads. Where another library that is installed cannot do without one of them, diffusers is
-    imported whole, and the log says why. Does nothing where diffusers is imported already. Call it while no other
-    thread imports anything.
+    Until the process ends, its diffusers has neither pipelines nor a LoRA loader, and its networks lack the marks that
+    torch.compile reads. If another installed library requires an unused one, diffusers is imported whole, and the log
+    states why. Does nothing if diffusers is imported already. Call it while no other thread imports anything.
     """
     if "diffusers" in sys.modules:
         return
@@ -40,7 +39,7 @@ def import_networks_alone() -> None:
             _import_networks()
     except ImportError as error:
         logger.warning("diffusers is imported whole, which takes more memory: %s", error)
-        # Of what was imported, some has taken the libraries for absent.
+        # Some imported modules have recorded the libraries as absent.
         for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers"]:
             del sys.modules[name]
         _import_networks()
@@ -53,8 +52,8 @@ def _import_networks() -> None:
 
 @contextmanager
 def _as_if_absent(names: tuple[str, ...]) -> Iterator[None]:
-    """Let imports of `names` raise ModuleNotFoundError while the context is open: None in sys.modules says so
-    (language reference, section 5.3.1). What is imported already stays."""
+    """Make imports of `names` raise ModuleNotFoundError while the context is open, by None in sys.modules (language
+    reference, section 5.3.1). Modules imported before stay."""
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -66,8 +65,8 @@ def _as_if_absent(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _compiler_asked_later() -> Iterator[None]:
-    """Let functions that are marked with `torch.compiler.disable` while the context is open be given to the compiler
-    when they are first called: marking one imports the compiler."""
+    """Defer `torch.compiler.disable` of functions, while the context is open, to their first call: marking a function
+    imports the compiler."""
     import torch.compiler
 
     disable: Callable[..., Any] = torch.compiler.disable

@@ -1,4 +1,4 @@
-"""A registry.json beside models says which digest each of them must have."""
+"""Check models against the digests in the registry.json of their directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +9,8 @@ from pentimento.domain.errors import FailedPrecondition
 
 
 def registry_entry(model: Path) -> Mapping[str, Any]:
-    """Return the model's entry in the registry of the directory it lies in; empty without one. Raises BadCheckpoint for
-    a registry that cannot be read."""
+    """Return the model's entry in the registry.json of its parent directory; empty if there is none. Raises
+    BadCheckpoint for a registry that cannot be read."""
     path = model.resolve().parent / "registry.json"
     if not path.is_file():
         return {}
@@ -21,8 +21,8 @@ def registry_entry(model: Path) -> Mapping[str, Any]:
 
 
 def check_digest(model: Path, digest: str, expected: str) -> None:
-    """Check that the model is the expected one: by its registry where `expected` is empty, any where there is none.
-    Raises FailedPrecondition."""
+    """Raise FailedPrecondition unless the model has the `expected` digest, or if that is empty, its registry's; without
+    either any model passes."""
     expected = expected or str(registry_entry(model).get("digest", ""))
     if expected not in ("", digest):
         message = f"{model}: its digest is {digest}, expected {expected[:80]}"

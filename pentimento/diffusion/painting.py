@@ -1,4 +1,4 @@
-"""A picture in the making, as free functions: prepare, then one denoising step after the other.
+"""Denoise one request with free functions: prepare, then one denoising step after the other.
 
 painting = prepare(model, prompts, request)
 while not painting.done:
@@ -34,16 +34,16 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm
 
 @dataclass(frozen=True)
 class NoiseStart:
-    """A start from the seed's noise: all steps."""
+    """Start from the seed's noise and take all steps."""
 
     first_step: int = 0
 
 
 @dataclass(frozen=True)
 class LatentStart:
-    """A start from a stored latent (1, channels, height, width) at unit variance, resumed before `first_step`
-    (NIRVANA). With a `bridge` (`StepSequence`) it is of the step `bridge[-1]`, and is noised again to the level of
-    `bridge[0]` by the request's seed."""
+    """Start from a stored latent (1, channels, height, width) at unit variance, resumed before `first_step` (NIRVANA).
+    With a `bridge` (`StepSequence`) the latent is from the step `bridge[-1]`, and is re-noised to the level of
+    `bridge[0]` with the request's seed."""
 
     latent: Tensor
     first_step: int
@@ -52,9 +52,9 @@ class LatentStart:
 
 @dataclass(frozen=True)
 class ImageStart:
-    """A start from pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and
-    img2img). With a `mask` (1, 1, height, width) of 0 and 1 the picture is painted where that is 1, and what else there
-    is of the image stays; `from_noise`: nothing of the image is where it is painted. `bridge`: as of `LatentStart`."""
+    """Start from pixels (1, 3, height, width) in -1..1, noised to the level before `first_step` (MoDM, and img2img).
+    With a `mask` (1, 1, height, width) of 0 and 1 only the pixels with 1 are generated, the others are kept; with
+    `from_noise` the generated region starts from pure noise. `bridge` is as in `LatentStart`."""
 
     pixels: Tensor
     first_step: int
@@ -65,17 +65,17 @@ class ImageStart:
 
 PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
 
-# Above it a last bit of a latent that carries its noise, as Euler's do, is worth more than 1e-5. Schedules that end in
-# all but pure noise begin at 4,000 and more, the others at 15 to 160.
+# Above it the last bit of a latent that includes its noise, as Euler's do, is worth more than 1e-5. Schedules trained to
+# almost pure noise begin at 4,000 and more, the others at 15 to 160.
 _LOUD_SIGMA = 100.0
 
 
 @dataclass(frozen=True)
 class PaintingRequest:
-    """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
-    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `alone`: no other
-    picture is in its forward passes. `thinned_steps`: from the first of them on these alone are taken; empty for all.
-    What it captures and the peers, ControlNets and LoRAs that it has go by the numbers of the steps as ever."""
+    """Describe a request to the engine. `deadline` is on the engine's monotonic clock in seconds. The listener receives
+    latents before each of `capture_steps`, and the predicted clean latent after every `preview_interval_steps` steps
+    (0: never). `alone` keeps other requests out of its forward passes. From `thinned_steps[0]` on only these steps are
+    taken; empty for all. Captures, peers, ControlNets and LoRAs still use the original step numbers."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -91,7 +91,7 @@ class PaintingRequest:
 
 @dataclass
 class Painting:
-    """The state of one request between steps. Only the engine's thread touches it."""
+    """Hold the state of one request between steps. Only the engine's thread uses it."""
 
     request: PaintingRequest
     schedule: Schedule
@@ -100,65 +100,65 @@ class Painting:
     generator: torch.Generator
     predicted_clean: Tensor | None = None
     prompt_truncated: bool = False
-    # In the next step: a peer computes the unconditional row.
+    # A peer computes the unconditional row of the next step.
     conditional_only: bool = False
-    # What stays of a masked picture.
+    # The known region of a masked image.
     known: KnownRegion | None = None
 
     @property
     def row_count(self) -> int:
-        """Its rows in a batch: two with guidance, the unconditional one first; of these the second alone where a peer
-        computes the other."""
+        """Return the number of rows in a batch: 2 with guidance, the unconditional one first; 1 without, or if a peer
+        computes the unconditional one."""
         return self.seen.states.shape[0]
 
     @property
     def seen(self) -> Conditioning:
-        """What the network is conditioned on here."""
+        """Return the conditioning of the rows computed here."""
         return self.conditioning.rows(1, 2) if self.conditional_only else self.conditioning
 
     @property
     def done(self) -> bool:
-        """Whether no step is left."""
+        """Return whether no step is left."""
         return self.state.step_index >= self.schedule.step_count
 
     @property
     def is_thinned(self) -> bool:
-        """Whether it has left out steps: what it captured from here on would not be what another picture's schedule
-        has there."""
+        """Return whether the request has skipped steps: captures from here on would not match another schedule's
+        latents."""
         thinned = self.schedule.order.thinned
         return bool(thinned) and self.state.step_index > thinned[0]
 
     @property
     def timestep(self) -> float:
-        """What the network is conditioned on in the next step."""
+        """Return the network's timestep of the next step."""
         return float(self.schedule.timesteps[self.state.step_index])
 
     @property
     def step_amplifies_rounding(self) -> bool:
-        """Whether a difference in the last bit of the next prediction may be seen in the picture: taken from a latent
-        of deviation sigma it is rounded to one of sigma's last bits, or not, and most of the noise is gone one step
-        later."""
+        """Return whether a difference in the last bit of the next prediction may be visible in the image: subtracted
+        from a latent of deviation sigma it may round to one of sigma's last bits, and one step later most of the noise
+        is removed."""
         return self.schedule.sigmas[self.state.step_index] > _LOUD_SIGMA
 
 
 def schedule_for(
     model: DiffusionModel, spec: GenerationSpec, thinned_steps: tuple[int, ...] = (), bridge: tuple[int, ...] = ()
 ) -> Schedule:
-    """Return the schedule of a request's sampler; of its steps from `thinned_steps[0]` on those alone are taken, and
-    those of a `bridge` at other levels. Raises InvalidArgument when steps or eta do not fit the scheduler."""
+    """Return the schedule of a request's sampler; from `thinned_steps[0]` on only these steps are taken, and the steps
+    of a `bridge` at other levels. Raises InvalidArgument if steps or eta do not fit the scheduler."""
     config = model.scheduler_config(spec.scheduler)
     return make_schedule(config, spec.num_inference_steps, spec.eta, thinned_steps, bridge)
 
 
 def bridge_of(start: PaintingStart) -> tuple[int, ...]:
-    """Return the steps that lead a start which is noised again back to where it enters the schedule."""
+    """Return the steps that lead a re-noised start back to its point in the schedule; empty for other starts."""
     return start.bridge if isinstance(start, LatentStart | ImageStart) else ()
 
 
 def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> bool:
-    """Leave out, from `steps[0]` on, all other steps of a painting, between two of its steps. False, and nothing has
-    changed, for one that has passed that step, is thinned already, or whose steps another worker samples. Raises
-    InvalidArgument for steps that are not of its schedule."""
+    """Skip all steps not in `steps` from `steps[0]` on; call it between two steps. Return False without a change if the
+    request has passed `steps[0]`, is thinned already, or is sampled by another worker. Raises InvalidArgument for steps
+    outside the schedule."""
     schedule = painting.schedule
     if isinstance(painting.request.start, HalfStart) or schedule.order.thinned:
         return False
@@ -170,8 +170,8 @@ def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> b
 
 
 def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) -> int:
-    """Return the step at which img2img starts, by diffusers' rules: about `steps * strength` steps remain, rounded down
-    for diffusion models and up for flows."""
+    """Return the first step of img2img, by diffusers' rules: about `steps * strength` steps remain, rounded down for
+    diffusion models and up for flows."""
     if noise_form is NoiseForm.FLOW_MATCHING:
         return int(max(step_count - min(step_count * strength, step_count), 0))
     return step_count - min(int(step_count * strength), step_count)
@@ -185,9 +185,9 @@ def prepare(
     adapters: AdapterSet = (),
     row: PerSampleAdapters | None = None,
 ) -> Painting:
-    """Return a painting before its first step: conditioning, schedule and initial latent. Noise is drawn as diffusers'
-    pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps. For `adapters`
-    and `row` see `condition`."""
+    """Return the state of a request before its first step: conditioning, schedule and initial latent. Noise is drawn as
+    in diffusers' pipelines: on the CPU, from the request's seed, in the order image encoder, latent, steps. For
+    `adapters` and `row` see `condition`."""
     start = request.start
     schedule = start.steps if isinstance(start, HalfStart) else _own_schedule(model, request)
     generator = torch.Generator("cpu").manual_seed(request.spec.seed)
@@ -214,8 +214,8 @@ def condition(
     adapters: AdapterSet = (),
     row: PerSampleAdapters | None = None,
 ) -> tuple[Conditioning, bool]:
-    """Return what the denoiser sees of a request besides latents, and whether its prompt was cut off. `adapters` change
-    the text encoders; `row` is what they change of the denoiser where its weights do not hold them."""
+    """Return the denoiser's conditioning for a request, and whether a prompt was truncated. `adapters` change the text
+    encoders; `row` holds their changes of the denoiser if its weights do not."""
     if isinstance(request.start, HalfStart):
         return model.project(request.start.conditioning, stack_adapters([row], 1)), False
     spec = request.spec
@@ -236,7 +236,7 @@ def condition_anew(
     adapters: AdapterSet,
     row: PerSampleAdapters | None,
 ) -> None:
-    """Change what a painting is conditioned on to what its adapters make of it from here on; its mask stays."""
+    """Recompute the conditioning of a request with its adapters; its mask is kept."""
     masked = painting.conditioning.masked
     conditioning, _ = condition(model, prompts, painting.request, adapters, row)
     painting.conditioning = replace(conditioning, masked=masked)
@@ -247,7 +247,7 @@ def _with_mask(conditioning: Conditioning, masked: Tensor) -> Conditioning:
 
 
 def _masked_channels(model: DiffusionModel, request: PaintingRequest, generator: torch.Generator) -> Tensor:
-    """What a network that sees masks is told; of a picture without a mask that nothing stays."""
+    """Return the mask channels of a network that takes masks; without a mask the known region is empty."""
     spec, start = request.spec, request.start
     pixels, mask = torch.zeros(1, 3, spec.height_px, spec.width_px), torch.ones(1, 1, spec.height_px, spec.width_px)
     if isinstance(start, ImageStart) and start.mask is not None:
@@ -259,7 +259,7 @@ def _masked_channels(model: DiffusionModel, request: PaintingRequest, generator:
 def _initial_state(
     model: DiffusionModel, schedule: Schedule, request: PaintingRequest, generator: torch.Generator
 ) -> tuple[SamplerState, KnownRegion | None]:
-    """The state before the first step, and what stays of a masked picture."""
+    """Return the state before the first step, and the known region of a masked image."""
     match request.start:
         case NoiseStart():
             shape = model.latent_shape(request.spec.width_px, request.spec.height_px)
@@ -280,7 +280,8 @@ def _initial_state(
 def _state_from_image(
     model: DiffusionModel, schedule: Schedule, start: ImageStart, generator: torch.Generator
 ) -> tuple[SamplerState, KnownRegion | None]:
-    """Drawn in diffusers' order: what needs no encoded image has none."""
+    """Return the state and the known region of an image start. Noise is drawn in diffusers' order; the image is encoded
+    only if it is needed."""
     sees_mask, shape = model.info.sees_mask, model.latent_shape(start.pixels.shape[-1], start.pixels.shape[-2])
     clean = None if sees_mask and start.from_noise else model.encode_image(start.pixels, generator)
     noise = _noise(model, shape, generator)
@@ -293,15 +294,16 @@ def _state_from_image(
     if start.mask is None or sees_mask or clean is None:
         return state, None
     if schedule.needs_noise:
-        # diffusers encodes what stays here, for networks that see it: a stochastic encoder draws before the steps do.
+        # diffusers encodes the known region here, for networks that take it: a stochastic encoder advances the
+        # generator before the steps do.
         model.encode_image(kept_pixels(start.pixels, start.mask), generator)
     mask = cells_of(start.mask, clean.shape).to(model.device, model.dtype)
     return state, KnownRegion(mask, clean, noise)
 
 
 def _renoising_generator(seed: int) -> torch.Generator:
-    """Return one whose noise is not what a picture of that seed begins with: the donor may have had the same seed, and
-    its latent holds that noise, which must not be added to itself."""
+    """Return a generator with other noise than an image's initial noise of that seed: the donor may have had the same
+    seed, and its latent holds that noise, which must not be added again."""
     digest = hashlib.sha256(f"renoised {seed}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]))
 
@@ -317,12 +319,12 @@ def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> 
 
 
 def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
-    """Return the next step's input of one picture alone, in tensors of its own."""
+    """Return the next step's input of one request, in new tensors."""
     return _input_of(model, painting, painting.seen)
 
 
 def half_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
-    """Return the next step's input of a guided picture's unconditional row alone, in tensors of its own."""
+    """Return the next step's input of a guided request's unconditional row, in new tensors."""
     return _input_of(model, painting, painting.conditioning.rows(0, 1))
 
 
@@ -336,10 +338,10 @@ def _input_of(model: DiffusionModel, painting: Painting, conditioning: Condition
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
-    """Advance a painting by the network's prediction for its rows: guide, move the sampler, put back what a mask keeps.
+    """Advance a request by the network's prediction for its rows: guide, advance the sampler, restore the known region.
 
     Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
-    it costs microseconds: the arithmetic of a picture then never depends on who shares the batch.
+    it costs microseconds: the arithmetic of a request then never depends on the rest of the batch.
     """
     if prediction.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
@@ -353,5 +355,5 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
 
 
 def denoise_step(model: DiffusionModel, painting: Painting) -> None:
-    """Take one step of one picture alone."""
+    """Take one step of one request without a batch."""
     take_step(model, painting, model.predict(model_input(model, painting)))

@@ -1,5 +1,5 @@
-"""How much memory a piece of work needs at its peak: of the CUDA device, or of this process where the model runs on the
-CPU. Linux keeps the latter as a high-water mark that can be reset; elsewhere nothing is known, and None says so."""
+"""Measure the peak memory of a function call: of the CUDA device, or of this process if the model runs on the CPU.
+Linux stores the latter as a resettable high-water mark; on other systems the result is None."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,8 @@ _KIB = 1024
 
 
 def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | None:
-    """Run `work` and return the bytes in use at its peak, what had been there before included; None where that cannot
-    be measured."""
+    """Run `work` and return the bytes in use at its peak, including those in use before; None if that cannot be
+    measured."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         work()
@@ -26,7 +26,7 @@ def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | Non
 
 
 def used_bytes(device: torch.device) -> int | None:
-    """Return the bytes in use now; None where that cannot be measured."""
+    """Return the bytes in use now; None if that cannot be measured."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
 
 

@@ -1,8 +1,8 @@
-"""PNG files of pixels (RFC 2083), where serving pictures is what takes the time.
+"""Encode pixels as PNG (RFC 2083) faster than Pillow.
 
-A row's filter is chosen on the device where the pixels are, and zlib looks for runs alone: files of photographs are no
-larger than a search for repetitions makes them, in a fifth of the time. No thread waits for the interpreter meanwhile,
-which Pillow holds while it encodes: a device whose next step has to be launched would stand still.
+A row's filter is chosen on the device of the pixels, and zlib searches only for runs: files of photographs are no
+larger than with a search for repetitions, in a fifth of the time. The encoding releases the interpreter lock, which
+Pillow holds: the device would idle until another thread could launch the next step.
 """
 
 import struct
@@ -15,16 +15,15 @@ from torch.nn import functional
 from pentimento.pictures.png_chunks import png_chunk, png_file
 
 CHANNELS = 3
-# Pixels that are filtered at a time: what is made of them stays in a processor's cache; a GPU has fewer launches of
-# larger ones.
+# Pixels filtered at a time: on a CPU the intermediate results fit the cache; on a GPU large bands need fewer launches.
 _HOST_BAND, _DEVICE_BAND = 2**15, 2**20
 _HEADER = struct.Struct(">IIBBBBB")
 _BITS, _RGB = 8, 2
 
 
 def filtered_rows(pixels: Tensor) -> Tensor:
-    """Return pixels (height, width, 3) of bytes as rows of PNG (height, 1 + 3 * width), on their device: each row by
-    the filter whose differences are smallest in sum (RFC 2083, section 9.6), its number before it."""
+    """Return pixels (height, width, 3) of bytes as rows of PNG (height, 1 + 3 * width), on their device: each row
+    starts with the number of the filter with the smallest sum of differences (RFC 2083, section 9.6)."""
     height, width, _ = pixels.shape
     rows = pixels.reshape(height, width * CHANNELS).to(torch.int16)
     # Before the first row, and left of each, there are zeros.
@@ -34,7 +33,7 @@ def filtered_rows(pixels: Tensor) -> Tensor:
 
 
 def _filtered(known: Tensor) -> Tensor:
-    """The rows but for the first, which is the one above them."""
+    """Return the filtered rows except the first, which is only the row above."""
     rows, left = known[1:, CHANNELS:], known[1:, :-CHANNELS]
     above, corner = known[:-1, CHANNELS:], known[:-1, :-CHANNELS]
     guesses = (torch.zeros_like(rows), left, above, (left + above) >> 1, _paeth(left, above, corner))
@@ -46,7 +45,7 @@ def _filtered(known: Tensor) -> Tensor:
 
 
 def _paeth(left: Tensor, above: Tensor, corner: Tensor) -> Tensor:
-    """Of the three neighbours the one nearest to left + above - corner."""
+    """Return the neighbour nearest to left + above - corner."""
     to_left, to_above = (above - corner).abs(), (left - corner).abs()
     to_corner = (left + above - 2 * corner).abs()
     other = torch.where(to_above <= to_corner, above, corner)
@@ -54,7 +53,7 @@ def _paeth(left: Tensor, above: Tensor, corner: Tensor) -> Tensor:
 
 
 def png_of_rows(rows: Tensor) -> bytes:
-    """Return the file of what `filtered_rows` gave, in host memory."""
+    """Return the PNG file of rows from `filtered_rows`, in host memory."""
     height, width = rows.shape[0], (rows.shape[1] - 1) // CHANNELS
     deflate = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
     content = deflate.compress(rows.numpy().data) + deflate.flush()

@@ -1,4 +1,4 @@
-"""Encoded images to the pixels a vision tower takes, as transformers' CLIPImageProcessor does it with PIL."""
+"""Preprocess images to a vision tower's input pixels, as transformers' CLIPImageProcessor does with PIL."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from pentimento.pictures.decoding import resized
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = 3
-# Beyond it nothing of a tower would be left to resize for.
+# Larger than the input of any vision tower.
 MAX_EDGE_PX = 2048
 
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """The steps of preprocessor_config.json. `resize` is the shortest edge or (height, width), `crop` (height, width);
-    pixels, both; None leaves the step out."""
+    """Hold the steps of preprocessor_config.json. `resize` is the shortest edge or (height, width), `crop` (height,
+    width), both in pixels; None skips the step."""
 
     resize: int | tuple[int, int] | None = 224
     resample: int = BICUBIC
@@ -34,7 +34,7 @@ class ImagePreprocessing:
 
 
 def read_preprocessing(path: Path, image_size: int) -> ImagePreprocessing:
-    """Raises BadCheckpoint when the outcome would not be `image_size` pixels high and wide."""
+    """Return the steps of a file. Raises BadCheckpoint if the result would not be `image_size` pixels high and wide."""
     document = read_json_object(path)
     try:
         steps = _parse(document)
@@ -96,7 +96,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def to_pixels(image: Image.Image, steps: ImagePreprocessing) -> NDArray[np.float32]:
-    """(3, height, width) float32 of an RGB image."""
+    """Return the pixels of an RGB image, (3, height, width) float32."""
     if steps.resize is not None:
         height, width = _resized(image.size, steps.resize)
         image = resized(image, (width, height), Image.Resampling(steps.resample))
@@ -110,7 +110,7 @@ def to_pixels(image: Image.Image, steps: ImagePreprocessing) -> NDArray[np.float
 
 
 def _resized(size: tuple[int, int], wanted: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width)"""
+    """Return the resized (height, width) of a `size` (width, height)."""
     if isinstance(wanted, tuple):
         return wanted
     width, height = size
@@ -119,7 +119,7 @@ def _resized(size: tuple[int, int], wanted: int | tuple[int, int]) -> tuple[int,
 
 
 def _center_crop(pixels: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """(3, height, width) to (3, *size); what is too small gets a black border, the wider side above and to the left."""
+    """Crop (3, height, width) to (3, *size); smaller images get a black border, wider above and to the left."""
     missing = [max(0, wanted - given) for wanted, given in zip(size, pixels.shape[1:], strict=True)]
     if any(missing):
         pixels = np.pad(pixels, [(0, 0), *((math.ceil(gap / 2), gap // 2) for gap in missing)])

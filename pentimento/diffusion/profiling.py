@@ -1,5 +1,5 @@
-"""What a model costs on this device, measured through the engine's own loop: e(b) step by step, preparing, decoding,
-encoding, memory. `pentimento profile cost` writes it down."""
+"""Measure a model's cost on this device through the engine's loop: e(b) step by step, preparing, decoding, encoding,
+memory. `pentimento profile cost` stores it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +30,7 @@ from pentimento.profiles.costs import BatchProfile, Cost, SizeProfile
 
 @dataclass(frozen=True)
 class ProfiledBatch:
-    """Pictures like `spec`, `batch_size` at once, painted `repeats` times after one time that does not count."""
+    """Describe a load: batches of `batch_size` images of `spec`, generated `repeats` times after one uncounted run."""
 
     spec: GenerationSpec
     batch_size: int
@@ -40,7 +40,7 @@ class ProfiledBatch:
 def profile_batches(
     model: DiffusionModel, denoiser: Denoiser, loads: Iterable[ProfiledBatch]
 ) -> Iterator[BatchProfile]:
-    """Yield profiles from small batches to large; those that the device has no memory for are left out."""
+    """Yield profiles from small batches to large; skip batches that the device has no memory for."""
     too_much: set[BatchKey] = set()
     for load in sorted(loads, key=lambda load: load.batch_size):
         key = batch_key(load.spec)
@@ -53,10 +53,10 @@ def profile_batches(
 
 
 def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> BatchProfile | None:
-    """Return the cost of every step of every repetition; None when the device has no memory for it. Raises what a
-    painting fails with."""
+    """Return the cost of every step of every repetition; None if the device has no memory for it. Raises the error of a
+    failed request."""
     run = _Run(model, denoiser, load)
-    peak = peak_bytes_of(model.device, run.paint)  # the first time also pays for what is made only once
+    peak = peak_bytes_of(model.device, run.paint)  # the first run includes one-time costs
     step_seconds = [run.paint() for _ in range(load.repeats)]
     if run.ran_out:
         return None
@@ -67,7 +67,7 @@ def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch
 
 @torch.inference_mode()
 def profile_size(model: DiffusionModel, denoiser: Denoiser, spec: GenerationSpec, repeats: int) -> SizeProfile:
-    """Return the cost of what is done once for each picture of that size."""
+    """Return the cost of the work done once for each image of that size."""
     run = _Run(model, denoiser, ProfiledBatch(replace(spec, num_inference_steps=1), 1, repeats))
     for _ in range(repeats + 1):
         run.paint()
@@ -96,7 +96,7 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 @dataclass
 class _Painted(SilentObserver, SilentListener):
-    """Hears of one batch of paintings and of the loop that paints them."""
+    """Collect the events of one batch of requests and of its loop."""
 
     step_seconds: list[float] = field(default_factory=list)
     finished_ones: list[FinishedPainting] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _Painted(SilentObserver, SilentListener):
 
 
 class _Run:
-    """One loop, used again and again; every painting has a prompt of its own, so that no memo helps."""
+    """Run one loop repeatedly; every request has a different prompt, so that no cache helps."""
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> None:
         self._load = load
@@ -135,7 +135,7 @@ class _Run:
 
     @torch.inference_mode()
     def paint(self) -> list[float]:
-        """Seconds of each step. Raises what the paintings fail with, unless it is that the device has no memory."""
+        """Return the seconds of each step. Raises the error of a failed request, except out of memory."""
         listener = self._listener
         listener.step_seconds, listener.finished_ones = [], []
         for _ in range(self._load.batch_size):

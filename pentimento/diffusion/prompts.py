@@ -1,4 +1,5 @@
-"""Prompts to text states, memoised: users try a prompt with many seeds, and guided ones share the empty one."""
+"""Encode prompts to text states, memoised: users try a prompt with many seeds, and guided requests share the empty
+one."""
 
 from collections import OrderedDict
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ _Key = tuple[str, bool, tuple[tuple[tuple[str, float], ...], ...]]
 
 
 class PromptMemo:
-    """Encoded prompts, of which the least recently used go first. One thread only."""
+    """Cache encoded prompts; the least recently used are evicted first. One thread only."""
 
     def __init__(self, model: DiffusionModel, capacity: int) -> None:
         self._model = model
@@ -19,12 +20,12 @@ class PromptMemo:
         self._states: OrderedDict[_Key, PromptStates] = OrderedDict()
 
     def encode(self, prompt: str, *, negative: bool = False, adapters: AdapterSet = ()) -> PromptStates:
-        """Return the prompt's states, from memory where it was encoded lately by the same text encoders: LoRAs that
-        change those count."""
+        """Return the prompt's states, cached if it was encoded recently by the same text encoders with the same
+        LoRAs."""
         encoders = list(self._model.adaptable)[1:] if adapters else []
         keys = tuple(set_key(adapters, encoder) for encoder in encoders)
         changed = keys if any(keys) else ()
-        key = (prompt, negative and not prompt, changed)  # only an empty prompt may mean something else as a negative
+        key = (prompt, negative and not prompt, changed)  # only an empty prompt may differ as a negative
         states = self._states.pop(key, None) or self._encode(prompt, negative, adapters, encoders)
         self._states[key] = states
         while len(self._states) > self._capacity:

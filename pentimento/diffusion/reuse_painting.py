@@ -1,6 +1,6 @@
-"""Pictures painted many at once through the engine's own loop, from any start, with the latents that are kept of them.
+"""Generate batches of images through the engine's loop, from any start, with their captured latents.
 
-For measuring what reuse costs in quality, and LoRAs that come late: `pentimento profile`.
+`pentimento profile` uses it to measure the effect of reuse, and of late LoRAs, on quality.
 """
 
 import time
@@ -28,8 +28,8 @@ from pentimento.domain.errors import PentimentoError
 
 @dataclass(frozen=True)
 class StudiedPicture:
-    """A picture as a client gets it (PNG), and by step the latents that its request asked to capture, each
-    (1, channels, height, width) at unit variance; `final` is the clean one that the picture was decoded from."""
+    """Hold an image as a client receives it (PNG), and by step the latents captured for its request, each
+    (1, channels, height, width) at unit variance; `final` is the clean latent that the image was decoded from."""
 
     png: bytes = field(repr=False)
     latents: Mapping[int, Tensor] = field(repr=False)
@@ -38,7 +38,7 @@ class StudiedPicture:
 
 @dataclass
 class _Heard(SilentListener):
-    """Hears of one painting."""
+    """Collect the latents and the outcome of one request."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
@@ -55,7 +55,7 @@ class _Heard(SilentListener):
 
 
 class ReusePainter:
-    """Paints requests with one model, up to `max_batch` of them in a step."""
+    """Generate images with one model, up to `max_batch` requests in a step."""
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, max_batch: int) -> None:
         self._model = model
@@ -66,12 +66,12 @@ class ReusePainter:
 
     @property
     def model(self) -> DiffusionModel:
-        """The model that paints."""
+        """Return the model."""
         return self._model
 
     def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
-        """Yield the requests' pictures in their order. Raises what a painting fails with. The model has its own weights
-        afterwards."""
+        """Yield the requests' images in order. Raises the error of a failed request. Restores the model's base weights
+        at the end."""
         try:
             for start in range(0, len(requests), self._max_batch):
                 yield from self._paint_batch(requests[start : start + self._max_batch])

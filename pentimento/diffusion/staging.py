@@ -1,5 +1,5 @@
-"""A checkpoint as the libraries are to see it: a directory of links to the weights and tokenizer files that were judged
-and digested, with configurations and indexes written anew. What else lies in the checkpoint, no loader can find."""
+"""Stage a checkpoint for the libraries: a directory of links to the validated and digested weights and tokenizer files,
+with rewritten configurations and indexes. Loaders cannot reach any other file of the checkpoint."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -14,7 +14,7 @@ from pentimento.diffusion.component_config import TOKENIZER_KEYS, allowed_config
 _TOKENIZER_TEXTS = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model"})
 _TOKENIZER_CONFIGS = frozenset({"tokenizer_config.json", "special_tokens_map.json"})
 
-# The keys that a class takes in its configuration, by its name.
+# Returns the configuration keys that a class takes, by its name.
 KeysOf = Callable[[str], Collection[str]]
 
 
@@ -35,7 +35,7 @@ def _stage_component(checkpoint: Checkpoint, part: str, target: Path, keys: Coll
     source = checkpoint.component_directory(part)
     files = [path for path in checkpoint.files if path.parent == source]
     target.mkdir()
-    if part == "scheduler":  # a pipeline makes one of its own, which nobody uses
+    if part == "scheduler":  # a pipeline builds its own scheduler, which is not used
         _write(target / "scheduler_config.json", {"_class_name": checkpoint.components[part].name})
     elif part.startswith("tokenizer"):
         stage_tokenizer(files, target)
@@ -44,7 +44,8 @@ def _stage_component(checkpoint: Checkpoint, part: str, target: Path, keys: Coll
 
 
 def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
-    """Copy into `target` those of `files` that a tokenizer reads. Raises BadCheckpoint."""
+    """Link into `target` the files that a tokenizer reads, and copy its checked configurations. Raises
+    BadCheckpoint."""
     for path in files:
         if path.name in _TOKENIZER_TEXTS and path.is_file():
             (target / path.name).symlink_to(path.resolve())
@@ -53,11 +54,11 @@ def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
 
 
 def stage_network(source: Path, files: Iterable[Path], target: Path, keys: Collection[str]) -> None:
-    """Link into `target` those of `files`, all of the directory `source`, that a network is loaded from, and write its
-    configuration with nothing but `keys`. Raises BadCheckpoint."""
+    """Link into `target` the network's `files`, all in the directory `source`, and write its configuration with only
+    `keys`. Raises BadCheckpoint."""
     stored = read_json_object(source / "config.json")
     if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
-        stored = {**stored["text_config"], "model_type": "clip_text_model"}  # of a whole CLIP, its text tower
+        stored = {**stored["text_config"], "model_type": "clip_text_model"}  # a whole CLIP: its text tower
     _write(target / "config.json", allowed_config(source / "config.json", stored, keys))
     sizes = {}
     for path in files:

@@ -1,5 +1,5 @@
-"""What a computing thread waits in: for a call from another thread, or for a descriptor to become readable. What comes
-by a descriptor then reaches it without a thread between."""
+"""Let a computing thread wait for a call from another thread, or for a readable descriptor: data from a descriptor then
+reaches it without a thread in between."""
 
 import logging
 import os
@@ -13,39 +13,39 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadWait:
-    """One thread waits; the rest may be called on any thread."""
+    """Block one thread in `wait`; the other methods may be called on any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Nobody has to close it.
+        # Closed with the object, without a call of `close`.
         self._let_go = weakref.finalize(self, os.close, self._wakes)
         self._epoll.register(self._wakes, select.EPOLLIN)
         self._hearing: dict[int, Callable[[], None]] = {}
         self._held = threading.Lock()
 
     def wake(self) -> None:
-        """End the wait at hand, or else the next one."""
+        """End the current wait, or else the next one."""
         with self._held:
             if self._let_go.alive:
                 os.eventfd_write(self._wakes, 1)
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
-        """From now on call `hear` on the waiting thread when the descriptor is readable; it is to read all there is."""
+        """Call `hear` on the waiting thread whenever the descriptor is readable; it must read all available data."""
         with self._held:
             if self._let_go.alive:
                 self._hearing[descriptor] = hear
                 self._epoll.register(descriptor, select.EPOLLIN)
 
     def forget(self, descriptor: int) -> None:
-        """Listen to it no longer; a call of `hear` may be under way. To be called before it is closed. Harmless
-        twice."""
+        """Stop listening to a descriptor; a call of its `hear` may still be running. Call it before the descriptor is
+        closed. Idempotent."""
         with self._held:
             if self._hearing.pop(descriptor, None) is not None and self._let_go.alive:
                 self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once somebody woke this thread, something was heard, or so much time has passed."""
+        """Return once `wake` was called, a descriptor's `hear` ran, or `timeout_s` has passed."""
         for descriptor, _ in self._epoll.poll(timeout_s):
             if descriptor == self._wakes:
                 os.eventfd_read(self._wakes)
@@ -53,12 +53,12 @@ class ThreadWait:
                 self._hear(descriptor)
 
     def hear_now(self) -> None:
-        """Hear what has come, without a wait."""
+        """Call `hear` of all readable descriptors, without a wait."""
         if self._hearing:
             self.wait(0.0)
 
     def close(self) -> None:
-        """Listen to nothing any more; nobody is woken from here on. Not while a thread waits. Harmless twice."""
+        """Stop listening to all descriptors; `wake` has no effect afterwards. Not while a thread waits. Idempotent."""
         with self._held:
             self._hearing.clear()
             if self._let_go.alive:
@@ -67,12 +67,12 @@ class ThreadWait:
 
     def _hear(self, descriptor: int) -> None:
         hear = self._hearing.get(descriptor)
-        if hear is None:  # it was forgotten meanwhile
+        if hear is None:  # `forget` was called before
             return
         try:
             hear()
         except Exception as error:
-            # What was not read would wake the thread for ever.
+            # Unread data would wake the thread forever.
             self.forget(descriptor)
             logger.error(
                 "hearing raised %s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__))

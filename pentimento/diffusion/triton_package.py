@@ -1,4 +1,4 @@
-"""Whether fused kernels can be had at all, told without torch."""
+"""Check whether fused kernels are available, without importing torch."""
 
 import importlib.util
 
@@ -6,6 +6,6 @@ from pentimento.domain.errors import FailedPrecondition
 
 
 def check_triton() -> None:
-    """Raise FailedPrecondition NO_TRITON where the package that compiles fused kernels is not installed."""
+    """Raise FailedPrecondition NO_TRITON if the package that compiles fused kernels is not installed."""
     if importlib.util.find_spec("triton") is None:
         raise FailedPrecondition("NO_TRITON", "fused kernels need the package triton, which is not installed")

@@ -1,4 +1,4 @@
-"""Steps and guidance of requests that name none, by what a checkpoint's files say; without torch.
+"""Choose default steps and guidance from a checkpoint's files; without torch.
 
 usual_settings(Path("sdxl-base"))   # 50 steps, guidance 5.0, as diffusers' pipeline has them
 usual_settings(Path("sdxl-turbo"))  # 1 step, guidance 0.0
@@ -15,7 +15,7 @@ from pentimento.diffusion.checkpoint import read_json_object
 
 @dataclass(frozen=True)
 class UsualSettings:
-    """Guidance of at most 1 is none: each step is one pass for an image."""
+    """Hold default settings. A guidance scale of at most 1 turns guidance off: each step is one pass per image."""
 
     steps: int
     guidance_scale: float
@@ -29,8 +29,8 @@ _PIPELINES = {
     "StableDiffusion3Pipeline": UsualSettings(28, 7.0),
     "StableDiffusion3Img2ImgPipeline": UsualSettings(50, 7.0),
 }
-# Distilled models, as the cards of the first ones have them: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
-# SDXL-Lightning, LCM-LoRA's merges. Other models of these kinds keep the base model's scheduler and take more steps.
+# Distilled models, from the model cards of the first ones: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
+# SDXL-Lightning, LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
 _TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
 _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
@@ -39,8 +39,8 @@ _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
 
 
 def usual_settings(directory: Path) -> UsualSettings:
-    """Return a checkpoint's usual settings; Stable Diffusion's where its files do not say. Raises BadCheckpoint for a
-    configuration that cannot be read."""
+    """Return a checkpoint's default settings; Stable Diffusion's if its files do not state the kind. Raises
+    BadCheckpoint for a configuration that cannot be read."""
     index = _stored(directory / "model_index.json")
     pipeline = str(index.get("_class_name", ""))
     found = _distilled(directory, index, is_flow=pipeline.startswith("StableDiffusion3"))
@@ -48,7 +48,7 @@ def usual_settings(directory: Path) -> UsualSettings:
 
 
 def _distilled(directory: Path, index: Mapping[str, Any], *, is_flow: bool) -> UsualSettings | None:
-    """None for a model that takes as many steps as its family."""
+    """Return the settings of a distilled model; None for a model that takes its family's number of steps."""
     scheduler = _stored(directory / "scheduler" / "scheduler_config.json")
     names = " ".join(_names(directory, index)).lower()
     few_at_once = is_flow or scheduler.get("timestep_spacing") == "trailing"
@@ -65,7 +65,7 @@ def _distilled(directory: Path, index: Mapping[str, Any], *, is_flow: bool) -> U
 
 
 def _names(directory: Path, index: Mapping[str, Any]) -> Iterator[str]:
-    """What the checkpoint is called: its directory, of a hub's cache the repository, and where its parts came from."""
+    """Yield the checkpoint's names: its directory (the repository in a hub's cache), and the origins of its parts."""
     path = directory.resolve()
     yield path.parent.parent.name if path.parent.name == "snapshots" else path.name
     for stored in (index, *(_stored(directory / part / "config.json") for part in ("unet", "transformer"))):

@@ -1,5 +1,5 @@
-"""Components of a checked checkpoint through the stock loaders of diffusers and transformers: local files, safetensors
-only, no code from the directory."""
+"""Load components of a validated checkpoint with the stock loaders of diffusers and transformers: local files,
+safetensors only, no code from the directory."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipT
 from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
 from pentimento.diffusion.staging import stage_network, staged
 
-# Where each class of model_index.json lies: submodules load in a fraction of the time of the packages' namespaces.
+# The module of each class of model_index.json: submodules load in a fraction of the time of the packages' namespaces.
 _CLASSES = {
     "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
@@ -30,7 +30,7 @@ _CLASSES = {
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
 }
-# Whether each projects its pooled states.
+# By class: whether it projects its pooled states.
 _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
 _TEXT_PREFIX = "text_model."
 _TOKENIZERS = {
@@ -39,7 +39,7 @@ _TOKENIZERS = {
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
     "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
 }
-# What a pipeline's constructor may ask for and is told not to expect.
+# Optional components of a pipeline's constructor, passed as absent.
 _OPTIONAL_IN_PIPELINES = frozenset(
     {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
 )
@@ -49,8 +49,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def quiet_loaders() -> None:
-    """Silence the libraries' progress bars and advice, which do not belong in a service's log (changes their global
-    settings)."""
+    """Silence the libraries' progress bars and advice in a service's log (changes their global settings)."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -61,8 +60,8 @@ def quiet_loaders() -> None:
 
 
 def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Return all components but the scheduler, in evaluation mode on `device`; stored half precision becomes `dtype`.
-    Raises BadCheckpoint."""
+    """Return all components except the scheduler, in evaluation mode on `device`; stored half precision becomes
+    `dtype`. Raises BadCheckpoint."""
     names = [name for name in checkpoint.components if name != "scheduler"]
     with staged(checkpoint, _keys_of) as root:
         if checkpoint.single_file is None:
@@ -75,8 +74,8 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
 def load_network(
     directory: Path, files: Iterable[Path], class_name: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return the network of one of diffusers' classes from a directory that holds nothing else, of whose `files` all
-    were judged. In evaluation mode on `device`. Raises BadCheckpoint."""
+    """Return the network of one of diffusers' classes from a directory that holds only the network, with `files`
+    validated before. In evaluation mode on `device`. Raises BadCheckpoint."""
     with TemporaryDirectory(prefix="pentimento-model-") as name:
         stage_network(directory, files, Path(name), _keys_of(class_name))
         with _refusing(directory, class_name, Path(name)):
@@ -85,8 +84,8 @@ def load_network(
 
 
 def _keys_of(class_name: str) -> Collection[str]:
-    """Return what a network's class takes in its configuration: transformers takes anything, so a list of ours;
-    diffusers' constructors take what they name."""
+    """Return the configuration keys of a network's class: a fixed list for transformers, which takes any key; the
+    constructor's arguments for diffusers."""
     if class_name.startswith("CLIPText"):
         return CLIP_TEXT_KEYS
     if class_name == "T5EncoderModel":
@@ -98,14 +97,14 @@ def _keys_of(class_name: str) -> Collection[str]:
 
 @contextmanager
 def _refusing(folder: Path, what: str, staged_as: Path) -> Iterator[None]:
-    """Raise the libraries' errors, of whatever type, as BadCheckpoint in one line, which names the folder of the
-    checkpoint where the library names the staged one."""
+    """Raise the libraries' errors, of any type, as BadCheckpoint in one line, with the checkpoint's folder in place of
+    the staged one."""
     try:
         yield
     except BadCheckpoint:
         raise
     except Exception as error:
-        # Some libraries have the reason behind their first line.
+        # Some libraries state the reason after their first line.
         words = " ".join(str(error).replace(str(staged_as), str(folder)).split())
         shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
         raise BadCheckpoint(f"{folder}: {what} does not load: {shown}") from None
@@ -132,12 +131,12 @@ def _load_component(
 
 
 def _is_written_out(folder: Path) -> bool:
-    """Any other activation than those of the families' own models is left to transformers."""
+    """Return whether `clip_encoder` supports the encoder's activation; transformers loads the others."""
     return read_json_object(folder / "config.json").get("hidden_act", "quick_gelu") in ACTIVATIONS
 
 
 def _load_clip_text(folder: Path, variant: str | None, dtype: torch.dtype, *, projects: bool) -> ClipTextEncoder:
-    """Return the encoder; of what is stored, it takes the tensors that it has, under their older names too."""
+    """Return the encoder with its stored tensors, found under their older names too; other tensors are ignored."""
     config = ClipTextConfig.of(read_json_object(folder / "config.json"))
     with torch.device("meta"):
         encoder = ClipTextEncoder(config, projects=projects)
@@ -173,7 +172,8 @@ def _fitting(stored: Mapping[str, torch.Tensor], name: str, shape: torch.Size) -
 
 
 def _load_tokenizer(name: str, folder: Path, staged_folder: Path) -> Any:
-    """CLIP's prompts are padded to the tokenizer's own length, which is bounded for that."""
+    """Return a tokenizer. Raises BadCheckpoint if CLIP's maximum length, which prompts are padded to, is out of
+    bounds."""
     tokenizer = _class(_TOKENIZERS[name]).from_pretrained(staged_folder, local_files_only=True)
     if name.startswith("CLIP") and not 2 <= tokenizer.model_max_length <= _MAX_TOKENS:
         given = tokenizer.model_max_length
@@ -187,7 +187,8 @@ def _class(place: tuple[str, str]) -> Any:
 
 
 def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
-    """Weights that are not stored are an error: one library leaves them empty, the other draws them at random."""
+    """Return a network. Raises ValueError for missing weights: one library leaves them empty, the other draws them at
+    random."""
     key = "torch_dtype" if model_class.__module__.startswith("diffusers") else "dtype"
     network, told = model_class.from_pretrained(folder, **options, **{key: dtype}, output_loading_info=True)
     if missing := sorted(told["missing_keys"]):
@@ -197,7 +198,8 @@ def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: M
 
 
 def _variant(folder: Path) -> str | None:
-    """Half-precision copies are named `<stem>.fp16.safetensors`; the full one is taken where both are there."""
+    """Return the variant of the weights to load; full precision (None) is preferred. Half-precision copies are named
+    `<stem>.fp16.safetensors`."""
     stems = [_SHARD.sub("", path.name.removesuffix(".safetensors")) for path in weight_files(folder)]
     if not stems:
         raise BadCheckpoint(f"{folder}: no safetensors file in it (pickled weights are never opened)")
@@ -206,8 +208,8 @@ def _variant(folder: Path) -> str | None:
 
 
 def _load_single_file(checkpoint: Checkpoint, root: Path, path: Path, dtype: torch.dtype) -> Any:
-    """Load the pipeline of the checkpoint's own class: only it knows how the original layout maps to its components.
-    The configurations beside the file stand for those that diffusers would fetch from a hub."""
+    """Load the pipeline of the checkpoint's class, which maps the original layout to its components. The configurations
+    next to the file replace the ones from a hub that diffusers would fetch."""
     import diffusers
 
     weights = root / path.name

@@ -1,4 +1,4 @@
-"""Samplers as frozen schedules and pure functions over an explicit state.
+"""Implement samplers as frozen schedules and pure functions over an explicit state.
 
 `make_schedule(config, step_count, eta)` computes every coefficient once; `schedule.advance(state, prediction, noise)`
 is one step, from `SamplerState(schedule.initial_latent(noise), 0)` until `state.step_index == schedule.step_count`.

@@ -1,4 +1,4 @@
-"""diffusers' scheduler_config.json: a key that would change the image and is not implemented is refused by its name."""
+"""Read diffusers' scheduler_config.json; reject, by name, any unimplemented key that would change the image."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pentimento.domain.generation import Scheduler
 
 
 class PredictionType(Enum):
-    """What the network predicts: the noise, the velocity (Salimans and Ho 2022) or the clean sample."""
+    """Name the network's prediction: the noise, the velocity (Salimans and Ho 2022) or the clean sample."""
 
     EPSILON = "epsilon"
     V_PREDICTION = "v_prediction"
@@ -18,8 +18,8 @@ class PredictionType(Enum):
 
 
 class TimestepSpacing(Enum):
-    """How sampling timesteps are spread over the training ones, as in table 2 of "Common Diffusion Noise Schedules and
-    Sample Steps are Flawed" (Lin et al. 2023)."""
+    """Name the spacing of sampling timesteps over the training ones, as in table 2 of "Common Diffusion Noise Schedules
+    and Sample Steps are Flawed" (Lin et al. 2023)."""
 
     LEADING = "leading"
     TRAILING = "trailing"
@@ -27,7 +27,7 @@ class TimestepSpacing(Enum):
 
 
 class BetaSchedule(Enum):
-    """How the training noise grows with the timestep."""
+    """Name the growth of the training noise with the timestep."""
 
     LINEAR = "linear"
     SCALED_LINEAR = "scaled_linear"
@@ -35,7 +35,7 @@ class BetaSchedule(Enum):
 
 
 class SolverType(Enum):
-    """The two second-order updates of DPM-Solver++."""
+    """Name the two second-order updates of DPM-Solver++."""
 
     MIDPOINT = "midpoint"
     HEUN = "heun"
@@ -43,8 +43,8 @@ class SolverType(Enum):
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """A variance-preserving noise schedule and how `scheduler` samples it: the supported keys, unset ones filled with
-    the defaults of diffusers' class for `scheduler`."""
+    """Configure a variance-preserving noise schedule and its sampling by `scheduler`: the supported keys, with the
+    defaults of diffusers' class for `scheduler`."""
 
     scheduler: Scheduler
     num_train_timesteps: int = 1000
@@ -68,8 +68,8 @@ class DiffusionConfig:
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """A straight path between noise and image (Lipman et al. 2023), its timesteps shifted towards noise by `shift`
-    (Esser et al. 2024, section 5.3.2)."""
+    """Configure a straight path between noise and image (Lipman et al. 2023), with timesteps shifted towards noise by
+    `shift` (Esser et al. 2024, section 5.3.2)."""
 
     scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
     num_train_timesteps: int = 1000
@@ -78,8 +78,8 @@ class FlowConfig:
 
 SchedulerConfig = DiffusionConfig | FlowConfig
 
-# The classes that a checkpoint may name; the value serves such a checkpoint when a request names no scheduler. Classes
-# without a counterpart of ours describe the same kind of noise schedule as the one that stands in for them.
+# The classes that a checkpoint may name; the value is the default scheduler of such a checkpoint. Classes without an
+# implementation here describe the same kind of noise schedule as their replacement.
 SCHEDULER_CLASSES = {
     "DDIMScheduler": Scheduler.DDIM,
     "EulerDiscreteScheduler": Scheduler.EULER,
@@ -97,7 +97,7 @@ _CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.EULER_ANCESTRAL: {"timestep_spacing": "linspace"},
     Scheduler.DPM_SOLVER_PP_2M: {"timestep_spacing": "linspace"},
 }
-# Each is computed and kept; checkpoints have a thousand.
+# Every timestep's values are stored; checkpoints have a thousand.
 MAX_TRAIN_TIMESTEPS = 100_000
 _ENUMERATIONS: Mapping[str, type[Enum]] = {
     "prediction_type": PredictionType,
@@ -110,11 +110,10 @@ _ENUMERATIONS: Mapping[str, type[Enum]] = {
 def scheduler_configs(
     class_name: str, stored: Mapping[str, Any], supported: tuple[Scheduler, ...]
 ) -> dict[Scheduler, SchedulerConfig]:
-    """Return what a checkpoint with that scheduler class and configuration can be sampled with, its own scheduler
-    first.
+    """Return the schedulers that can sample a checkpoint with that scheduler class and configuration, its own first.
 
-    Raises UnsupportedConfig, naming class or key, when its own is not `supported` or asks for what is not implemented;
-    others of `supported` are left out in that case.
+    Raises UnsupportedConfig, naming class or key, if its own is not `supported` or sets an unimplemented key; any other
+    scheduler in `supported` is skipped in that case.
     """
     if SCHEDULER_CLASSES.get(class_name) not in supported:
         known = ", ".join(name for name, scheduler in SCHEDULER_CLASSES.items() if scheduler in supported)
@@ -130,9 +129,9 @@ def scheduler_configs(
 
 
 def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> SchedulerConfig:
-    """Return `stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are its own notes.
+    """Return `stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are ignored.
 
-    Raises UnsupportedConfig naming the key for anything that would change the picture and is not implemented.
+    Raises UnsupportedConfig naming the key for any unimplemented setting that would change the image.
     """
     values = read_keys(scheduler, {key: value for key, value in stored.items() if not key.startswith("_")})
     try:

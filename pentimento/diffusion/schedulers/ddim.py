@@ -1,5 +1,5 @@
-"""DDIM (Song et al. 2021), equations 12 and 16. Coefficients are computed once; a step is a handful of operations, in
-diffusers' order, so that the results are equal bit for bit."""
+"""Sample with DDIM (Song et al. 2021), equations 12 and 16. Coefficients are computed once; a step is a few operations
+in diffusers' order, so that the results are equal bit for bit."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class DdimStep:
-    """Scalars of one step: x0 and the noise from the prediction, and both into the next latent."""
+    """Hold the scalars of one step: for x0 and the noise from the prediction, and for the next latent from both."""
 
     root_alpha: float
     root_beta: float
@@ -27,7 +27,7 @@ class DdimStep:
 
 @dataclass(frozen=True)
 class DdimSchedule:
-    """The steps of DDIM (Song et al. 2021)."""
+    """Hold the steps of DDIM (Song et al. 2021)."""
 
     config: DiffusionConfig
     timesteps: Tensor
@@ -39,7 +39,7 @@ class DdimSchedule:
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
@@ -52,11 +52,11 @@ class DdimSchedule:
         return step.root_alpha * clean + step.root_beta * noise
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent as the network wants it into every row of `out`."""
+        """Write the latent into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Return the next state, and the clean latent that the network now predicts."""
+        """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         clean, epsilon = self._clean_and_noise(step, state.latent, prediction)
         if self.config.clip_sample:
@@ -77,7 +77,7 @@ class DdimSchedule:
                 return prediction, (latent - step.root_alpha * prediction) / step.root_beta
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in the form that is stored."""
+        """Return the latent in its stored form."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -86,8 +86,8 @@ class DdimSchedule:
 
 
 def make_ddim_schedule(config: DiffusionConfig, order: StepSequence, eta: float) -> DdimSchedule:
-    """Build the schedule. Raises ValueError when the steps do not fit the training schedule, and InvalidArgument for a
-    step of pure noise under epsilon prediction: the clean image cannot be told from noise alone."""
+    """Build the schedule. Raises ValueError if the steps do not fit the training schedule, and InvalidArgument for a
+    step of pure noise under epsilon prediction: the clean image cannot be computed from noise only."""
     step_count = order.step_count
     alphas = cumulative_alphas(config)
     whole = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))

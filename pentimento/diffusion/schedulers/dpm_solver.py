@@ -1,8 +1,9 @@
-"""DPM-Solver++ (2M) of Lu et al. 2022, algorithm 2: second order from the clean latents of two neighbouring steps.
+"""Sample with DPM-Solver++ (2M) of Lu et al. 2022, algorithm 2: second order from the clean latents of two neighbouring
+steps.
 
-Coefficients are computed once, one step at a time on float32 scalars, which gives diffusers' bits. A start has no
-earlier step, so its first one is of order 1, and so is the first one of a resumed latent. A thinned one stays of order
-2: the step taken before it is further away, which its slope takes into account.
+Coefficients are computed once, one step at a time on float32 scalars, which gives diffusers' bits. The first step of a
+start or of a resumed latent is of order 1, because it has no earlier step. Steps of a thinned schedule stay of order 2:
+the slope accounts for the larger distance to the step before.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ _FEW_STEPS = 15
 
 @dataclass(frozen=True)
 class DpmSolverStep:
-    """Scalars of one step: the level (`alpha`, `sigma` at unit variance), the weights of latent and clean latent, and
-    for the second order `slope` times the difference of the clean latents, weighted by `slope_weight`."""
+    """Hold the scalars of one step: the level (`alpha`, `sigma` at unit variance), the weights of latent and clean
+    latent, and for the second order `slope` times the difference of the clean latents, weighted by `slope_weight`."""
 
     alpha: float
     sigma: float
@@ -38,7 +39,7 @@ class DpmSolverStep:
 
 @dataclass(frozen=True)
 class DpmSolverSchedule:
-    """The steps of DPM-Solver++ (Lu et al. 2022)."""
+    """Hold the steps of DPM-Solver++ (Lu et al. 2022)."""
 
     config: DiffusionConfig
     timesteps: Tensor
@@ -50,7 +51,7 @@ class DpmSolverSchedule:
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
@@ -63,11 +64,11 @@ class DpmSolverSchedule:
         return step.alpha * clean + step.sigma * noise
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent as the network wants it into every row of `out`."""
+        """Write the latent into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Return the next state, and the clean latent that the network now predicts."""
+        """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         clean = self._clean(step, state.latent, prediction)
         following = step.latent_weight * state.latent.float() + step.clean_weight * clean
@@ -85,7 +86,7 @@ class DpmSolverSchedule:
                 return prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in the form that is stored."""
+        """Return the latent in its stored form."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -94,7 +95,7 @@ class DpmSolverSchedule:
 
 
 def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> DpmSolverSchedule:
-    """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
+    """Build the schedule. Raises ValueError if the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
     timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), order.step_count)
@@ -108,13 +109,13 @@ def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> Dp
 def _noise_levels(
     config: DiffusionConfig, trained_sigmas: npt.NDArray[np.float32], step_count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Timesteps and sigmas, (step_count,) each."""
+    """Return timesteps and sigmas, (step_count,) each."""
     if not config.use_karras_sigmas:
         timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
         return timesteps, np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas)
     levels = karras_levels(float(trained_sigmas[-1]), float(trained_sigmas[0]), step_count)
     unrounded = timesteps_at(levels, trained_sigmas)
-    # diffusers cuts off what is behind the point for this noise schedule alone.
+    # diffusers truncates instead of rounding for this noise schedule only.
     is_cosine = config.beta_schedule is BetaSchedule.SQUARED_COSINE
     return (unrounded if is_cosine else unrounded.round()).astype(np.int64), levels
 
@@ -136,7 +137,7 @@ def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequen
 
 
 def _level(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """alpha and sigma at unit variance, and half the log of the signal-to-noise ratio."""
+    """Return alpha and sigma at unit variance, and half the log of the signal-to-noise ratio."""
     alpha = 1 / ((sigma**2 + 1) ** 0.5)
     scaled = sigma * alpha
     return alpha, scaled, torch.log(alpha) - torch.log(scaled)

@@ -1,5 +1,5 @@
-"""Euler's method on the probability-flow ODE (Karras et al. 2022, algorithm 2 without churn) and its ancestral form, as
-k-diffusion and diffusers run them: latents carry variance 1 + sigma^2, and the network sees them at unit variance."""
+"""Sample with Euler's method on the probability-flow ODE (Karras et al. 2022, algorithm 2 without churn) or its
+ancestral form, as in k-diffusion and diffusers: latents have variance 1 + sigma^2, the network's input variance 1."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class EulerStep:
-    """Scalars of one step; `scale` is sqrt(sigma^2 + 1), the v-prediction ones combine output and input into x0."""
+    """Hold the scalars of one step; `scale` is sqrt(sigma^2 + 1), the v-prediction ones combine output and input into
+    x0."""
 
     sigma: float
     scale: float
@@ -28,7 +29,7 @@ class EulerStep:
 
 @dataclass(frozen=True)
 class EulerSchedule:
-    """The steps of Euler and Euler ancestral (Karras et al. 2022)."""
+    """Hold the steps of Euler and Euler ancestral (Karras et al. 2022)."""
 
     config: DiffusionConfig
     timesteps: Tensor
@@ -40,12 +41,12 @@ class EulerSchedule:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler that these steps are of."""
+        """Return the scheduler of the steps."""
         return self.config.scheduler
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
@@ -57,15 +58,15 @@ class EulerSchedule:
         return clean + noise * self.steps[step_index].sigma
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent as the network wants it into every row of `out`."""
+        """Write the latent at unit variance into every row of `out`."""
         torch.div(state.latent.expand_as(out), self.steps[state.step_index].scale, out=out)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Return the next state, and the clean latent that the network now predicts."""
+        """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         latent = state.latent.float()
         clean = self._clean(step, latent, prediction)
-        # In place where nobody else has the tensor: new memory for each takes as long as the arithmetic.
+        # In place on tensors allocated here: new memory for each takes as long as the arithmetic.
         following = (latent - clean).div_(step.sigma).mul_(step.difference).add_(latent)
         if noise is not None:
             following += noise * step.noise_deviation
@@ -81,7 +82,7 @@ class EulerSchedule:
                 return prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in the form that is stored."""
+        """Return the latent in its stored form."""
         return state.latent / self.steps[state.step_index].scale
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -90,9 +91,8 @@ class EulerSchedule:
 
 
 def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSchedule:
-    """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further
-    down and adds fresh noise up to the next level. Raises ValueError when the steps do not fit the training
-    schedule."""
+    """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which denoises a little further in each
+    step and adds fresh noise up to the next level. Raises ValueError if the steps do not fit the training schedule."""
     timesteps, sigmas = _noise_levels(config, order.step_count)
     levels = sigmas[order.levels]
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
@@ -108,7 +108,7 @@ def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSc
 
 
 def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Tensor]:
-    """Timesteps (step_count,), and sigmas (step_count + 1,) down to the last."""
+    """Return timesteps (step_count,), and sigmas (step_count + 1,) with the final level."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
     timesteps = spaced_timesteps(config, step_count).astype(np.float32)
@@ -125,7 +125,7 @@ def _steps(sigma: Tensor, following: Tensor, is_ancestral: bool) -> tuple[EulerS
     down = following
     if is_ancestral:
         up = (following**2 * (sigma**2 - following**2) / sigma**2) ** 0.5
-        # Rounding may leave less than nothing after a very large sigma, where diffusers goes on with NaN.
+        # Rounding may give a negative value after a very large sigma, where diffusers continues with NaN.
         down = (following**2 - up**2).clamp(min=0.0) ** 0.5
     scale = (sigma**2 + 1) ** 0.5
     columns = (sigma, scale, down - sigma, -sigma / scale, sigma**2 + 1, up)

@@ -1,5 +1,5 @@
-"""Euler's method on the straight path of a flow-matching model (Lipman et al. 2023; Esser et al. 2024): the latent
-before a step is sigma * noise + (1 - sigma) * clean, and the network predicts noise - clean."""
+"""Sample with Euler's method on the straight path of a flow-matching model (Lipman et al. 2023; Esser et al. 2024): the
+latent before a step is sigma * noise + (1 - sigma) * clean, and the network predicts noise - clean."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ Levels = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class FlowStep:
-    """The level before a step, and the (negative) distance to the next one."""
+    """Hold the level before a step, and the (negative) distance to the next one."""
 
     sigma: float
     difference: float
@@ -26,8 +26,8 @@ class FlowStep:
 
 @dataclass(frozen=True)
 class FlowMatchEulerSchedule:
-    """The steps of Euler along a flow's straight path. Latents are stored as they are: samplers of one model share one
-    form of noise."""
+    """Hold the steps of Euler along a flow's straight path. Latents are stored unchanged: all samplers of a model share
+    one form of noise."""
 
     config: FlowConfig
     timesteps: Tensor
@@ -39,7 +39,7 @@ class FlowMatchEulerSchedule:
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
@@ -52,11 +52,11 @@ class FlowMatchEulerSchedule:
         return sigma * noise + (1.0 - sigma) * clean
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent as the network wants it into every row of `out`."""
+        """Write the latent into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Return the next state, and the clean latent that the network now predicts."""
+        """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         latent = state.latent.float()
         following = latent + step.difference * prediction
@@ -65,7 +65,7 @@ class FlowMatchEulerSchedule:
         ), latent - step.sigma * prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in the form that is stored."""
+        """Return the latent in its stored form."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -74,7 +74,7 @@ class FlowMatchEulerSchedule:
 
 
 def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> FlowMatchEulerSchedule:
-    """Build the schedule. Raises ValueError when there are more steps than the network was trained at."""
+    """Build the schedule. Raises ValueError for more steps than training timesteps."""
     trained, step_count = config.num_train_timesteps, order.step_count
     if step_count > trained:
         raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
@@ -90,6 +90,6 @@ def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> F
 
 
 def _shifted(levels: Levels, shift: float) -> Levels:
-    """Esser et al. 2024, equation 23."""
+    """Return the levels shifted towards noise (Esser et al. 2024, equation 23)."""
     shifted: Levels = shift * levels / (1 + (shift - 1) * levels)
     return shifted

@@ -1,4 +1,4 @@
-"""Noise levels spaced as in Karras et al. 2022, equation 5, and the training timesteps that they lie at."""
+"""Compute noise levels spaced as in Karras et al. 2022, equation 5, and their training timesteps."""
 
 import numpy as np
 import numpy.typing as npt

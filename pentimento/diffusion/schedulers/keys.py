@@ -1,7 +1,7 @@
-"""Which keys of a scheduler configuration each sampler reads, and which it needs at one value.
+"""Define the keys of a scheduler configuration that each sampler reads, and the keys it supports at fixed values only.
 
-A stored configuration holds the keys of the class that wrote it, and those that other classes left in it. diffusers'
-classes read the keys that they take and pass over the rest, and so do we.
+A stored configuration holds the keys of the class that wrote it, and keys left by other classes. As diffusers' classes
+do, a sampler reads the keys it takes and ignores the rest.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pentimento.domain.generation import Scheduler
 
 
 class UnsupportedConfig(ValueError):
-    """A configuration asks for what this build does not do; the message names the key and the value."""
+    """Report an unsupported configuration; the message names the key and the value."""
 
 
 _NOISE_SCHEDULE = frozenset(
@@ -33,7 +33,7 @@ _OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {
     "use_exponential_sigmas": _OFF,
     "use_beta_sigmas": _OFF,
 }
-# By sampler: the keys it would act on, and the only values at which it does what we do.
+# By sampler: the keys that diffusers' class acts on, and the only values with the behaviour implemented here.
 _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
     Scheduler.DDIM: {"thresholding": _OFF},
     Scheduler.EULER: {
@@ -63,18 +63,18 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
         "stochastic_sampling": _OFF,
     },
 }
-# Networks of these checkpoints predict a variance too, whichever sampler runs them.
+# Networks of checkpoints with other values predict a variance too, with any sampler.
 _FIXED_FOR_ALL: Mapping[str, tuple[Any, ...]] = {
     "variance_type": (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log"),
 }
-# Keys that diffusers' classes of our samplers take, which have an effect only beside a key that is refused.
+# Keys that diffusers' classes for our samplers take, with an effect only together with a rejected key.
 WITHOUT_EFFECT = frozenset(
     {"dynamic_thresholding_ratio", "sample_max_value", "flow_shift", "time_shift_type", "base_shift", "max_shift",
      "base_image_seq_len", "max_image_seq_len"}
 )  # fmt: skip
-# Other solvers' types, which diffusers' DPM-Solver++ reads as its own first one.
+# Types of other solvers, which diffusers' DPM-Solver++ reads as its own first one.
 _OTHER_SOLVER_TYPES = ("logrho", "bh1", "bh2")
-# Levels of the noise that Euler's spacings alone look at.
+# Noise levels that only Euler's spacings read.
 _EULER_LEVELS = ("sigma_min", "sigma_max")
 _EULER_SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 
@@ -85,8 +85,8 @@ def acted_on(scheduler: Scheduler) -> frozenset[str]:
 
 
 def read_keys(scheduler: Scheduler, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first that it would act on at a value
-    that is not implemented."""
+    """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first key with an unimplemented
+    value."""
     values = dict(stored)
     if values.get("solver_type") in _OTHER_SOLVER_TYPES:
         values["solver_type"] = "midpoint"

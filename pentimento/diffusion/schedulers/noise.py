@@ -1,4 +1,4 @@
-"""The training noise schedule and its sampling timesteps, bit for bit as diffusers computes them (float32)."""
+"""Compute the training noise schedule and its sampling timesteps, bit for bit as diffusers does (float32)."""
 
 import math
 
@@ -11,7 +11,7 @@ from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig
 
 Timesteps = npt.NDArray[np.float64]
 
-# The last alpha-bar of a zero-SNR schedule would make the first sigma infinite: float16's smallest above zero instead.
+# Replaces the last alpha-bar of a zero-SNR schedule, with an infinite first sigma; float16's smallest positive value.
 _SMALLEST_ALPHA = 2**-24
 
 
@@ -45,7 +45,7 @@ def _betas(config: DiffusionConfig) -> Tensor:
 
 
 def _squared_cosine_betas(count: int, max_beta: float = 0.999) -> Tensor:
-    """Nichol and Dhariwal 2021, equation 17."""
+    """Return the betas of Nichol and Dhariwal 2021, equation 17."""
 
     def alpha_bar(fraction: float) -> float:
         return math.cos((fraction + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -55,7 +55,7 @@ def _squared_cosine_betas(count: int, max_beta: float = 0.999) -> Tensor:
 
 
 def _rescale_to_zero_terminal_snr(betas: Tensor) -> Tensor:
-    """Algorithm 1 of Lin et al. 2023: the last alpha-bar becomes zero, the first stays."""
+    """Rescale betas by algorithm 1 of Lin et al. 2023: the last alpha-bar becomes zero, the first is unchanged."""
     roots = torch.cumprod(1.0 - betas, dim=0).sqrt()
     first, last = roots[0].clone(), roots[-1].clone()
     roots = (roots - last) * (first / (first - last))
@@ -66,7 +66,7 @@ def _rescale_to_zero_terminal_snr(betas: Tensor) -> Tensor:
 def spaced_timesteps(config: DiffusionConfig, step_count: int) -> Timesteps:
     """Return sampling timesteps, descending, unrounded only for `linspace`.
 
-    Raises ValueError when they leave the training schedule.
+    Raises ValueError if they leave the training schedule.
     """
     trained = config.num_train_timesteps
     match config.timestep_spacing:
@@ -82,7 +82,7 @@ def spaced_timesteps(config: DiffusionConfig, step_count: int) -> Timesteps:
 def spaced_timesteps_between(config: DiffusionConfig, step_count: int) -> Timesteps:
     """Return the timesteps of a solver that counts both ends of each step: `step_count` + 1 points without the last.
 
-    Raises ValueError when they leave the training schedule, or two would be the same.
+    Raises ValueError if they leave the training schedule, or two are equal.
     """
     trained = config.num_train_timesteps
     match config.timestep_spacing:
@@ -102,7 +102,7 @@ def _leading(ratio: int, count: int) -> Timesteps:
 
 
 def _trailing(trained: int, step_count: int) -> Timesteps:
-    # Rounding lets arange run one past the end for some counts (61 of 1000), to timestep -1: cut there.
+    # Rounding makes arange return one value too many for some counts (61 of 1000), timestep -1: drop it.
     return np.round(np.arange(trained, 0, -trained / step_count))[:step_count] - 1
 
 

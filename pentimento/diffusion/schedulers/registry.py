@@ -1,4 +1,4 @@
-"""The samplers there are. Schedules are immutable, so equal ones are made once."""
+"""Build the schedule of any sampler. Schedules are immutable, so equal ones are built once."""
 
 from functools import lru_cache
 
@@ -23,9 +23,9 @@ def make_schedule(
     thinned_steps: tuple[int, ...] = (),
     bridge: tuple[int, ...] = (),
 ) -> Schedule:
-    """Return the schedule of `config.scheduler`; of its steps from `thinned_steps[0]` on those alone are taken, and
-    those of a `bridge` at other levels (`StepSequence`). InvalidArgument for steps that do not fit, or an eta it has no
-    use for."""
+    """Return the schedule of `config.scheduler`; from `thinned_steps[0]` on only these steps are taken, and the steps
+    of a `bridge` at other levels (`StepSequence`). Raises InvalidArgument for steps that do not fit, or an eta that the
+    scheduler does not use."""
     if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:

@@ -1,4 +1,4 @@
-"""What every sampler offers: a frozen schedule, an explicit state, and pure functions between states."""
+"""Define the interface of samplers: a frozen schedule, an explicit state, and pure functions between states."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -13,8 +13,8 @@ from pentimento.domain.thinned_steps import check_thinned_steps, taken_count
 
 @dataclass(frozen=True)
 class SamplerState:
-    """A picture in the making: its latent (1, channels, height, width) before step `step_index`, and for multistep
-    samplers the clean latent predicted one step earlier, None after a start."""
+    """Hold an image's latent (1, channels, height, width) before step `step_index`, and for multistep samplers the
+    clean latent predicted one step earlier, None after a start."""
 
     latent: Tensor
     step_index: int
@@ -23,11 +23,11 @@ class SamplerState:
 
 @dataclass(frozen=True)
 class StepSequence:
-    """Which of `step_count` steps are taken: all, or from `thinned[0]` on those of `thinned` alone. A step keeps its
-    number, and with it its noise level; one that is taken goes on to the level of the next one that is.
+    """Select the steps taken of `step_count`: all, or from `thinned[0]` on only those in `thinned`. A step keeps its
+    number and its noise level; each step leads to the level of the next step taken.
 
     With a `bridge` of n + 1 steps the last n steps before `bridge[-1]` are taken at the noise levels of the steps
-    `bridge[:-1]`: a start that is noised again has few steps back to where it enters the schedule.
+    `bridge[:-1]`: a re-noised start returns in few steps to its point in the schedule.
 
     Raises ValueError for `thinned` or a `bridge` that are not ascending steps of the schedule."""
 
@@ -41,70 +41,71 @@ class StepSequence:
                 check_thinned_steps(steps, self.step_count)
 
     def after(self, step: int) -> int:
-        """Return the step that is taken after `step`; `step_count` after the last."""
+        """Return the step taken after `step`; `step_count` after the last."""
         place = bisect_right(self.thinned, step)
         if not place:
             return step + 1
         return self.thinned[place] if place < len(self.thinned) else self.step_count
 
     def before(self, step: int) -> int:
-        """Return the step that is taken before `step`, -1 before the first."""
+        """Return the step taken before `step`; -1 before the first."""
         place = bisect_left(self.thinned, step)
         return self.thinned[place - 1] if place else step - 1
 
     def count_from(self, step: int) -> int:
-        """Return how many steps are taken from `step` on."""
+        """Return the number of steps taken from `step` on."""
         return taken_count(self.thinned, self.step_count, step)
 
     def level_of(self, step: int) -> int:
-        """Return the step of the whole schedule whose noise level `step` begins at; `step_count` for the end."""
+        """Return the step of the whole schedule with the noise level at which `step` begins; `step_count` for the
+        end."""
         place = step - self.bridge[-1] - 1 if self.bridge else 0
         return self.bridge[place] if -len(self.bridge) <= place < 0 else step
 
     @property
     def levels(self) -> list[int]:
-        """By step the one whose noise level it begins at: itself but for those of a bridge. For arrays of levels."""
+        """Return `level_of` every step: the step itself, except in a bridge. It indexes arrays of levels."""
         return [self.level_of(step) for step in range(self.step_count)]
 
     @property
     def landings(self) -> list[int]:
-        """By step the one whose end is the end of that step: itself where all are taken. For arrays of what follows
-        each step."""
+        """Return for every step the step of the whole schedule with the same end level: itself if all are taken. It
+        indexes arrays of the levels after each step."""
         return [self.level_of(self.after(step)) - 1 for step in range(self.step_count)]
 
 
 class Schedule(Protocol):
-    """`step_count` steps of one sampler. Latents are in the sampler's own scale except where stated."""
+    """Describe `step_count` steps of one sampler. Latents are in the sampler's own scale unless stated otherwise."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler that these steps are of."""
+        """Return the scheduler of the steps."""
         ...
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         ...
 
     @property
     def order(self) -> StepSequence:
-        """Which of them are taken, one after the other."""
+        """Return the sequence of steps taken."""
         ...
 
     @property
     def timesteps(self) -> Tensor:
-        """What the network is conditioned on: (step_count,)."""
+        """Return the network's timestep for each step: (step_count,)."""
         ...
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        """Noise level of the latent before each step, as the ratio of noise to signal: sqrt((1 - abar) / abar), or
-        sigma / (1 - sigma) of a flow, infinite where no signal is left."""
+        """Return the noise level of the latent before each step, as the ratio of noise to signal:
+        sqrt((1 - abar) / abar), or sigma / (1 - sigma) of a flow, infinite if no signal is left."""
         ...
 
     @property
     def needs_noise(self) -> bool:
-        """Whether `advance` wants fresh noise at every step."""
+        """Return whether `advance` needs fresh noise at every step."""
         ...
 
     def initial_latent(self, noise: Tensor) -> Tensor:
@@ -116,16 +117,16 @@ class Schedule(Protocol):
         ...
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent as the network wants it into every row of `out` (rows, channels, height, width)."""
+        """Write the latent, scaled for the network, into every row of `out` (rows, channels, height, width)."""
         ...
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """Take one step: return the next state, and the clean latent that the network now predicts."""
+        """Take one step: return the next state and the predicted clean latent."""
         ...
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in the form that is stored, one for all samplers of a model: at unit variance, of a flow as
-        is."""
+        """Return the latent in its stored form, the same for all samplers of a model: at unit variance, unchanged for a
+        flow."""
         ...
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
@@ -134,8 +135,8 @@ class Schedule(Protocol):
 
 
 def nearest_step(schedule: Schedule, sigma: float, relative_tolerance: float = 0.01) -> int | None:
-    """Return the step at whose start latents have noise level `sigma`, None when no step is that near: joining a
-    schedule at another level than the latent's own would leave noise in the picture or take detail out of it."""
+    """Return the step that starts at noise level `sigma`, None if no step is within the tolerance: joining a schedule
+    at another level than the latent's would leave noise in the image or remove detail."""
     distances = [abs(math.log(level / sigma)) for level in schedule.sigmas]
     step = min(range(schedule.step_count), key=distances.__getitem__)
     return step if distances[step] <= relative_tolerance else None
