@@ -11,7 +11,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# diffusers works without any of them installed; accelerate looks for boto3, for trainings in a cloud.
+# diffusers works if none is installed; accelerate looks for boto3, for trainings in a cloud.
 # torchvision imports the compiler; a video network, which is not served here, imports torchvision.
 UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "torchvision", "scipy", "boto3")
 _NETWORKS = (

@@ -65,8 +65,8 @@ class ImageStart:
 
 PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
 
-# Above it the last bit of a latent that includes its noise, as Euler's do, is worth more than 1e-5. Schedules trained to
-# almost pure noise begin at 4,000 and more, the others at 15 to 160.
+# Above it the last bit of a latent that includes its noise, as Euler's do, is worth more than 1e-5. Schedules that
+# start from almost pure noise begin at 4,000 and more, the others at 15 to 160.
 _LOUD_SIGMA = 100.0
 
 

@@ -31,21 +31,21 @@ class ThreadWait:
                 os.eventfd_write(self._wakes, 1)
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
-        """Call `hear` on the waiting thread whenever the descriptor is readable; it must read all available data."""
+        """Run a callback on the waiting thread whenever the descriptor is readable; it must read all available data."""
         with self._held:
             if self._let_go.alive:
                 self._hearing[descriptor] = hear
                 self._epoll.register(descriptor, select.EPOLLIN)
 
     def forget(self, descriptor: int) -> None:
-        """Stop listening to a descriptor; a call of its `hear` may still be running. Call it before the descriptor is
-        closed. Idempotent."""
+        """Stop listening to a descriptor; its callback may still be running. Call it before the descriptor is closed.
+        Idempotent."""
         with self._held:
             if self._hearing.pop(descriptor, None) is not None and self._let_go.alive:
                 self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once `wake` was called, a descriptor's `hear` ran, or `timeout_s` has passed."""
+        """Return once `wake` was called, a descriptor's callback ran, or `timeout_s` has passed."""
         for descriptor, _ in self._epoll.poll(timeout_s):
             if descriptor == self._wakes:
                 os.eventfd_read(self._wakes)
@@ -53,7 +53,7 @@ class ThreadWait:
                 self._hear(descriptor)
 
     def hear_now(self) -> None:
-        """Call `hear` of all readable descriptors, without a wait."""
+        """Run the callbacks of all readable descriptors, without a wait."""
         if self._hearing:
             self.wait(0.0)
 

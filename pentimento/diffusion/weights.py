@@ -30,7 +30,7 @@ _CLASSES = {
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
 }
-# By class: whether it projects its pooled states.
+# Whether a class projects its pooled states, by class.
 _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
 _TEXT_PREFIX = "text_model."
 _TOKENIZERS = {

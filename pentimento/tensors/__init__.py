@@ -1,19 +1,18 @@
-"""Tensors between processes (Katz, section 5): the control message goes through gRPC, the bytes go the shortest way
-that both ends have. Nothing here knows torch but `device` and
-`cuda`.
+"""Transfer tensors between processes (Katz, section 5): gRPC carries the control message, and the fastest transport of
+both ends carries the bytes. Only `device`, `torch_tensors` and `cuda` import torch.
 
-| module | what it does |
+| module | contents |
 | --- | --- |
-| `outgoing` | a tensor to be sent, and how tensors lie one after the other in a slot or bundle |
+| `outgoing` | a tensor to send, and the layout of tensors in a slot or bundle |
 | `regions` | memory that two processes share: made, opened, unlinked, swept |
-| `slots` | places in a region, each written once a generation and free again when acknowledged |
-| `lines` | FIFOs between two processes of a host, for messages that say what lies in which slot |
-| `step_lines`, `lined_steps` | steps and answers over such a line, at both ends; how a failed step ends its stream |
+| `slots` | slots of a region, each written once per generation and free again when acknowledged |
+| `lines` | FIFOs between two processes of a host, for messages that describe the contents of slots |
+| `step_lines`, `lined_steps` | steps and answers over such a line, at both ends; a failed step ends its stream |
 | `kept_regions` | regions of streams that ended, for the next ones |
-| `chunks` | a bundle cut into messages of 1 MiB, and put together again |
-| `negotiation` | what an end can do, and what both can |
+| `chunks` | a bundle split into messages of 1 MiB, and reassembled |
+| `negotiation` | the transports of one end, and of both |
 | `sending`, `receiving` | the two ends of a stream's tensors |
-| `device` | torch tensors in and out, without a copy beyond the one into what travels |
+| `device` | torch tensors in and out, with a single copy into the transport's memory |
 | `cuda` | regions in the memory of a CUDA device |
-| `metrics` | bytes by transport, and why a better one was not taken |
+| `metrics` | bytes by transport, and the reasons for fallbacks |
 """

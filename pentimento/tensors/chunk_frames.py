@@ -1,5 +1,5 @@
-"""Chunks as they travel, put together and taken apart by hand: the same bytes on the wire as protobuf's own, with one
-copy of the data at each end where a message in a message makes four."""
+"""Serialize and parse chunks by hand: the same bytes on the wire as protobuf, with one copy of the data at each end; a
+message in a message makes four."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,13 +9,14 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 
 _VARINT, _BYTES = 0, 2
 _MAX_VARINT_BYTES = 10
-# Beyond it is a negative number, which protobuf reads and whoever takes the chunk refuses.
+# A larger number is negative: protobuf parses it, and the receiver of the chunk rejects it.
 _MAX_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a bundle, with the fields of the contract's `TensorChunk`; `data` lies in memory that others own."""
+    """Hold a part of a bundle, with the fields of the contract's `TensorChunk`; `data` refers to memory with another
+    owner."""
 
     bundle_id: int
     offset_bytes: int
@@ -23,21 +24,21 @@ class Chunk:
     last: bool
 
     def message(self) -> pb.TensorChunk:
-        """Return it as a message."""
+        """Return the chunk as a protobuf message."""
         return pb.TensorChunk(
             bundle_id=self.bundle_id, offset_bytes=self.offset_bytes, data=bytes(self.data), last=self.last
         )
 
     def framed(self, field_number: int) -> bytes:
-        """Return the bytes of a message whose only field, of that number, is this chunk."""
+        """Return the bytes of a message with this chunk as its only field, number `field_number`."""
         numbers = pb.TensorChunk(bundle_id=self.bundle_id, offset_bytes=self.offset_bytes, last=self.last)
         head = numbers.SerializeToString() + _length_of(pb.TensorChunk.DATA_FIELD_NUMBER, len(self.data))
         return b"".join((_length_of(field_number, len(head) + len(self.data)), head, self.data))
 
 
 def chunk_in(data: bytes, field_number: int) -> Chunk | None:
-    """Return the chunk that is all of a message, as its field of that number, over the very bytes; None where the
-    message is anything else, or written in another way than `framed` and protobuf write it."""
+    """Return the chunk of a message with only the field `field_number`, without a copy; None for any other message, or
+    for an encoding that `framed` and protobuf do not write."""
     try:
         number, kind, begin = _tag_at(data, 0)
         size, begin = _varint_at(data, begin)
@@ -49,8 +50,8 @@ def chunk_in(data: bytes, field_number: int) -> Chunk | None:
 
 
 def reading_chunks(parse: Callable[[bytes], Any], field_number: int) -> Callable[[bytes], Any]:
-    """Return what reads the messages of a stream: those with a chunk in the field of that number by hand, all others by
-    `parse`."""
+    """Return a parser of a stream's messages: by hand for messages with a chunk in the field `field_number`, with
+    `parse` for all others."""
 
     def read(data: bytes) -> Any:
         chunk = chunk_in(data, field_number)
@@ -61,7 +62,7 @@ def reading_chunks(parse: Callable[[bytes], Any], field_number: int) -> Callable
 
 @dataclass(frozen=True)
 class ChunkMessage:
-    """Stands for a message whose `oneof` holds a chunk."""
+    """Replace a message that has a chunk in its `oneof`."""
 
     chunk: Chunk
 
@@ -71,8 +72,8 @@ class ChunkMessage:
 
 
 def _chunk_at(data: bytes, begin: int) -> Chunk | None:
-    """The fields from `begin` to the end, each once at most. Raises IndexError and ValueError where they are cut off or
-    too large."""
+    """Return the chunk with the fields from `begin` to the end, each at most once. Raises IndexError and ValueError if
+    they are truncated or too large."""
     numbers = {pb.TensorChunk.BUNDLE_ID_FIELD_NUMBER: 0, pb.TensorChunk.OFFSET_BYTES_FIELD_NUMBER: 0}
     numbers[pb.TensorChunk.LAST_FIELD_NUMBER] = 0
     found: memoryview | None = None
@@ -96,13 +97,14 @@ def _chunk_at(data: bytes, begin: int) -> Chunk | None:
 
 
 def _tag_at(data: bytes, begin: int) -> tuple[int, int, int]:
-    """A field's number, its kind, and where it goes on."""
+    """Return a field's number, its wire type, and the position after its tag."""
     tag, begin = _varint_at(data, begin)
     return tag >> 3, tag & 7, begin
 
 
 def _varint_at(data: bytes, begin: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises IndexError where it is cut off, ValueError for one that is too large."""
+    """Return a number and the position after it. Raises IndexError if it is truncated, ValueError if it is too
+    large."""
     value = 0
     for place in range(_MAX_VARINT_BYTES):
         byte = data[begin + place]
@@ -115,7 +117,7 @@ def _varint_at(data: bytes, begin: int) -> tuple[int, int]:
 
 
 def _length_of(field_number: int, size: int) -> bytes:
-    """Tag and length before the bytes of a field."""
+    """Return the tag and length before the bytes of a field."""
     return _varint(field_number << 3 | _BYTES) + _varint(size)
 
 

@@ -1,5 +1,5 @@
-"""A bundle of tensors in messages of 1 MiB: one large message costs a copy and a wait for each of its bytes, ten times
-over (docs/benchmarks.md, tensor_transport)."""
+"""Split a bundle of tensors into messages of 1 MiB: one large message copies and waits for each of its bytes, at ten
+times the cost (docs/benchmarks.md, tensor_transport)."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -11,7 +11,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class AnyChunk(Protocol):
-    """A chunk that has come, as the contract's message or taken apart by hand."""
+    """Describe a received chunk, as the contract's message or parsed by hand."""
 
     @property
     def bundle_id(self) -> int: ...
@@ -27,8 +27,8 @@ class AnyChunk(Protocol):
 
 
 def chunks_of(bundle_id: int, data: memoryview) -> Iterator[Chunk]:
-    """Yield the bundle's chunks in order, the last one marked; one empty chunk of an empty bundle. They lie in
-    `data`."""
+    """Yield the bundle's chunks in order, the last one marked; one empty chunk for an empty bundle. They refer to
+    `data` without a copy."""
     for offset in range(0, max(len(data), 1), CHUNK_BYTES):
         part = data[offset : offset + CHUNK_BYTES]
         last = offset + CHUNK_BYTES >= len(data)
@@ -36,7 +36,7 @@ def chunks_of(bundle_id: int, data: memoryview) -> Iterator[Chunk]:
 
 
 class ChunkAssembly:
-    """Puts one bundle of a known size together."""
+    """Assemble one bundle of a known size."""
 
     def __init__(self, bundle_id: int, size_bytes: int) -> None:
         self.bundle_id = bundle_id

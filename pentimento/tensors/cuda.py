@@ -1,7 +1,7 @@
-"""Regions in the memory of a CUDA device, opened by another process of the host by handle (CUDA's inter-process
+"""Share regions in the memory of a CUDA device; another process of the host opens them by handle (CUDA's inter-process
 communication, through PyTorch). Tensors go from one process to the other without leaving the device.
 
-The maker's memory is kept for as long as the other end has it open. What a process held that was killed is freed with
+The maker's memory stays allocated while the other end has it open. Memory that a killed process had open is freed with
 the maker's process."""
 
 import secrets
@@ -20,7 +20,7 @@ from pentimento.tensors.regions import BOOT_ID, MARK_BYTES, RegionDirectory, Reg
 
 @dataclass
 class DeviceRegion:
-    """Slots of one allocation, a tensor of bytes."""
+    """Hold slots of one allocation, a tensor of bytes."""
 
     region_id: str
     size: RegionSize
@@ -33,8 +33,8 @@ class DeviceRegion:
         return self.memory[begin : begin + self.size.slot_size_bytes]
 
     def mark(self, index: int, generation: int) -> None:
-        """Write a generation into the slot itself, and wait for the device: the other end, which is told by a message,
-        does not know this one's streams."""
+        """Write a generation into the slot itself, and wait for the device: the other end is notified by a message,
+        without knowledge of this end's CUDA streams."""
         self.slot(index)[:MARK_BYTES].view(torch.int64).fill_(generation)
         if self.memory.is_cuda:
             torch.cuda.current_stream(self.memory.device).synchronize()
@@ -44,14 +44,14 @@ class DeviceRegion:
         return int(self.slot(index)[:MARK_BYTES].view(torch.int64).item())
 
     def close(self) -> None:
-        """Let go of it; tensors over its slots keep the memory."""
+        """Release the region; tensors over its slots keep the memory."""
         self.memory = self.memory[:0].clone()
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How memory of a device becomes a handle, and a handle memory: by PyTorch, or by what a test puts there. Both
-    raise RuntimeError for what the device refuses."""
+    """Hold the functions that convert a device's memory to a handle and back: PyTorch's, or a test's. Both raise
+    RuntimeError if the device refuses."""
 
     share: Callable[[Tensor], pb.CudaIpcHandle]
     open: Callable[[torch.device, pb.CudaIpcHandle], Tensor]
@@ -85,7 +85,7 @@ def _open(device: torch.device, told: pb.CudaIpcHandle) -> Tensor:
 
 
 class CudaMemory:
-    """A `DeviceRegions`."""
+    """Implement `DeviceRegions` for a CUDA device."""
 
     def __init__(self, device: torch.device, domain: str, sharing: Sharing) -> None:
         self._device = device
@@ -93,12 +93,12 @@ class CudaMemory:
         self._sharing = sharing
 
     def domain(self) -> str:
-        """Return the host's boot and the device's own number."""
+        """Return the host's boot id and the device's own id."""
         return self._domain
 
     def create(self, size: RegionSize) -> tuple[DeviceRegion, pb.CudaIpcHandle]:
-        """Make a region, and what the other end opens it by. Raises ResourceExhausted (NO_SHARED_MEMORY) where the
-        device has no room, or does not share."""
+        """Make a region and the handle that the other end opens it with. Raises ResourceExhausted (NO_SHARED_MEMORY) if
+        the device has no room, or does not share memory."""
         try:
             memory = torch.zeros(size.total_bytes, dtype=torch.uint8, device=self._device)
             handle = self._sharing.share(memory)
@@ -107,8 +107,8 @@ class CudaMemory:
         return DeviceRegion(secrets.token_hex(16), size, memory), handle
 
     def open(self, region_id: str, size: RegionSize, handle: pb.CudaIpcHandle) -> DeviceRegion:
-        """Map a region that another process made. Raises FailedPrecondition (NO_SUCH_REGION) for a handle of nothing,
-        InvalidArgument for one of another size."""
+        """Map a region that another process made. Raises FailedPrecondition (NO_SUCH_REGION) for an invalid handle,
+        InvalidArgument for another size."""
         if handle.size_bytes != size.total_bytes:
             limit = f"must be {size.total_bytes} bytes, got {handle.size_bytes}"
             raise InvalidArgument.of("region.cuda_ipc.size_bytes", limit)
@@ -120,7 +120,7 @@ class CudaMemory:
 
 
 def cuda_memory(device: torch.device) -> CudaMemory | None:
-    """Return what processes on `device` exchange its memory by; None for a device that is not CUDA's."""
+    """Return the shared memory of a CUDA `device`; None for any other device."""
     if device.type != "cuda":
         return None
     at = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -129,5 +129,5 @@ def cuda_memory(device: torch.device) -> CudaMemory | None:
 
 
 def region_directory(path: str, device: torch.device | None = None) -> RegionDirectory | None:
-    """Return the directory of that path, None for an empty one; with a CUDA device, regions may lie in its memory."""
+    """Return the directory of that path, None for an empty path; with a CUDA device, regions may be in its memory."""
     return RegionDirectory(Path(path), None if device is None else cuda_memory(device)) if path else None

@@ -1,4 +1,4 @@
-"""Torch tensors in and out of what travels. Of the modules here this one and `cuda` import torch."""
+"""Convert torch tensors to and from tensors on the wire, in the memory that carries them."""
 
 import math
 
@@ -12,8 +12,8 @@ from pentimento.wire.tensors import Binding, DeviceBytes, WireTensor
 
 
 def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
-    """Return a torch tensor to be sent: copied once, from its device and its strides straight to where it travels from.
-    Raises KeyError for an element type that does not travel."""
+    """Return a torch tensor to send: copied once, from its device and strides directly to the transport's memory.
+    Raises KeyError for an unsupported element type."""
 
     def fill(target: memoryview | DeviceBytes) -> None:
         if len(target):
@@ -24,9 +24,9 @@ def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
 
 
 def tensor_over(wire: WireTensor, *, finite: bool = True) -> Tensor:
-    """Return a torch tensor over the very bytes that came, without a copy, where they are: of those in shared memory or
-    in a device's, it is valid until they are acknowledged. Raises InvalidArgument for floating-point values that are
-    not finite; with `finite` off values are not looked at."""
+    """Return a torch tensor over the received bytes, without a copy: in shared memory or a device's memory it is valid
+    until they are acknowledged. Raises InvalidArgument for floating-point values that are not finite; with `finite` off
+    values are not checked."""
     dtype = TORCH_DTYPES[wire.dtype]
     tensor = elements_over(wire.data, dtype) if len(wire.data) else torch.empty(0, dtype=dtype)
     if finite and tensor.is_floating_point() and not all_finite(tensor):
@@ -38,15 +38,15 @@ def all_finite(tensor: Tensor) -> bool:
     """Return whether a floating-point tensor has neither NaN nor an infinity."""
     if not tensor.numel():
         return True
-    # Both ends pass NaN on: one pass, and no tensor of booleans, which takes ten times as long.
+    # Minimum and maximum propagate NaN: one pass, ten times as fast as a tensor of booleans.
     lowest, highest = torch.aminmax(tensor)
     return math.isfinite(lowest) and math.isfinite(highest)
 
 
 def elements_over(data: bytes | memoryview | DeviceBytes, dtype: torch.dtype) -> Tensor:
-    """Return the elements in those bytes, one or more; over the very bytes where they may be written."""
+    """Return the elements in the bytes, one or more; without a copy if the bytes are writable."""
     if isinstance(data, Tensor):
         return data.view(dtype)
     assert isinstance(data, bytes | memoryview)
-    # Torch does not take bytes that it may not write to.
+    # torch does not accept read-only bytes.
     return torch.frombuffer(bytearray(data) if isinstance(data, bytes) or data.readonly else data, dtype=dtype)

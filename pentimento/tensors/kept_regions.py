@@ -1,5 +1,5 @@
-"""Regions of streams that ended, kept for the next one between the same two processes: making and mapping one costs as
-much as a few steps take, all of it in memory that was zeroed and paged in before."""
+"""Keep regions of ended streams for the next stream between the same two processes: making and mapping a region, with
+zeroing and page faults, costs as much as a few steps."""
 
 import threading
 import time
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # regions keep those of their directory here
     from pentimento.tensors.regions import RegionSize, SharedRegion
 
-# After so long without a stream its memory is the machine's again.
+# Seconds without a stream after which a region's memory is released.
 KEEP_S = 30.0
 MOST_BYTES = 512 << 20
-# More than that no end is asked to look for.
+# Largest number of regions that one end looks up for the other.
 MOST_OFFERED = 16
 
 
 class KeptRegions:
-    """Those of one process that no stream uses, newest last. On any thread."""
+    """Hold the unused regions of one process, newest last. Any thread may use it."""
 
     def __init__(
         self, keep_s: float = KEEP_S, most_bytes: int = MOST_BYTES, monotonic: Callable[[], float] = time.monotonic
@@ -31,11 +31,11 @@ class KeptRegions:
 
     @property
     def region_ids(self) -> list[str]:
-        """Return what they are called."""
+        """Return the ids of the newest regions, at most MOST_OFFERED."""
         return list(self._kept)[-MOST_OFFERED:]
 
     def take(self, region_ids: Sequence[str], size: "RegionSize") -> "SharedRegion | None":
-        """Return one of those that is here and of that size, for a stream of its own; None where there is none."""
+        """Remove and return the first region of `region_ids` that is held and has that size; None if there is none."""
         with self._held:
             for region_id in region_ids[:MOST_OFFERED]:
                 region, _ = self._kept.get(region_id, (None, 0.0))
@@ -45,7 +45,7 @@ class KeptRegions:
         return None
 
     def give(self, region: "SharedRegion") -> None:
-        """Keep a region that nothing reads or writes any more. The oldest go where that is too much."""
+        """Keep a region that is no longer read or written. Drops the oldest regions beyond `most_bytes`."""
         with self._held:
             self._kept[region.region_id] = (region, self._monotonic())
             while self._kept and sum(kept.size.total_bytes for kept, _ in self._kept.values()) > self._most_bytes:
@@ -53,7 +53,7 @@ class KeptRegions:
             self._wind()
 
     def expire(self) -> None:
-        """Let those go that were kept for long enough."""
+        """Drop the regions that were kept for `keep_s` seconds."""
         with self._held:
             now = self._monotonic()
             for region_id in [one for one, (_, since) in self._kept.items() if now - since >= self._keep_s]:

@@ -1,4 +1,4 @@
-"""The answering end of a line: steps as they come, and how what goes wrong there ends the stream."""
+"""Serve the answering end of a line: take steps as they arrive, and end the stream if a step fails."""
 
 import asyncio
 import threading
@@ -15,8 +15,8 @@ M = TypeVar("M")
 
 
 class LinedSteps:
-    """Judges each step by `begin` (its number and timestep) and gives it to `take`, both on the thread of `listener`;
-    what they raise ends the stream. On the event loop only, but for what says otherwise."""
+    """Validate each step with `begin` (its number and timestep) and pass it to `take`, both on the thread of
+    `listener`; their errors end the stream. Only on the event loop, unless stated otherwise."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class LinedSteps:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._closed = False
-        # Once it is closed nothing is taken any more.
+        # No step is taken after `close`.
         self._taking = threading.Lock()
         listener.listen(line.fileno(), self._readable)
 
     def close(self) -> None:
-        """Take nothing more from the line, and let go of it. Harmless twice."""
+        """Stop taking steps and close the line. Idempotent."""
         self._listener.forget(self._line.fileno())
         with self._taking:
             self._closed = True
@@ -45,7 +45,7 @@ class LinedSteps:
         self._failed.cancel()
 
     def settled(self, future: "Future[Any]") -> None:
-        """End the stream with what a step's future failed with; on any thread."""
+        """End the stream with the error of a step's future, if it has one; on any thread."""
         error = None if future.cancelled() else future.exception()
         if isinstance(error, PentimentoError):
             self.fail(error)
@@ -61,8 +61,7 @@ class LinedSteps:
             self._failed.set_exception(error)
 
     async def until_failed(self, messages: AsyncIterator[M]) -> AsyncGenerator[M, None]:
-        """Yield the stream's messages until there are no more. Raises what a step went wrong with, as soon as it
-        does."""
+        """Yield the stream's messages until it ends. Raises the error of a failed step as soon as it fails."""
         async with aclosing(messages_until(messages, self._failed)) as followed:
             async for message in followed:
                 yield message
@@ -79,7 +78,8 @@ class LinedSteps:
 
 
 async def messages_until(messages: AsyncIterator[M], failed: "asyncio.Future[None]") -> AsyncGenerator[M, None]:
-    """Yield a stream's messages until there are no more. Raises what `failed` does, as soon as it does."""
+    """Yield a stream's messages until it ends. Raises the exception of `failed` once set, without waiting for the next
+    message."""
     upcoming: asyncio.Task[M | None] | None = None
     try:
         while True:

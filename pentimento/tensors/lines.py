@@ -1,9 +1,10 @@
-"""A line between two processes of one host: a pair of FIFOs in the directory of shared memory, for messages of a few
-hundred bytes that say what lies in which slot.
+"""Connect two processes of one host by a line: a pair of FIFOs in the shared-memory directory, for messages of a few
+hundred bytes that describe the contents of slots.
 
-A message over gRPC costs each end some wake-ups of threads and half a millisecond of processor time; one over a line is
+A message over gRPC costs each end several thread wake-ups and half a millisecond of processor time; one over a line is
 a write and a read. The answering end of a stream makes a line under two random names, locked as regions are; the asking
-end opens it and takes the names away. It serves that one stream, and tells nobody when an end is gone: the stream does.
+end opens it and removes the names. A line serves one stream, and does not report that an end has exited: the stream
+does.
 """
 
 import asyncio
@@ -25,37 +26,36 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Resour
 from pentimento.tensors.regions import RegionDirectory, is_region_id
 
 _LENGTH = struct.Struct("<I")
-# What a FIFO takes in one piece or not at all.
+# The largest message that a FIFO writes atomically.
 MAX_MESSAGE_BYTES = select.PIPE_BUF - _LENGTH.size
 _READ_BYTES = 64 * 1024
 _OPEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LineListener(Protocol):
-    """Who hears what comes by lines, on a thread of its own. Called on any thread."""
+    """Watch the descriptors of lines on a separate thread. Its methods may be called on any thread."""
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
-        """Call `hear` from now on when the descriptor is readable; it reads all there is."""
+        """Call `hear` whenever the descriptor is readable; it reads all available data."""
         ...
 
     def forget(self, descriptor: int) -> None:
-        """Listen to it no longer; a call of `hear` may be under way. Before the descriptor is closed. Harmless
-        twice."""
+        """Stop watching a descriptor, before it is closed; a call of its callback may still be running. Idempotent."""
         ...
 
 
 class LoopListener:
-    """Hears on the running event loop. See `LineListener`."""
+    """Implement `LineListener` on the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
-        """On the event loop only."""
+        """Watch a descriptor. Call it only on the event loop."""
         self._loop.add_reader(descriptor, hear)
 
     def forget(self, descriptor: int) -> None:
-        """On the event loop only."""
+        """Stop watching a descriptor. Call it only on the event loop."""
         self._loop.remove_reader(descriptor)
 
 
@@ -66,22 +66,22 @@ class _Fifo:
 
 
 class HostLine:
-    """One end. `send` on any thread; `read` on one at a time."""
+    """Hold one end of a line. Call `send` on any thread; `read` on one thread at a time."""
 
     def __init__(self, inward: _Fifo, outward: _Fifo) -> None:
         self._inward = inward
         self._outward = outward
         self._closed = False
-        # A descriptor's number may be another file's as soon as it is closed.
+        # Once closed, a descriptor's number may belong to another file.
         self._held = threading.Lock()
         self._rest = b""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something has come."""
+        """Return the descriptor that is readable when a message has arrived."""
         return self._inward.descriptor
 
     def send(self, message: bytes) -> bool:
-        """Write a message; False where the line is closed or full. Raises InvalidArgument for more than
+        """Write a message; return False if the line is closed or full. Raises InvalidArgument for more than
         MAX_MESSAGE_BYTES."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument.of("line", f"must take at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}")
@@ -95,8 +95,8 @@ class HostLine:
         return True
 
     def read(self) -> list[bytes]:
-        """Return the messages that have come, in order; none where nothing has. Raises InvalidArgument for what no
-        `send` wrote."""
+        """Return the messages that have arrived, in order. Raises InvalidArgument for data that `send` cannot have
+        written."""
         with self._held:
             if self._closed:
                 return []
@@ -118,7 +118,7 @@ class HostLine:
         return messages
 
     def close(self) -> None:
-        """Let go of it, and of its names where they are still there. Harmless twice."""
+        """Close the line and remove its names if they still exist. Idempotent."""
         with self._held:
             if self._closed:
                 return
@@ -129,15 +129,15 @@ class HostLine:
 
 
 def make_line(directory: RegionDirectory) -> tuple[HostLine, pb.Line]:
-    """Return a new line's answering end, and what the other end opens it by. Raises ResourceExhausted (NO_LINE) where
-    the directory takes none."""
+    """Return a new line's answering end, and the message that the other end opens it with. Raises ResourceExhausted
+    (NO_LINE) if the directory takes no FIFO."""
     made: list[_Fifo] = []
     try:
         for _ in range(2):
             path = directory.path / secrets.token_hex(16)
             os.mkfifo(path, 0o600)
             made.append(_Fifo(os.open(path, _OPEN), path))
-            # Before it has the lock whoever sweeps may take the name away: then nobody opens the line.
+            # Before the lock is held, a sweep may remove the name: the other end then cannot open the line.
             fcntl.flock(made[-1].descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         for fifo in made:
@@ -149,8 +149,8 @@ def make_line(directory: RegionDirectory) -> tuple[HostLine, pb.Line]:
 
 
 def open_line(directory: RegionDirectory, told: pb.Line) -> HostLine:
-    """Return the asking end of a line that another process made, and take its names away. Raises FailedPrecondition
-    (NO_SUCH_LINE) where none of those names is there, InvalidArgument for what is no name."""
+    """Return the asking end of a line that another process made, and remove its names. Raises FailedPrecondition
+    (NO_SUCH_LINE) if a name does not exist, InvalidArgument for a malformed name."""
     opened: list[_Fifo] = []
     try:
         for name in (told.answers_id, told.asks_id):

@@ -1,4 +1,4 @@
-"""What tensors travelled by."""
+"""Count the bytes of sent tensors by transport, and the fallbacks."""
 
 from pentimento.telemetry import counter
 

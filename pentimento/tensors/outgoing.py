@@ -1,4 +1,4 @@
-"""Tensors on their way out, laid one after the other."""
+"""Lay out tensors to send, one after the other, and write them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,18 +8,18 @@ from functools import lru_cache
 
 from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, WireTensor, host_bytes, size_of
 
-# Elements of every type begin where any processor may load them at once.
+# Aligns elements of every type for loads on any processor.
 ALIGNMENT_BYTES = 64
-# From here on one processor alone does not get out of the memory what there is: two share the copy.
+# From this size on one processor does not saturate the memory bandwidth: two share the copy.
 SHARED_FILL_BYTES = 4 << 20
 _HELPER = ThreadPoolExecutor(1, "tensor-copy")
 
 
 @dataclass(frozen=True)
 class OutgoingTensor:
-    """A tensor to be sent. `fill` writes its `size_bytes` bytes, row-major and little-endian, into the memory that it
-    is given, of the host or of a device: the one copy that is made of it. `on_host`: it reads the host's memory alone,
-    on any thread, and lets others run meanwhile."""
+    """Describe a tensor to send. `fill` writes its `size_bytes` bytes, row-major and little-endian, into the given
+    memory of the host or a device: the only copy made. With `on_host` it reads only host memory, may run on any thread,
+    and releases the interpreter lock."""
 
     dtype: Dtype
     dims: tuple[int, ...]
@@ -29,12 +29,12 @@ class OutgoingTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes."""
+        """Return the tensor's size in bytes."""
         return size_of(self.dtype, self.dims)
 
 
 def outgoing(tensor: WireTensor) -> OutgoingTensor:
-    """Return a tensor whose bytes are at hand on the host, to be sent through its memory."""
+    """Return a tensor to send with bytes in host memory, through host memory."""
 
     def fill(target: memoryview | DeviceBytes) -> None:
         assert isinstance(target, memoryview), "bytes on the host go through its memory"
@@ -45,20 +45,20 @@ def outgoing(tensor: WireTensor) -> OutgoingTensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie: the offset of each, and the bytes of all with what is between them."""
+    """Hold the layout of tensors: the offset of each, and the total bytes, padding included."""
 
     offsets: tuple[int, ...]
     size_bytes: int
 
 
 def layout_of(sizes: Sequence[int]) -> Layout:
-    """Return the layout of tensors of so many bytes, in order, each at a multiple of ALIGNMENT_BYTES."""
+    """Return the layout of tensors of `sizes` bytes, in order, each at a multiple of ALIGNMENT_BYTES."""
     return _layout_of(tuple(sizes))
 
 
 @lru_cache(maxsize=64)
 def _layout_of(sizes: tuple[int, ...]) -> Layout:
-    """A stream's steps are all alike."""
+    """Return the layout, cached because all steps of a stream have the same one."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(aligned(end))
@@ -72,7 +72,7 @@ def aligned(offset: int) -> int:
 
 
 def fill_all(tensors: Sequence[OutgoingTensor], layout: Layout, target: memoryview | DeviceBytes) -> None:
-    """Write the tensors to their places in `target`: large ones of the host on two threads, where this one may use two
+    """Write the tensors at their offsets in `target`; large host tensors on two threads if the process may use two
     processors."""
     parts = list(zip(tensors, layout.offsets, strict=True))
     shared = layout.size_bytes >= SHARED_FILL_BYTES and all(tensor.on_host for tensor in tensors)
@@ -83,7 +83,7 @@ def fill_all(tensors: Sequence[OutgoingTensor], layout: Layout, target: memoryvi
     try:
         _fill(own, target)
     finally:
-        # Whatever happens nobody writes there once this returns.
+        # No thread writes to the target after this returns, even on an error.
         if helping.cancel():
             _fill(given_away, target)
         else:
@@ -99,7 +99,7 @@ def _fill(parts: Sequence[Part], target: memoryview | DeviceBytes) -> None:
 
 
 def _halves(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """Of about as many bytes each."""
+    """Split the parts into two halves of about the same size in bytes."""
     halves: tuple[list[Part], list[Part]] = ([], [])
     sizes = [0, 0]
     for part in sorted(parts, key=lambda one: -one[0].size_bytes):

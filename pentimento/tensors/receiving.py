@@ -1,4 +1,4 @@
-"""The receiving end of a stream's tensors. Nothing is believed of them that was not asked for."""
+"""Receive a stream's tensors. Only tensors that match the expected ones are accepted."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from pentimento.wire.tensors import (
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """What a tensor has to be: request, attempt, step, layer, digest and epoch are in its binding."""
+    """Describe an expected tensor; its binding holds request, attempt, step, layer, digest and epoch."""
 
     dtype: Dtype
     dims: tuple[int, ...]
@@ -33,7 +33,7 @@ class ExpectedTensor:
 
 @dataclass(frozen=True)
 class ReceivedTensors:
-    """The tensors of one message, of which the last `awaited_count` may still be under way. Those in shared memory are
+    """Hold the tensors of one message; `awaited_count` further ones are still in flight. Tensors in shared memory are
     valid until `ack`, if there is one, has been sent."""
 
     tensors: tuple[WireTensor, ...]
@@ -42,7 +42,7 @@ class ReceivedTensors:
 
 
 class BundleInParts:
-    """A bundle that comes part by part, all in one slot, as `SlotInParts` writes it."""
+    """Receive a bundle in parts, all in one slot, as `SlotInParts` writes it."""
 
     def __init__(self, reader: SlotReader, expected: Sequence[ExpectedTensor]) -> None:
         self._reader = reader
@@ -52,8 +52,8 @@ class BundleInParts:
         self._count = 0
 
     def add(self, slot: pb.SharedMemorySlot, more_to_come: bool) -> ReceivedTensors:
-        """Return all tensors that are there by now. Raises Aborted (STALE_FRAME) for a part that does not follow the
-        one before it, lies in another slot, or leaves out what it says is not to come."""
+        """Return all tensors that have arrived so far. Raises Aborted (STALE_FRAME) for a part that does not follow the
+        one before, is in another slot, or has the wrong `more_to_come`."""
         use = self._use
         if use is None:
             use = self._reader.read(slot.region_id, slot.slot, slot.generation)
@@ -69,13 +69,13 @@ class BundleInParts:
         return ReceivedTensors(_cut(use.memory, self._expected[:there]), ack, len(self._expected) - there)
 
     def _end(self, count: int) -> int:
-        """Where the first so many tensors end."""
+        """Return the end offset of the first `count` tensors."""
         last = self._expected[count - 1]
         return self._layout.offsets[count - 1] + size_of(last.dtype, last.dims)
 
 
 class TensorReceiver:
-    """Receives bundles one after the other. On one thread at a time."""
+    """Receive bundles one after the other. One thread at a time."""
 
     def __init__(self, reader: SlotReader | None = None) -> None:
         self._reader = reader
@@ -83,11 +83,11 @@ class TensorReceiver:
         self._awaited: Sequence[ExpectedTensor] = ()
 
     def begin(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> ReceivedTensors | None:
-        """Return a message's tensors; None where their chunks are still to come, for `add`.
+        """Return a message's tensors; None if their chunks follow, for `add`.
 
-        Raises InvalidArgument where they are not exactly those expected, and Aborted (STALE_FRAME) where they are of
-        another request, attempt, step, layer, model or epoch, or their slot was written over. Nothing is allocated for
-        what is refused.
+        Raises InvalidArgument if they are not exactly the expected ones, and Aborted (STALE_FRAME) if they belong to
+        another request, attempt, step, layer, model or epoch, or their slot was overwritten. Allocates nothing for
+        rejected tensors.
         """
         if self._assembly is not None:
             raise InvalidArgument.of("tensor", "must wait for the chunks of the tensors before it")
@@ -107,8 +107,8 @@ class TensorReceiver:
                 raise InvalidArgument.of("tensor.payload", f"must be inline, chunks or a slot, got {other or 'none'}")
 
     def add(self, chunk: AnyChunk) -> ReceivedTensors | None:
-        """Return the tensors that `begin` left to come with their last chunk, None before. Raises InvalidArgument for a
-        chunk that nobody waits for."""
+        """Return the tensors announced in `begin` with their last chunk, None before. Raises InvalidArgument for an
+        unexpected chunk."""
         if self._assembly is None:
             raise InvalidArgument.of("chunk", "must follow the message with its tensors")
         memory = self._assembly.add(chunk)
@@ -118,11 +118,11 @@ class TensorReceiver:
         return ReceivedTensors(_cut(memory, self._awaited))
 
     def from_one_slot(self, slot: pb.SharedMemorySlot, expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
-        """Return the tensors that lie in a slot one after the other, as `TensorSender.in_one_slot` wrote them. Whoever
-        calls has compared what they are bound to.
+        """Return the tensors in a slot one after the other, as `TensorSender.in_one_slot` wrote them. The caller has
+        compared their binding.
 
-        Raises InvalidArgument where they cannot lie there, and Aborted (STALE_FRAME) where the slot was read already
-        or written over.
+        Raises InvalidArgument if they do not fit the slot, and Aborted (STALE_FRAME) if the slot was read already or
+        overwritten.
         """
         layout = _layout(expected)
         if slot.offset_bytes or slot.size_bytes != layout.size_bytes:
@@ -131,11 +131,11 @@ class TensorReceiver:
         return self._read(slot, layout, expected)
 
     def in_parts(self, expected: Sequence[ExpectedTensor]) -> BundleInParts:
-        """Return what takes a bundle that comes part by part in one slot. Raises InvalidArgument without a region."""
+        """Return a receiver of a bundle in parts in one slot. Raises InvalidArgument without a region."""
         return BundleInParts(self._open_reader(), expected)
 
     def close(self, kept: KeptRegions | None = None) -> None:
-        """Let go of the region; where nothing reads from it any more it may go to those that are `kept`."""
+        """Release the region; it is given to `kept` if that is set, when its memory is no longer read."""
         reader, self._reader = self._reader, None
         if reader is not None:
             release(reader.region, kept)
@@ -172,7 +172,8 @@ class TensorReceiver:
 def open_receiver(
     region: pb.SharedMemoryRegion | None, directory: RegionDirectory | None
 ) -> tuple[TensorReceiver, pb.SharedMemoryOpened | None]:
-    """Return the receiver of a stream whose other end made `region`, and what is to be told of it; None without one."""
+    """Return the receiver of a stream with the `region` made by the other end, and the reply on whether it was mapped;
+    no reply (None) without a region."""
     if region is None:
         return TensorReceiver(), None
     told = pb.SharedMemoryOpened(region_id=region.region_id)
@@ -224,7 +225,7 @@ def _layout(expected: Sequence[ExpectedTensor]) -> Layout:
 
 
 def _cut(memory: memoryview | DeviceBytes, expected: Sequence[ExpectedTensor]) -> tuple[WireTensor, ...]:
-    """Each tensor over its part of the memory: nothing is copied."""
+    """Return each tensor over its part of the memory, without a copy."""
     layout = _layout(expected)
     return tuple(
         WireTensor(
@@ -254,8 +255,8 @@ async def receive_all(
     expected: Sequence[ExpectedTensor],
     messages: AsyncIterator[_ChunkedMessage],
 ) -> ReceivedTensors:
-    """Return a message's tensors, with the chunks that follow it where they came in such. Raises InvalidArgument where
-    anything else follows."""
+    """Return a message's tensors, read from the chunks after it if they are sent in chunks. Raises InvalidArgument if
+    another message follows."""
     found = receiver.begin(parts, expected)
     while found is None:
         message = await anext(aiter(messages), None)

@@ -1,9 +1,9 @@
-"""Memory that two processes share: a file of a tmpfs directory, mapped by both.
+"""Share memory between two processes: a file of a tmpfs directory, mapped by both.
 
-The answering end of a stream makes it under a random name, with all its space allocated and its lock held before
-anybody can see the name; the asking end opens it and takes the name away at once. From then on the kernel frees the
-memory with the last of the two, however they end. What a maker leaves that is killed between the two moments holds no
-lock: whoever makes a region next in that directory removes it.
+The answering end of a stream makes the file under a random name, with all its space allocated and its lock held before
+the name is visible; the asking end opens it and removes the name immediately. From then on the kernel frees the memory
+with the last of the two processes, however they end. The file of a maker killed before that has no lock: the next
+process that makes a region in the directory removes it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from pentimento.wire.tensors import DeviceBytes
 DEFAULT_DIRECTORY = Path("/dev/shm/pentimento")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _REGION_ID = re.compile(r"[0-9a-f]{32}")
-# A mapping is by pages: a slot never shares one with another.
+# Memory is mapped in pages: two slots never share a page.
 PAGE_BYTES = mmap.PAGESIZE
 MAX_REGION_BYTES = 4 << 30
 _GENERATION = struct.Struct("<Q")
@@ -38,7 +38,7 @@ MARK_BYTES = _GENERATION.size
 
 @dataclass(frozen=True)
 class RegionSize:
-    """`slot_count` slots of `slot_size_bytes`, each on pages of its own."""
+    """Describe `slot_count` slots of `slot_size_bytes`, each on separate pages."""
 
     slot_size_bytes: int
     slot_count: int
@@ -50,31 +50,31 @@ class RegionSize:
 
     @property
     def stride_bytes(self) -> int:
-        """From the beginning of a slot to that of the next one."""
+        """Return the bytes from the start of a slot to the start of the next one."""
         return -(-self.slot_size_bytes // PAGE_BYTES) * PAGE_BYTES
 
     @property
     def total_bytes(self) -> int:
-        """Of the file."""
+        """Return the bytes of the file."""
         return self.stride_bytes * self.slot_count
 
 
 class Region(Protocol):
-    """Slots of memory that two processes share. The first `MARK_BYTES` of each are for its mark."""
+    """Describe slots of memory that two processes share. The first `MARK_BYTES` of each hold its mark."""
 
     @property
     def region_id(self) -> str:
-        """What both call it."""
+        """Return the name that both processes use."""
         ...
 
     @property
     def size(self) -> RegionSize:
-        """How it is divided."""
+        """Return the number and size of the slots."""
         ...
 
     @property
     def transport(self) -> str:
-        """What travels through it, as metrics call it."""
+        """Return the transport's name in metrics."""
         ...
 
     def slot(self, index: int) -> memoryview | DeviceBytes:
@@ -82,7 +82,7 @@ class Region(Protocol):
         ...
 
     def mark(self, index: int, generation: int) -> None:
-        """Write a generation into the slot itself, behind all that was written to it before."""
+        """Write a generation into the slot itself, ordered after all earlier writes to it."""
         ...
 
     def marked(self, index: int) -> int:
@@ -90,19 +90,20 @@ class Region(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; twice does no harm."""
+        """Release the region. Idempotent."""
         ...
 
 
 class DeviceRegions(Protocol):
-    """Memory of one device that processes of its host exchange; `cuda` has it."""
+    """Describe a device's memory shared by processes of one host; `cuda` implements it."""
 
     def domain(self) -> str:
-        """Return what tells the device from every other one, on any host; "" where its memory cannot be shared."""
+        """Return an identifier of the device, unique across hosts; "" if its memory cannot be shared."""
         ...
 
     def create(self, size: RegionSize) -> tuple[Region, pb.CudaIpcHandle]:
-        """Make a region, and what the other end opens it by. Raises ResourceExhausted (NO_SHARED_MEMORY)."""
+        """Make a region and the handle that the other end opens it with. Raises ResourceExhausted
+        (NO_SHARED_MEMORY)."""
         ...
 
     def open(self, region_id: str, size: RegionSize, handle: pb.CudaIpcHandle) -> Region:
@@ -112,9 +113,9 @@ class DeviceRegions(Protocol):
 
 @dataclass
 class SharedRegion:
-    """A mapped region. Tensors over its slots keep the mapping alive; `close` gives up the name, the lock and, where no
-    such tensor is left, the mapping. Nobody has to close it: one that was made for a caller who left meanwhile is
-    nobody's."""
+    """Hold a mapped region. Tensors over its slots keep the mapping alive; `close` releases the name, the lock and, if
+    no such tensor is left, the mapping. Closing is optional: a region may be made for a caller that has already
+    left."""
 
     region_id: str
     size: RegionSize
@@ -144,16 +145,16 @@ class SharedRegion:
         return generation
 
     def close(self) -> None:
-        """Let go of it; twice does no harm."""
+        """Release the region. Idempotent."""
         self._give_up()
-        # Somebody still looks at a slot: the mapping goes with the last who does.
+        # If a tensor still uses a slot, the mapping ends with the last such tensor.
         with contextlib.suppress(BufferError):
             self.memory.close()
 
 
 class RegionDirectory:
-    """Where regions are made and found. Its own processes alone may enter it. With `device_memory` they may lie in a
-    device's instead. `kept` are those of streams that ended in order."""
+    """Make and open regions in a directory that only processes of the same user may enter. With `device_memory` regions
+    may be in a device's memory instead. `kept` holds regions of streams that ended in order."""
 
     def __init__(self, path: Path = DEFAULT_DIRECTORY, device_memory: DeviceRegions | None = None) -> None:
         self.path = path
@@ -161,7 +162,7 @@ class RegionDirectory:
         self.kept = KeptRegions()
 
     def domain(self) -> str:
-        """Return what tells this directory from every other one, on any host; "" where it cannot be used."""
+        """Return an identifier of this directory, unique across hosts; "" if it cannot be used."""
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             found = self.path.lstat()
@@ -174,14 +175,14 @@ class RegionDirectory:
         return f"{boot}:{found.st_dev}:{found.st_ino}"
 
     def create(self, size: RegionSize) -> SharedRegion:
-        """Make a region, its space allocated. Raises ResourceExhausted (NO_SHARED_MEMORY) where there is none left, or
-        the directory takes no file."""
+        """Make a region with all its space allocated. Raises ResourceExhausted (NO_SHARED_MEMORY) if no space is left,
+        or the directory takes no file."""
         self.sweep()
         region_id = secrets.token_hex(16)
         descriptor = -1
         try:
             descriptor = os.open(self.path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            # Writing past what a tmpfs has is a SIGBUS: what is not there is found out here.
+            # Writing beyond a tmpfs's free space raises SIGBUS: allocating now reports missing space here.
             os.posix_fallocate(descriptor, 0, size.total_bytes)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             memory = _map(descriptor, size)
@@ -196,14 +197,14 @@ class RegionDirectory:
     def _name(self, descriptor: int, region_id: str) -> None:
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Without a directory's descriptor Python would link the link and not the file.
+            # Without a directory descriptor Python would link the symbolic link and not the file.
             os.link(f"/proc/self/fd/{descriptor}", region_id, dst_dir_fd=folder, follow_symlinks=True)
         finally:
             os.close(folder)
 
     def open(self, region_id: str, size: RegionSize) -> SharedRegion:
-        """Map a region that another process made, and take its name away. Raises FailedPrecondition (NO_SUCH_REGION)
-        where none of that name and size is there."""
+        """Map a region that another process made, and remove its name. Raises FailedPrecondition (NO_SUCH_REGION) if no
+        region of that name and size exists, InvalidArgument for a malformed name."""
         if not is_region_id(region_id):
             raise InvalidArgument.of("region.region_id", "must be 32 hexadecimal digits")
         path = self.path / region_id
@@ -222,11 +223,11 @@ class RegionDirectory:
         return SharedRegion(region_id, size, memory, path)
 
     def sweep(self) -> int:
-        """Remove the regions whose makers are gone; return how many."""
+        """Remove the regions left by processes that have exited; return their number."""
         return sum(map(_remove_if_left, self._regions()))
 
     def region_count(self) -> int:
-        """Return how many regions have a name now."""
+        """Return the number of regions with a name."""
         return len(list(self._regions()))
 
     def _regions(self) -> Iterator[Path]:
@@ -238,7 +239,7 @@ class RegionDirectory:
 
 
 def release(region: Region, kept: KeptRegions | None) -> None:
-    """Let go of a region that its stream has no use for any more: to those that are `kept`, of the host's memory."""
+    """Release a region that its stream no longer uses; a region in host memory is given to `kept` if that is set."""
     if kept is not None and isinstance(region, SharedRegion):
         kept.give(region)
     else:
@@ -246,24 +247,25 @@ def release(region: Region, kept: KeptRegions | None) -> None:
 
 
 def is_region_id(name: str) -> bool:
-    """Return whether a name is such as regions and lines have, and no path."""
+    """Return whether a name has the form of a region's or line's name, and is no path."""
     return _REGION_ID.fullmatch(name) is not None
 
 
 def _unlocked(path: Path, descriptor: int) -> None:
-    """Give up a region's name, and with its descriptor its lock."""
+    """Remove a region's name, and release its lock by closing its descriptor."""
     path.unlink(missing_ok=True)
     os.close(descriptor)
 
 
 def _map(descriptor: int, size: RegionSize) -> mmap.mmap:
-    """All its pages present at once: no page fault in a step."""
+    """Map a region with all pages present, so that no step has a page fault."""
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     return mmap.mmap(descriptor, size.total_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def _remove_if_left(path: Path) -> bool:
-    """True where its maker's lock is gone: a region has its lock before it has its name."""
+    """Remove a region if its maker's lock is released, and return whether it was; a region is locked before it is
+    named."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The sending end of a stream's tensors."""
+"""Send a stream's tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, rele
 from pentimento.tensors.slots import HEADER_BYTES, SlotUse, SlotWriter
 from pentimento.wire.tensors import described
 
-# Up to here bytes inside the message cost less than a slot and its acknowledgement.
+# Up to this size bytes inside the message cost less than a slot and its acknowledgement.
 INLINE_BYTES = 16 * 1024
 # One is written while the other is read.
 SLOT_COUNT = 2
@@ -23,25 +23,25 @@ SLOT_COUNT = 2
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """`tensors` go into the message, `chunks` after it on the same stream. `chunks` is to be read once; each is valid
-    until the next one is asked for."""
+    """Hold a packed bundle: `tensors` go into the message, `chunks` after it on the same stream. Read `chunks` once;
+    each chunk is valid until the next one is requested."""
 
     tensors: tuple[pb.Tensor, ...]
     chunks: Iterator[Chunk]
 
 
 class SlotInParts:
-    """A slot that a bundle is written to, its tensors in order, some at a time."""
+    """Write a bundle to a slot in parts, its tensors in order."""
 
     def __init__(self, writer: SlotWriter, use: SlotUse, layout: Layout) -> None:
         self._writer = writer
         self._use = use
         self._layout = layout
-        # Tensors that are written.
+        # The number of tensors written.
         self.count = 0
 
     def add(self, tensors: Sequence[OutgoingTensor]) -> pb.SharedMemorySlot:
-        """Write the next tensors and return where they lie."""
+        """Write the next tensors and return their position."""
         offsets = self._layout.offsets[self.count : self.count + len(tensors)]
         self.count += len(tensors)
         begin = offsets[0] if offsets else 0
@@ -59,19 +59,19 @@ class SlotInParts:
 
 
 class TensorSender:
-    """Sends bundles of tensors: in a slot where one is free and large enough, else inside the message or in chunks. On
-    one thread at a time."""
+    """Send bundles of tensors: small ones inside the message, others in a slot if one is free and large enough, else in
+    chunks. One thread at a time."""
 
     def __init__(self, writer: SlotWriter | None = None) -> None:
         self._writer = writer
         self._opened = False
         self._bundle_id = 0
-        # Of bundles that went in chunks, and were sent.
+        # Memory of bundles that were sent in chunks, for reuse.
         self._spare: list[bytearray] = []
 
     @property
     def has_region(self) -> bool:
-        """Whether there are slots to write to."""
+        """Return whether the stream has a region to write to."""
         return self._writer is not None
 
     def pack(self, tensors: Sequence[OutgoingTensor]) -> PackedTensors:
@@ -82,13 +82,13 @@ class TensorSender:
         return self._in_slot(tensors, layout) or self._in_chunks(tensors, layout)
 
     def acknowledged(self, ack: pb.SharedMemoryAck) -> None:
-        """Take a slot back. Raises InvalidArgument for one that is not out."""
+        """Free a slot. Raises InvalidArgument if it is not in use."""
         if self._writer is None:
             raise InvalidArgument.of("ack", "must name a slot in use: this stream has no region")
         self._writer.acknowledged(ack.region_id, ack.slot, ack.generation)
 
     def region_opened(self, opened: pb.SharedMemoryOpened) -> None:
-        """Give the region up where the other end could not map it. Raises InvalidArgument for a foreign region."""
+        """Release the region if the other end could not map it. Raises InvalidArgument for another stream's region."""
         if self._writer is None or opened.region_id != self._writer.region.region_id:
             raise InvalidArgument.of("region_opened.region_id", "must be that of this stream's region")
         self._opened = opened.opened
@@ -97,8 +97,8 @@ class TensorSender:
             self.close()
 
     def close(self, kept: KeptRegions | None = None) -> None:
-        """Let go of the region; what is sent from now on goes in chunks. Where nothing writes to it any more it may go
-        to those that are `kept`."""
+        """Release the region; later bundles go in chunks. A region that the other end had opened is given to `kept` if
+        that is set."""
         writer, self._writer = self._writer, None
         if writer is not None:
             release(writer.region, kept if self._opened else None)
@@ -115,13 +115,13 @@ class TensorSender:
         return PackedTensors(tuple(messages), iter(()))
 
     def in_one_slot(self, tensors: Sequence[OutgoingTensor]) -> pb.SharedMemorySlot | None:
-        """Write a bundle to a slot and return where it lies, without a description of each tensor: the other end knows
-        what comes. None where no slot is free and large enough."""
+        """Write a bundle to a slot and return its position, without a description of each tensor: the other end knows
+        the expected tensors. None if no slot is free and large enough."""
         parts = self.in_parts(layout_of([tensor.size_bytes for tensor in tensors]))
         return None if parts is None else parts.add(tensors)
 
     def in_parts(self, layout: Layout) -> SlotInParts | None:
-        """Return a slot for a bundle of that layout, to be written part by part. None where no slot is free and large
+        """Return a slot for a bundle of that layout, to be written in parts. None if no slot is free and large
         enough."""
         writer = self._writer
         if writer is None:
@@ -161,8 +161,8 @@ class TensorSender:
         return PackedTensors(tuple(messages), self._chunks(self._bundle_id, memory))
 
     def _chunks(self, bundle_id: int, memory: bytearray) -> Iterator[Chunk]:
-        """Once whoever sends them has had all, a later bundle is put together in the same memory: new memory of that
-        size takes the kernel as long as a copy."""
+        """Yield the chunks of a bundle in `memory`, which later bundles reuse once all are sent: allocating that size
+        takes as long as a copy."""
         yield from chunks_of(bundle_id, memoryview(memory).toreadonly())
         self._spare.append(memory)
 
@@ -174,9 +174,9 @@ def open_sender(
     *,
     little: bool = False,
 ) -> tuple[TensorSender, pb.SharedMemoryRegion | None]:
-    """Return the sender of a stream whose messages carry tensors of `sizes_bytes`, and the region that the other end is
-    to map: of the best transport that both have and that has room. None where that is chunks, and for tensors that go
-    inside their messages, unless `little` ones are to have a region too."""
+    """Return the sender of a stream with messages of tensors of `sizes_bytes`, and the region for the other end to map,
+    of the best transport that both ends have and that has room. The region is None for chunks, and for tensors small
+    enough to go inside their messages, unless `little` is set."""
     common = common_transports(offer, transport_offer(directory))
     if pb.TENSOR_TRANSPORT_SHARED_MEMORY in offer.transports and pb.TENSOR_TRANSPORT_SHARED_MEMORY not in common:
         FALLBACKS.labels("not_shared").inc()
@@ -196,7 +196,7 @@ def open_sender(
 
 
 def transport_of(region: pb.SharedMemoryRegion | None) -> pb.TensorTransport.ValueType:
-    """Return what a stream's tensors travel by that was agreed with `open_sender`."""
+    """Return the transport of a stream's tensors, given the region from `open_sender`."""
     if region is None:
         return pb.TENSOR_TRANSPORT_CHUNKS
     return pb.TENSOR_TRANSPORT_CUDA_IPC if region.HasField("cuda_ipc") else pb.TENSOR_TRANSPORT_SHARED_MEMORY

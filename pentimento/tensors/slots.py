@@ -1,4 +1,4 @@
-"""Places in a shared region. Each holds the tensors of one message for one generation: written once, read,
+"""Manage slots of a shared region. Each slot holds the tensors of one message for one generation: written once, read,
 acknowledged, written again."""
 
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from pentimento.tensors.outgoing import ALIGNMENT_BYTES
 from pentimento.tensors.regions import Region
 from pentimento.wire.tensors import DeviceBytes
 
-# Before its tensors a slot holds its generation: what was written over is told from what was meant.
+# A slot holds its generation before its tensors, so that readers detect overwritten data.
 HEADER_BYTES = ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
 class SlotUse:
-    """One use of a slot; `memory` is what its tensors lie in, without the header."""
+    """Hold one use of a slot; `memory` holds its tensors, without the header."""
 
     slot: int
     generation: int
@@ -22,7 +22,7 @@ class SlotUse:
 
 
 class SlotWriter:
-    """The sending end of a region."""
+    """Write to the slots of a region at its sending end."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -32,26 +32,26 @@ class SlotWriter:
 
     @property
     def capacity_bytes(self) -> int:
-        """What one message's tensors may take."""
+        """Return the largest size in bytes of one message's tensors."""
         return self.region.size.slot_size_bytes - HEADER_BYTES
 
     def begin(self) -> SlotUse | None:
-        """Take a free slot to write to; None while all wait to be acknowledged."""
+        """Take a free slot to write to; return None while all slots wait to be acknowledged."""
         if not self._free:
             return None
         self._generation += 1
         slot = self._free.pop(0)
         self._in_use[slot] = self._generation
-        # No reader may take what is half written for the generation before it.
+        # No reader may take half-written data for the generation before.
         self.region.mark(slot, 0)
         return SlotUse(slot, self._generation, self.region.slot(slot)[HEADER_BYTES:])
 
     def publish(self, use: SlotUse) -> None:
-        """Say in the slot itself that it is written."""
+        """Mark the slot as written, in the slot itself."""
         self.region.mark(use.slot, use.generation)
 
     def acknowledged(self, region_id: str, slot: int, generation: int) -> None:
-        """Take a slot back. Raises InvalidArgument for one that is not out under that generation."""
+        """Free a slot. Raises InvalidArgument if it is not in use under that generation."""
         if region_id != self.region.region_id or self._in_use.get(slot) != generation:
             raise InvalidArgument.of("ack", f"must name a slot in use, got slot {slot} generation {generation}")
         del self._in_use[slot]
@@ -59,15 +59,15 @@ class SlotWriter:
 
 
 class SlotReader:
-    """The receiving end of a region."""
+    """Read the slots of a region at its receiving end."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
         self._newest: dict[int, int] = {}
 
     def read(self, region_id: str, slot: int, generation: int) -> SlotUse:
-        """Return what was written to a slot. Raises InvalidArgument for another region or no slot of it, and Aborted
-        (STALE_FRAME) for a generation that was read already or is not the one in the slot."""
+        """Return the use of a slot to read from. Raises InvalidArgument for another region or an unknown slot, and
+        Aborted (STALE_FRAME) for a generation that was read already or is not in the slot."""
         if region_id != self.region.region_id or slot >= self.region.size.slot_count:
             raise InvalidArgument.of("shared_memory", f"must name a slot of this stream's region, got slot {slot}")
         if generation <= self._newest.get(slot, 0) or self.region.marked(slot) != generation:
@@ -76,7 +76,7 @@ class SlotReader:
         return SlotUse(slot, generation, self.region.slot(slot)[HEADER_BYTES:])
 
     def check_same(self, use: SlotUse, region_id: str, slot: int, generation: int) -> None:
-        """Raise Aborted (STALE_FRAME) where that is not the use that was read, or the slot was written over since."""
+        """Raise Aborted (STALE_FRAME) if region, slot and generation differ from `use`, or the slot was overwritten."""
         same = (region_id, slot, generation) == (self.region.region_id, use.slot, use.generation)
         if not same or self.region.marked(slot) != generation:
             raise Aborted("STALE_FRAME", f"slot {slot} generation {generation} is not where this answer began")

@@ -1,5 +1,5 @@
-"""Steps over a line, at both ends: latents go in slots that the asking end writes, answers in those of the stream's
-region, and by the line where each lies. What travels is bound and judged as it is on the stream."""
+"""Exchange steps over a line, at both ends: the asking end writes latents to its slots, the answering end writes
+answers to slots of the stream's region, and the line carries their positions. Bindings are checked as on the stream."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from pentimento.tensors.sending import SLOT_COUNT, SlotInParts, TensorSender
 from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
 from pentimento.wire.tensors import Binding, WireTensor, binding_from_proto, binding_to_proto, size_of
 
-# One is computed while the other is on its way: as many as there are slots.
+# One step is computed while the other is in transit: one per slot.
 MAX_UNDER_WAY = SLOT_COUNT
 
 
 class AskingLine:
-    """The asking end. Steps are bound as `bound` says; answers are to be as `expected` says, and bound as `answered`
-    does, all three by the step. At most MAX_UNDER_WAY steps are under way."""
+    """Implement the asking end. By step, `bound` returns the binding of its latents, `answered` the binding of its
+    answer, and `expected` the answer's tensors. At most MAX_UNDER_WAY steps are in flight."""
 
     def __init__(
         self,
@@ -40,20 +40,21 @@ class AskingLine:
         self._bound = bound
         self._answered = answered
         self._expected = expected
-        # Where the latents of steps under way lie, and what their answers have to be.
+        # The slot of the latents, and the tensors expected as the answer, by step in flight.
         self._slots: dict[int, pb.SharedMemorySlot] = {}
         self._wanted: dict[int, Sequence[ExpectedTensor]] = {}
-        # Answers of which a part has come.
+        # Answers that have arrived in part.
         self._begun: dict[int, BundleInParts] = {}
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when an answer has come."""
+        """Return the descriptor that is readable when an answer has arrived."""
         return self._line.fileno()
 
     def ask(
         self, step_index: int, timestep: float, latents: OutgoingTensor, given_back: Sequence[pb.SharedMemoryAck]
     ) -> None:
-        """Send a step's latents, on any thread, one at a time. Raises Unavailable where the line takes nothing."""
+        """Send a step's latents, on any thread, one at a time. Raises Unavailable if no slot is free or the line is
+        closed or full."""
         binding = self._bound(step_index)
         slot = self._sender.in_one_slot([replace(latents, binding=binding)])
         if slot is None:
@@ -62,17 +63,17 @@ class AskingLine:
         step = pb.LinedStep(timestep=timestep, binding=binding_to_proto(binding), latent=slot, given_back=given_back)
         if not self._line.send(step.SerializeToString()):
             raise Unavailable("LINE_GONE", "the line takes nothing more")
-        # While it is computed, not once it is there.
+        # Computed while the other end works, not when the answer arrives.
         self._wanted[step_index] = self._expected(step_index)
 
     def read(self) -> list[tuple[int, ReceivedTensors]]:
-        """Return the steps whose answers have come, or more of them: each time all that is there. Raises Aborted
-        (STALE_FRAME) for an answer to anything else than what was asked, and for a part of one that is not the next;
-        InvalidArgument for one that is none."""
+        """Return the steps with answers that have arrived, in full or in part: each time all tensors so far. Raises
+        Aborted (STALE_FRAME) for an answer to a step that was not asked, and for a part out of order; InvalidArgument
+        for a malformed one."""
         return [self._answer(data) for data in self._line.read()]
 
     def close(self) -> None:
-        """Let go of the line and of its slots. Harmless twice."""
+        """Close the line and release its slots. Idempotent."""
         self._line.close()
         self._sender.close()
 
@@ -107,7 +108,7 @@ def open_asking_line(
     expected: Callable[[int], Sequence[ExpectedTensor]],
 ) -> AskingLine:
     """Return the asking end of a line that another process made; `receiver` reads the stream's region. Raises
-    FailedPrecondition where it is not there, InvalidArgument for slots that are none."""
+    FailedPrecondition if the line or its slots are missing, InvalidArgument for malformed names or sizes."""
     size = RegionSize(told.steps.slot_size_bytes, told.steps.slot_count)
     line = open_line(directory, told.line)
     try:
@@ -120,7 +121,7 @@ def open_asking_line(
 
 @dataclass(frozen=True)
 class LinedLatents:
-    """A step that came by a line. Its latents are valid until it is answered."""
+    """Hold a step received over a line. Its latents are valid until it is answered."""
 
     step_index: int
     timestep: float
@@ -128,8 +129,8 @@ class LinedLatents:
 
 
 class AnsweringLine:
-    """The answering end: `sender` writes to the stream's region. Latents are to be as `wanted` says, answers are bound
-    as `answered` does, both by the step."""
+    """Implement the answering end: `sender` writes to the stream's region. By step, `wanted` returns the expected
+    latents, and `answered` the binding of the answer."""
 
     def __init__(
         self,
@@ -144,30 +145,30 @@ class AnsweringLine:
         self._sender = sender
         self._wanted = wanted
         self._answered = answered
-        # Of answers whose last part was not sent yet.
+        # Slots of answers that were sent in part.
         self._begun: dict[int, SlotInParts] = {}
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a step has come."""
+        """Return the descriptor that is readable when a step has arrived."""
         return self._line.fileno()
 
     def read(self, begin: Callable[[int, float], None]) -> list[LinedLatents]:
-        """Return the steps that have come; `begin` judges number and timestep of each before its latents are looked
-        at. Raises what it does, Aborted (STALE_FRAME) for latents that are not this stream's, InvalidArgument for what
-        is no step."""
+        """Return the steps that have arrived; `begin` validates number and timestep of each before its latents are
+        read. Raises the errors of `begin`, Aborted (STALE_FRAME) for latents of another stream, InvalidArgument for a
+        malformed step."""
         return [self._step(data, begin) for data in self._line.read()]
 
     def answer(self, step_index: int, tensors: Sequence[OutgoingTensor], awaited_bytes: Sequence[int] = ()) -> None:
-        """Send a step's answer, or what is new of it: `tensors` are all that are there by now, tensors of
-        `awaited_bytes` are to come. On any thread, one at a time. Raises Aborted where the slots of answers before it
-        were not given back, Unavailable where the line takes nothing."""
+        """Send a step's answer, or its new part: `tensors` are all tensors so far, tensors of `awaited_bytes` will
+        follow. On any thread, one at a time. Raises Aborted if the slots of earlier answers were not returned,
+        Unavailable if the line is closed or full."""
         layout = layout_of([*(tensor.size_bytes for tensor in tensors), *awaited_bytes])
         begun = self._begun.pop(step_index, None) or self._sender.in_parts(layout)
         if begun is None:
             raise Aborted("STALE_FRAME", "no slot is free: those of steps before were not given back")
         if awaited_bytes:
             self._begun[step_index] = begun
-            # Computed again after an error, it was sent before.
+            # Computed again after an error: these tensors were sent before.
             if len(tensors) <= begun.count:
                 return
         answer = pb.LinedAnswer(
@@ -179,7 +180,7 @@ class AnsweringLine:
             raise Unavailable("LINE_GONE", "the line takes nothing more")
 
     def close(self) -> None:
-        """Let go of the line and of its slots. Harmless twice."""
+        """Close the line and release its slots. Idempotent."""
         self._line.close()
         self._receiver.close()
 
@@ -205,7 +206,8 @@ def make_answering_line(
     wanted: Callable[[int], ExpectedTensor],
     answered: Callable[[int], Binding],
 ) -> tuple[AnsweringLine | None, pb.StepLine | None]:
-    """Return a new line for a stream, and what the other end opens it by; None where there is none to be had."""
+    """Return a new line for a stream, and the message that the other end opens it with; None for both if no line is
+    available."""
     if directory is None or not sender.has_region:
         return None, None
     line, latent = None, wanted(0)

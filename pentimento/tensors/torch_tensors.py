@@ -1,4 +1,4 @@
-"""torch's side of the wire: bytes to tensors and back, bit for bit. The one module here that imports torch."""
+"""Convert torch tensors to bytes on the wire and back, bit for bit."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ WIRE_DTYPES = {value: key for key, value in TORCH_DTYPES.items()}
 
 
 def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
-    """Copy a tensor to the host, to travel. Raises KeyError for an element type that does not travel."""
+    """Copy a tensor to the host for sending. Raises KeyError for an unsupported element type."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return WireTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding)
 

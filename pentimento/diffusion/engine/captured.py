@@ -47,7 +47,7 @@ class ReplayedFunction:
         self._recorder = recorder
         self._after = after
         self._kept = kept
-        # By combination: the number of calls, or its recording, or None if it cannot be recorded.
+        # The number of calls, or the recording, or None if it cannot be recorded, by combination.
         self._known: OrderedDict[tuple[Any, ...], int | _Recorded | None] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:

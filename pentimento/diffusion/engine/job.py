@@ -22,7 +22,7 @@ from pentimento.policies.step_batching import Urgency
 
 
 class EngineJob:
-    """Hold a ticket and, once it has begun, its painting. Only the engine's thread uses it."""
+    """Hold a ticket and, once it has begun, its denoising state. Only the engine's thread uses it."""
 
     def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:
         self.number = number
@@ -97,7 +97,7 @@ class EngineJob:
 
     @property
     def begun(self) -> Painting:
-        """Return the painting of a request that has begun."""
+        """Return the denoising state of a request that has begun."""
         assert self.painting is not None
         return self.painting
 

@@ -42,7 +42,7 @@ class GuidancePairs:
         self._model = model
         self._monotonic = monotonic
         self._steps: dict[int, PairedStep] = {}
-        # By size, and whether the request has ControlNets: its steps wait for them.
+        # Keys are the size, and whether the request has ControlNets: its steps wait for them.
         self._paces: OrderedDict[tuple[BatchKey, bool], PairPace] = OrderedDict()
 
     def pays(self, size: BatchKey) -> bool:

@@ -47,7 +47,7 @@ class RowBuffers:
         self._timestep_slots = self._timesteps.split(self.rows_each)
         self._conditioning_slots = _slots(self._conditioning, self.rows_each)
         self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
-        # By slot: the state and schedule of the step that its input was filled for.
+        # The state and schedule of the step that a slot's input was filled for, by slot.
         self._filled: list[tuple[SamplerState, Schedule] | None] = [None] * len(self._latent_slots)
         self._filled_terms: list[Tensor | None] = [None] * len(self._latent_slots)
         self._inputs: dict[int, DenoiserInput] = {}
@@ -86,7 +86,7 @@ class RowBuffers:
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
 
     def _fill(self, place: int, painting: Painting) -> None:
-        """Fill a slot with the input of the painting's next step, unless its first half already did."""
+        """Fill a slot with the input of the request's next step, unless its first half already did."""
         step = (painting.state, painting.schedule)
         filled = self._filled[place]
         if filled is None or filled[0] is not step[0] or filled[1] is not step[1]:

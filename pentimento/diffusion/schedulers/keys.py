@@ -33,7 +33,7 @@ _OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {
     "use_exponential_sigmas": _OFF,
     "use_beta_sigmas": _OFF,
 }
-# By sampler: the keys that diffusers' class acts on, and the only values with the behaviour implemented here.
+# Keys that diffusers' class acts on, and the only values with the behaviour implemented here, by sampler.
 _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
     Scheduler.DDIM: {"thresholding": _OFF},
     Scheduler.EULER: {
