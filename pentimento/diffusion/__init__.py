@@ -1,1 +1,1 @@
-"""Diffusion models: checkpoints, families, schedulers as pure functions, and the step engine. torch, never grpc."""
+"""Run diffusion models: checkpoints, families, schedulers as pure functions, the step engine. torch, never grpc."""

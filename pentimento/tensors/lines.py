@@ -36,7 +36,7 @@ class LineListener(Protocol):
     """Watch the descriptors of lines on a separate thread. Its methods may be called on any thread."""
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever the descriptor is readable; it reads all available data."""
+        """Run a callback whenever the descriptor is readable; it reads all available data."""
         ...
 
     def forget(self, descriptor: int) -> None:

@@ -68,8 +68,8 @@ class AskingLine:
 
     def read(self) -> list[tuple[int, ReceivedTensors]]:
         """Return the steps with answers that have arrived, in full or in part: each time all tensors so far. Raises
-        Aborted (STALE_FRAME) for an answer to a step that was not asked, and for a part out of order; InvalidArgument
-        for a malformed one."""
+        Aborted (STALE_FRAME) for data that is no answer to a step in flight, and for a part out of order;
+        InvalidArgument for a malformed line message or slot."""
         return [self._answer(data) for data in self._line.read()]
 
     def close(self) -> None:

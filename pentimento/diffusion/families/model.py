@@ -85,8 +85,8 @@ class PromptStates:
 @dataclass(frozen=True)
 class ControlResiduals:
     """Hold the residuals that ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep,
-    and to its mid block; to a transformer's blocks, first to last. The last `awaited_count` blocks' residuals may not
-    have arrived yet. `NO_CONTROL` has no residuals."""
+    and to its mid block; to a transformer's blocks, first to last. `awaited_count` further ones have not arrived yet.
+    `NO_CONTROL` has no residuals."""
 
     down_block_residuals: tuple[Tensor, ...] = ()
     mid_block_residual: Tensor | None = None

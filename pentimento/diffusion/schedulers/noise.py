@@ -11,7 +11,7 @@ from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig
 
 Timesteps = npt.NDArray[np.float64]
 
-# Replaces the last alpha-bar of a zero-SNR schedule, with an infinite first sigma; float16's smallest positive value.
+# Replaces the last alpha-bar of a zero-SNR schedule: 0 would make the first sigma infinite. float16's smallest value.
 _SMALLEST_ALPHA = 2**-24
 
 
