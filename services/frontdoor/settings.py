@@ -62,7 +62,7 @@ class FrontdoorSettings:
         minimum=0,
         maximum=60_000,
     )
-    foresee_timeout_ms: int = setting(50, help="wait for a prediction from the prompt", minimum=1)
+    foresee_timeout_ms: int = setting(250, help="wait for a prediction from the prompt", minimum=1)
     profiles: tuple[Path, ...] = setting(
         (),
         help="files or directories of profiles: costs for first predictions, steps that may be skipped, "
