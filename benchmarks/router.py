@@ -18,7 +18,7 @@ Figures of images have a bootstrap over prompts. The three readers are trained o
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,13 +226,16 @@ def pass_times(pairs: GeneratedPairs, rounds: int = 20) -> Iterator[Figure]:
         "EfficientNet-V2-S at 224 px": lambda: theirs(large),
     }
     with torch.inference_mode():
-        timed = interleave(
-            {name: lambda number, call=call: seconds_of(call) for name, call in calls.items()}, rounds + 1
-        )
+        timed = interleave({name: timing(call) for name, call in calls.items()}, rounds + 1)
     for name, seconds in timed.items():
         yield measured(
             f"ms of a pass, {name}", [1e3 * each for each in seconds[1:]], statistics.median, informative("ms")
         )
+
+
+def timing(call: Callable[[], object]) -> Callable[[int], float]:
+    """Return a function of the round's number that times a call."""
+    return lambda _: seconds_of(call)
 
 
 if __name__ == "__main__":
