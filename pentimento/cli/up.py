@@ -212,11 +212,7 @@ def up(
     given, small = served_small(options["small"], options["policy"], emulated)
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
-    if cascade is not None:
-        # The first model is the default: the heavy one, unless another is given.
-        models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
-    if given:
-        models = tuple(dict.fromkeys((*(models or (DEFAULT_MODEL,)), *given)))
+    models = with_planned(models, cascade, given)
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
     found = find_models(models) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], found)
@@ -253,6 +249,16 @@ def up(
     if detach:
         return start_detached(state, as_json=as_json)
     return run_suite(settings, state, show_logs=show_logs and not as_json, as_json=as_json)
+
+
+def with_planned(models: tuple[str, ...], cascade: ServedCascade | None, small: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the given models with those of the cascade and of --small. The first one is the default: the heavy one of
+    a cascade, unless another is given."""
+    if cascade is not None:
+        models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
+    if small:
+        models = tuple(dict.fromkeys((*(models or (DEFAULT_MODEL,)), *small)))
+    return models
 
 
 def check_planning(policy: str, modm_mode: str | None) -> None:
