@@ -56,7 +56,7 @@ MOST_PX = 2**63 - 1
 @click.option("--model", default="", help="a name from `pentimento status` [the suite's default]")
 @click.option("--steps", type=INT64, metavar="N", help="denoising steps [the model's own]")
 @click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
-@click.option("--scheduler", default="", help="ddim, euler, … [the model's own]")
+@click.option("--scheduler", default="", help="ddim, euler, dpmpp_2m_karras, … [the model's own]")
 @click.option("--seed", type=UINT64, metavar="N", help="equal seeds give equal images [random]")
 @click.option(
     "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64 [those of --init-image, or the model's own]"

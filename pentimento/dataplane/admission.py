@@ -79,6 +79,8 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     if event.cascade:
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
     request.foreseen = event.foreseen
+    if event.foreseen is not None:
+        state.recommended_threshold = event.foreseen.threshold
     if leaves_out_stage(state, request, event.light_price):
         return leave_out_stage(state, request)
     if event.start == NOISE:

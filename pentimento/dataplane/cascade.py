@@ -12,7 +12,7 @@ from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
-from pentimento.domain.foresight import DEFAULT_THRESHOLD, PromptForesight
+from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.reasons import Reason
 from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound
 from pentimento.policies.plan.entry import IMAGE, NOISE
@@ -160,7 +160,7 @@ def own_threshold(state: State, foreseen: PromptForesight | None) -> float:
     """Return the operator's confidence threshold, or else the recommendation of the request's discriminator."""
     if state.settings.confidence_threshold is not None:
         return state.settings.confidence_threshold
-    return DEFAULT_THRESHOLD if foreseen is None else foreseen.threshold
+    return state.recommended_threshold if foreseen is None else foreseen.threshold
 
 
 def _threshold(state: State, request: Request) -> float | None:

@@ -12,6 +12,7 @@ from pentimento.dataplane.pools import Lane, Pool, Worker
 from pentimento.dataplane.requests import ATTEMPTED, WAITING, LaneKey, Phase, Request
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.domain.fleet import Plan
+from pentimento.domain.foresight import DEFAULT_THRESHOLD
 from pentimento.policies.plan.entry import PlanIndex
 from pentimento.policies.tenant_quota import QuotaMeter
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
@@ -76,6 +77,8 @@ class State:
     index: PlanIndex = field(default_factory=PlanIndex)
     # Thresholds of the plan, and of earlier plans' cascades that requests still use.
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
+    # The discriminator's own threshold of the last prediction: for requests without one.
+    recommended_threshold: float = DEFAULT_THRESHOLD
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
     # Use and weights of tenants with quotas; the unfinished requests of every tenant.

@@ -27,7 +27,7 @@ from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting_sources import ControlSource, GuidancePeer, LoraSource
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule, renoised_latent
+from pentimento.diffusion.schedulers import DiffusionConfig, SamplerState, Schedule, make_schedule, renoised_latent
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 
@@ -147,6 +147,8 @@ def schedule_for(
     """Return the schedule of a request's sampler; from `thinned_steps[0]` on only these steps are taken, and the steps
     of a `bridge` at other levels. Raises InvalidArgument if steps or eta do not fit the scheduler."""
     config = model.scheduler_config(spec.scheduler)
+    if spec.sigma_spacing is not None and isinstance(config, DiffusionConfig):
+        config = replace(config, sigma_spacing=spec.sigma_spacing)
     return make_schedule(config, spec.num_inference_steps, spec.eta, thinned_steps, bridge)
 
 

@@ -13,6 +13,32 @@ class Scheduler(Enum):
     EULER_ANCESTRAL = "euler_ancestral"
     DPM_SOLVER_PP_2M = "dpmpp_2m"
     FLOW_MATCH_EULER = "flow_match_euler"
+    DPM_SOLVER_PP_2M_SDE = "dpmpp_2m_sde"
+    UNI_PC = "unipc"
+    DEIS = "deis"
+    LCM = "lcm"
+    TCD = "tcd"
+
+
+class SigmaSpacing(Enum):
+    """Name the spacing of noise levels: that of the timesteps, or one of the levels themselves."""
+
+    TIMESTEPS = "timesteps"
+    KARRAS = "karras"
+    EXPONENTIAL = "exponential"
+    BETA = "beta"
+
+
+# Samplers that read a request's eta: their share of fresh noise.
+WITH_ETA = (Scheduler.DDIM, Scheduler.TCD)
+# Samplers with a choice of spacings.
+WITH_SPACINGS = (
+    Scheduler.EULER,
+    Scheduler.DPM_SOLVER_PP_2M,
+    Scheduler.DPM_SOLVER_PP_2M_SDE,
+    Scheduler.UNI_PC,
+    Scheduler.DEIS,
+)
 
 
 class ControlNetMode(Enum):
@@ -79,7 +105,8 @@ class InitImage:
 
 @dataclass(frozen=True)
 class GenerationSpec:
-    """Everything that changes the image, fully resolved. Prompts stay out of `repr` and so out of logs."""
+    """Everything that changes the image, fully resolved. Prompts stay out of `repr` and so out of logs.
+    `sigma_spacing`: None for that of the model's configuration."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(repr=False)
@@ -94,6 +121,7 @@ class GenerationSpec:
     loras: tuple[LoraSelection, ...] = ()
     controlnets: tuple[ControlNetSelection, ...] = ()
     init_image: InitImage | None = None
+    sigma_spacing: SigmaSpacing | None = None
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def uncovered(profile: Profile, spec: GenerationSpec, lora_patch_step: int = 0) 
         return _unmeasured(WholeReason.LORAS_LATE, f"with LoRAs from step {how.patch_step} on")
     if spec.init_image is not None:
         return _unmeasured(WholeReason.IMAGE_UNMEASURED, "from noise, not from an image")
-    if spec.scheduler is not how.scheduler or spec.eta != 0.0:
+    if spec.scheduler is not how.scheduler or spec.eta != 0.0 or spec.sigma_spacing is not None:
         named = how.scheduler.value if how.scheduler is not None else "no scheduler"
         return _unmeasured(WholeReason.SCHEDULER_UNMEASURED, f"with {named}")
     if spec.guidance_scale != how.guidance_scale:

@@ -10,8 +10,8 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.demand_report import StartCounts
 from pentimento.dataplane.events import AttemptKey, Event
 from pentimento.domain.clock import Clock
-from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import PairingMode
+from pentimento.policies.worth import Worth
 from pentimento.stores.ledger import Journal
 from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
@@ -69,7 +69,8 @@ class FrontdoorParts:
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None
-    cache_worth: CacheWorth
+    cache_worth: Worth
+    cascade_worth: Worth
     discriminators: Discriminators
     inputs: Inputs
     results: Results

@@ -19,9 +19,9 @@ from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.signing_keys import keep_signing_keys
-from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
+from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
@@ -199,7 +199,8 @@ def _parts(
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
-        cache_worth=CacheWorth(settings.cache_cost_ms / 1000),
+        cache_worth=Worth(settings.cache_cost_ms / 1000),
+        cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
         discriminators=Discriminators(
             lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
         ),

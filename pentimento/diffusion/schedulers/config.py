@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig, read_keys
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import Scheduler, SigmaSpacing
 
 
 class PredictionType(Enum):
@@ -60,10 +60,12 @@ class DiffusionConfig:
     clip_sample_range: float = 1.0
     set_alpha_to_one: bool = True
     final_sigma_zero: bool = True
-    use_karras_sigmas: bool = False
+    sigma_spacing: SigmaSpacing = SigmaSpacing.TIMESTEPS
     solver_type: SolverType = SolverType.MIDPOINT
     lower_order_final: bool = True
     euler_at_final: bool = False
+    original_inference_steps: int = 50
+    timestep_scaling: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,36 @@ SCHEDULER_CLASSES = {
     "EulerAncestralDiscreteScheduler": Scheduler.EULER_ANCESTRAL,
     "DPMSolverMultistepScheduler": Scheduler.DPM_SOLVER_PP_2M,
     "FlowMatchEulerDiscreteScheduler": Scheduler.FLOW_MATCH_EULER,
+    "UniPCMultistepScheduler": Scheduler.UNI_PC,
+    "DEISMultistepScheduler": Scheduler.DEIS,
+    "LCMScheduler": Scheduler.LCM,
+    "TCDScheduler": Scheduler.TCD,
     "PNDMScheduler": Scheduler.DDIM,
     "DDPMScheduler": Scheduler.DDIM,
     "LMSDiscreteScheduler": Scheduler.EULER,
+    "HeunDiscreteScheduler": Scheduler.EULER,
+    "KDPM2DiscreteScheduler": Scheduler.EULER,
+    "KDPM2AncestralDiscreteScheduler": Scheduler.EULER_ANCESTRAL,
+    "DPMSolverSinglestepScheduler": Scheduler.DPM_SOLVER_PP_2M,
+    "DPMSolverSDEScheduler": Scheduler.DPM_SOLVER_PP_2M_SDE,
 }
 
+_CONSISTENCY_BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 _CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.DDIM: {"timestep_spacing": "leading", "clip_sample": True},
     Scheduler.EULER: {"timestep_spacing": "linspace"},
     Scheduler.EULER_ANCESTRAL: {"timestep_spacing": "linspace"},
     Scheduler.DPM_SOLVER_PP_2M: {"timestep_spacing": "linspace"},
+    Scheduler.DPM_SOLVER_PP_2M_SDE: {"timestep_spacing": "linspace"},
+    Scheduler.UNI_PC: {"timestep_spacing": "linspace"},
+    Scheduler.DEIS: {"timestep_spacing": "linspace"},
+    Scheduler.LCM: _CONSISTENCY_BETAS,
+    Scheduler.TCD: _CONSISTENCY_BETAS,
+}
+_SPACINGS = {
+    "use_karras_sigmas": SigmaSpacing.KARRAS,
+    "use_exponential_sigmas": SigmaSpacing.EXPONENTIAL,
+    "use_beta_sigmas": SigmaSpacing.BETA,
 }
 # Every timestep's values are stored; checkpoints have a thousand.
 MAX_TRAIN_TIMESTEPS = 100_000
@@ -119,6 +141,8 @@ def scheduler_configs(
         known = ", ".join(name for name, scheduler in SCHEDULER_CLASSES.items() if scheduler in supported)
         raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {known}")
     own = SCHEDULER_CLASSES[class_name]
+    if own is Scheduler.DPM_SOLVER_PP_2M and str(stored.get("algorithm_type", "")).startswith("sde-"):
+        own = Scheduler.DPM_SOLVER_PP_2M_SDE
     configs = {own: scheduler_config(own, stored)}
     for scheduler in supported:
         try:
@@ -153,8 +177,11 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     final_sigma = typed.pop("final_sigmas_type", "zero")
     if final_sigma not in ("zero", "sigma_min"):
         raise UnsupportedConfig(f"final_sigmas_type={final_sigma!r} is not zero or sigma_min")
-    karras = bool(typed.pop("use_karras_sigmas", False))
-    return {**typed, "final_sigma_zero": final_sigma == "zero", "use_karras_sigmas": karras}
+    chosen = [key for key in _SPACINGS if typed.pop(key, False)]
+    if len(chosen) > 1:
+        raise UnsupportedConfig(f"{chosen[0]} and {chosen[1]} exclude each other")
+    spacing = _SPACINGS[chosen[0]] if chosen else SigmaSpacing.TIMESTEPS
+    return {**typed, "final_sigma_zero": final_sigma == "zero", "sigma_spacing": spacing}
 
 
 def _member(key: str, value: Any) -> Enum:
@@ -175,6 +202,10 @@ def _checked(config: DiffusionConfig) -> DiffusionConfig:
         raise UnsupportedConfig("trained_betas must hold num_train_timesteps values")
     if not 0 <= config.steps_offset < config.num_train_timesteps:
         raise UnsupportedConfig(f"steps_offset={config.steps_offset} is not between 0 and num_train_timesteps")
+    is_distilled = config.scheduler in (Scheduler.LCM, Scheduler.TCD)
+    if is_distilled and not 1 <= config.original_inference_steps <= config.num_train_timesteps:
+        stated = f"original_inference_steps={config.original_inference_steps}"
+        raise UnsupportedConfig(f"{stated} is not between 1 and num_train_timesteps")
     if config.scheduler is Scheduler.EULER_ANCESTRAL and config.prediction_type is PredictionType.SAMPLE:
         raise UnsupportedConfig("prediction_type='sample' is not supported by the ancestral sampler")
     return config

@@ -9,14 +9,18 @@ the slope accounts for the larger distance to the step before.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType, SolverType
-from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
-from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps_between
+from pentimento.diffusion.schedulers.config import DiffusionConfig, SolverType
+from pentimento.diffusion.schedulers.noise import positive_alphas
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.unit_variance import (
+    UnitVarianceSchedule,
+    rounded_spacings,
+    signal_level,
+    solver_levels,
+)
 from pentimento.domain.generation import Scheduler
 
 # diffusers' threshold below which `lower_order_final` takes effect.
@@ -35,112 +39,62 @@ class DpmSolverStep:
     slope: float = 0.0
     slope_weight: float = 0.0
     is_second_order: bool = False
+    noise_deviation: float = 0.0
 
 
 @dataclass(frozen=True)
-class DpmSolverSchedule:
-    """Hold the steps of DPM-Solver++ (Lu et al. 2022)."""
-
-    config: DiffusionConfig
-    timesteps: Tensor
-    sigmas: tuple[float, ...]
-    steps: tuple[DpmSolverStep, ...]
-    order: StepSequence
-    scheduler: Scheduler = Scheduler.DPM_SOLVER_PP_2M
-    needs_noise: bool = False
-
-    @property
-    def step_count(self) -> int:
-        """Return the number of steps."""
-        return len(self.steps)
-
-    def initial_latent(self, noise: Tensor) -> Tensor:
-        """Return unit noise as the latent before step 0."""
-        return noise
-
-    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
-        """Return a clean latent re-noised to the level before `step_index`."""
-        step = self.steps[step_index]
-        return step.alpha * clean + step.sigma * noise
-
-    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent into every row of `out`."""
-        out.copy_(state.latent)
+class DpmSolverSchedule(UnitVarianceSchedule[DpmSolverStep]):
+    """Take the steps of DPM-Solver++ (Lu et al. 2022), or of its stochastic form."""
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
         """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         clean = self._clean(step, state.latent, prediction)
         following = step.latent_weight * state.latent.float() + step.clean_weight * clean
-        if step.is_second_order and state.previous_clean is not None:
-            following = following + step.slope_weight * (step.slope * (clean - state.previous_clean))
-        return SamplerState(following.to(clean.dtype), self.order.after(state.step_index), previous_clean=clean), clean
-
-    def _clean(self, step: DpmSolverStep, latent: Tensor, prediction: Tensor) -> Tensor:
-        match self.config.prediction_type:
-            case PredictionType.EPSILON:
-                return (latent - step.sigma * prediction) / step.alpha
-            case PredictionType.V_PREDICTION:
-                return step.alpha * latent - step.sigma * prediction
-            case PredictionType.SAMPLE:
-                return prediction
-
-    def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in its stored form."""
-        return state.latent
-
-    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
-        """Return a stored latent as the state before `step_index`."""
-        return SamplerState(latent, step_index)
+        if step.is_second_order and state.earlier:
+            following = following + step.slope_weight * (step.slope * (clean - state.earlier[0]))
+        if noise is not None:
+            following = following + step.noise_deviation * noise
+        return SamplerState(following.to(clean.dtype), self.order.after(state.step_index), (clean,)), clean
 
 
 def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> DpmSolverSchedule:
     """Build the schedule. Raises ValueError if the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), order.step_count)
+    rounds = rounded_spacings(config)
+    timesteps, levels = solver_levels(config, trained_sigmas.numpy(), order.step_count, rounds=rounds)
     last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
-    steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
+    is_stochastic = config.scheduler is Scheduler.DPM_SOLVER_PP_2M_SDE
+    steps = tuple(_step(config, sigmas, index, order, is_stochastic) for index in range(order.step_count))
     taken = torch.from_numpy(timesteps)[order.levels]
-    return DpmSolverSchedule(config, taken, tuple(sigmas[order.levels].tolist()), steps, order)
+    levels_taken = tuple(sigmas[order.levels].tolist())
+    return DpmSolverSchedule(config, taken, levels_taken, steps, order, needs_noise=is_stochastic)
 
 
-def _noise_levels(
-    config: DiffusionConfig, trained_sigmas: npt.NDArray[np.float32], step_count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return timesteps and sigmas, (step_count,) each."""
-    if not config.use_karras_sigmas:
-        timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
-        return timesteps, np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas)
-    levels = karras_levels(float(trained_sigmas[-1]), float(trained_sigmas[0]), step_count)
-    unrounded = timesteps_at(levels, trained_sigmas)
-    # diffusers truncates instead of rounding for this noise schedule only.
-    is_cosine = config.beta_schedule is BetaSchedule.SQUARED_COSINE
-    return (unrounded if is_cosine else unrounded.round()).astype(np.int64), levels
-
-
-def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> DpmSolverStep:
-    alpha, sigma, log_snr = _level(sigmas[order.level_of(index)])
-    alpha_next, sigma_next, log_snr_next = _level(sigmas[order.level_of(order.after(index))])
-    span = log_snr_next - log_snr
-    shrink = alpha_next * (torch.exp(-span) - 1.0)
-    first_order = (float(alpha), float(sigma), float(sigma_next / sigma), float(-shrink))
+def _step(
+    config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence, is_stochastic: bool
+) -> DpmSolverStep:
+    start, end = (signal_level(sigmas[order.level_of(step)]) for step in (index, order.after(index)))
+    span = end.log_snr - start.log_snr
+    # The stochastic form integrates over twice the span and replaces the noise that it removes.
+    counted = 2.0 * span if is_stochastic else span
+    shrink = end.alpha * (1.0 - torch.exp(-counted))
+    latent_weight, deviation = end.sigma / start.sigma, 0.0
+    if is_stochastic:
+        latent_weight = latent_weight * torch.exp(-span)
+        deviation = float(end.sigma * torch.sqrt(1.0 - torch.exp(-2 * span)))
+    scalars = (float(start.alpha), float(start.sigma), float(latent_weight), float(shrink))
     if not _may_be_second_order(config, order, index):
-        return DpmSolverStep(*first_order)
-    ratio = (log_snr - _level(sigmas[order.level_of(order.before(index))])[2]) / span
+        return DpmSolverStep(*scalars, noise_deviation=deviation)
+    before = signal_level(sigmas[order.level_of(order.before(index))])
+    ratio = (start.log_snr - before.log_snr) / span
     if config.solver_type is SolverType.MIDPOINT:
-        weight = -0.5 * shrink
+        weight = 0.5 * shrink
     else:
-        weight = alpha_next * ((torch.exp(-span) - 1.0) / span + 1.0)
-    return DpmSolverStep(*first_order, float(1.0 / ratio), float(weight), is_second_order=True)
-
-
-def _level(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return alpha and sigma at unit variance, and half the log of the signal-to-noise ratio."""
-    alpha = 1 / ((sigma**2 + 1) ** 0.5)
-    scaled = sigma * alpha
-    return alpha, scaled, torch.log(alpha) - torch.log(scaled)
+        weight = end.alpha * ((1.0 - torch.exp(-counted)) / -counted + 1.0)
+    return DpmSolverStep(*scalars, float(1.0 / ratio), float(weight), is_second_order=True, noise_deviation=deviation)
 
 
 def _may_be_second_order(config: DiffusionConfig, order: StepSequence, index: int) -> bool:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, TimestepSpacing
-from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
-from pentimento.domain.generation import Scheduler
+from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
+from pentimento.domain.generation import Scheduler, SigmaSpacing
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Ten
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
     timesteps = spaced_timesteps(config, step_count).astype(np.float32)
     levels = np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas.numpy())
-    if config.use_karras_sigmas:
-        levels = karras_levels(float(levels[0]), float(levels[-1]), step_count)
+    if config.sigma_spacing is not SigmaSpacing.TIMESTEPS:
+        levels = spaced_levels(config.sigma_spacing, float(levels[0]), float(levels[-1]), step_count)
         timesteps = timesteps_at(levels, trained_sigmas.numpy()).astype(np.float32)
     last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
     return torch.from_numpy(timesteps), torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))

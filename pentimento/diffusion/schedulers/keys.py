@@ -19,12 +19,27 @@ _NOISE_SCHEDULE = frozenset(
      "prediction_type", "timestep_spacing", "steps_offset"}
 )  # fmt: skip
 
+_SPACINGS = frozenset({"use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"})
+_DPM_SOLVER = _NOISE_SCHEDULE | _SPACINGS | {"final_sigmas_type", "solver_type", "lower_order_final", "euler_at_final"}
+# Not all have an effect in diffusers' classes either.
+_CONSISTENCY = _NOISE_SCHEDULE | {
+    "original_inference_steps",
+    "timestep_scaling",
+    "clip_sample",
+    "clip_sample_range",
+    "set_alpha_to_one",
+}
+
 _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.DDIM: _NOISE_SCHEDULE | {"clip_sample", "clip_sample_range", "set_alpha_to_one"},
-    Scheduler.EULER: _NOISE_SCHEDULE | {"final_sigmas_type", "use_karras_sigmas"},
+    Scheduler.EULER: _NOISE_SCHEDULE | _SPACINGS | {"final_sigmas_type"},
     Scheduler.EULER_ANCESTRAL: _NOISE_SCHEDULE,
-    Scheduler.DPM_SOLVER_PP_2M: _NOISE_SCHEDULE
-    | {"final_sigmas_type", "use_karras_sigmas", "solver_type", "lower_order_final", "euler_at_final"},
+    Scheduler.DPM_SOLVER_PP_2M: _DPM_SOLVER,
+    Scheduler.DPM_SOLVER_PP_2M_SDE: _DPM_SOLVER,
+    Scheduler.UNI_PC: _NOISE_SCHEDULE | _SPACINGS | {"final_sigmas_type", "lower_order_final"},
+    Scheduler.DEIS: (_NOISE_SCHEDULE - {"rescale_betas_zero_snr"}) | _SPACINGS | {"lower_order_final"},
+    Scheduler.LCM: _CONSISTENCY,
+    Scheduler.TCD: _CONSISTENCY,
     Scheduler.FLOW_MATCH_EULER: frozenset({"num_train_timesteps", "shift"}),
 }
 
@@ -33,27 +48,48 @@ _OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {
     "use_exponential_sigmas": _OFF,
     "use_beta_sigmas": _OFF,
 }
+_SOLVER: Mapping[str, tuple[Any, ...]] = {
+    "solver_order": (2,),
+    "thresholding": _OFF,
+    "use_flow_sigmas": _OFF,
+    "use_dynamic_shifting": _OFF,
+}
+_DPM_SOLVER_FIXED: Mapping[str, tuple[Any, ...]] = {
+    **_SOLVER,
+    "use_lu_lambdas": _OFF,
+    # The scheduler's name chooses between the two.
+    "algorithm_type": ("dpmsolver++", "sde-dpmsolver++"),
+    "lambda_min_clipped": (-float("inf"),),
+}
 # Keys that diffusers' class acts on, and the only values with the behaviour implemented here, by sampler.
 _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
     Scheduler.DDIM: {"thresholding": _OFF},
     Scheduler.EULER: {
-        **_OTHER_SPACINGS,
         "interpolation_type": ("linear",),
         "timestep_type": ("discrete",),
         "sigma_min": (None,),
         "sigma_max": (None,),
     },
     Scheduler.EULER_ANCESTRAL: {},
-    Scheduler.DPM_SOLVER_PP_2M: {
-        **_OTHER_SPACINGS,
-        "use_lu_lambdas": _OFF,
-        "use_flow_sigmas": _OFF,
-        "use_dynamic_shifting": _OFF,
-        "thresholding": _OFF,
-        "algorithm_type": ("dpmsolver++",),
-        "solver_order": (2,),
-        "lambda_min_clipped": (-float("inf"),),
+    Scheduler.DPM_SOLVER_PP_2M: _DPM_SOLVER_FIXED,
+    Scheduler.DPM_SOLVER_PP_2M_SDE: _DPM_SOLVER_FIXED,
+    Scheduler.UNI_PC: {
+        **_SOLVER,
+        "solver_type": ("bh2", "midpoint", "heun", "logrho"),
+        "predict_x0": (True,),
+        "disable_corrector": ([], None),
+        "solver_p": (None,),
+        "sigma_min": (None,),
+        "sigma_max": (None,),
+        "shift_terminal": (None,),
     },
+    Scheduler.DEIS: {
+        **_SOLVER,
+        "algorithm_type": ("deis", "dpmsolver", "dpmsolver++"),
+        "solver_type": ("logrho", "midpoint", "heun", "bh1", "bh2"),
+    },
+    Scheduler.LCM: {"thresholding": _OFF},
+    Scheduler.TCD: {"thresholding": _OFF},
     Scheduler.FLOW_MATCH_EULER: {
         **_OTHER_SPACINGS,
         "use_karras_sigmas": _OFF,
@@ -72,11 +108,11 @@ WITHOUT_EFFECT = frozenset(
     {"dynamic_thresholding_ratio", "sample_max_value", "flow_shift", "time_shift_type", "base_shift", "max_shift",
      "base_image_seq_len", "max_image_seq_len"}
 )  # fmt: skip
+_DPM_SOLVERS = (Scheduler.DPM_SOLVER_PP_2M, Scheduler.DPM_SOLVER_PP_2M_SDE)
 # Types of other solvers, which diffusers' DPM-Solver++ reads as its own first one.
 _OTHER_SOLVER_TYPES = ("logrho", "bh1", "bh2")
-# Noise levels that only Euler's spacings read.
-_EULER_LEVELS = ("sigma_min", "sigma_max")
-_EULER_SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+# Noise levels that only the spacings of Euler and UniPC read.
+_END_LEVELS = ("sigma_min", "sigma_max")
 
 
 def acted_on(scheduler: Scheduler) -> frozenset[str]:
@@ -88,10 +124,10 @@ def read_keys(scheduler: Scheduler, stored: Mapping[str, Any]) -> dict[str, Any]
     """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first key with an unimplemented
     value."""
     values = dict(stored)
-    if values.get("solver_type") in _OTHER_SOLVER_TYPES:
+    if scheduler in _DPM_SOLVERS and values.get("solver_type") in _OTHER_SOLVER_TYPES:
         values["solver_type"] = "midpoint"
-    if scheduler is Scheduler.EULER and not any(values.get(key) for key in _EULER_SPACINGS):
-        values = {key: value for key, value in values.items() if key not in _EULER_LEVELS}
+    if scheduler in (Scheduler.EULER, Scheduler.UNI_PC) and not any(values.get(key) for key in _SPACINGS):
+        values = {key: value for key, value in values.items() if key not in _END_LEVELS}
     fixed = {**_FIXED_FOR_ALL, **_FIXED[scheduler]}
     for key, value in values.items():
         if key in fixed and value not in fixed[key]:

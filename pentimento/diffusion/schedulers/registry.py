@@ -3,15 +3,18 @@
 from functools import lru_cache
 
 from pentimento.diffusion.schedulers.config import FlowConfig, SchedulerConfig
+from pentimento.diffusion.schedulers.consistency import make_consistency_schedule
 from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
+from pentimento.diffusion.schedulers.deis import make_deis_schedule
 from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
 from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
 from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence
+from pentimento.diffusion.schedulers.uni_pc import make_uni_pc_schedule
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import WITH_ETA, Scheduler
 
-DIFFUSION_SCHEDULERS = (Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M)
+DIFFUSION_SCHEDULERS = tuple(one for one in Scheduler if one is not Scheduler.FLOW_MATCH_EULER)
 FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 
 
@@ -26,7 +29,7 @@ def make_schedule(
     """Return the schedule of `config.scheduler`; from `thinned_steps[0]` on only these steps are taken, and the steps
     of a `bridge` at other levels (`StepSequence`). Raises InvalidArgument for steps that do not fit, or an eta that the
     scheduler does not use."""
-    if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
+    if eta != 0.0 and config.scheduler not in WITH_ETA:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:
         order = StepSequence(step_count, thinned_steps, bridge)
@@ -41,8 +44,16 @@ def make_schedule(
 def _make(config: SchedulerConfig, order: StepSequence, eta: float) -> Schedule:
     if isinstance(config, FlowConfig):
         return make_flow_match_euler_schedule(config, order)
-    if config.scheduler is Scheduler.DDIM:
-        return make_ddim_schedule(config, order, eta)
-    if config.scheduler is Scheduler.DPM_SOLVER_PP_2M:
-        return make_dpm_solver_schedule(config, order)
-    return make_euler_schedule(config, order)
+    match config.scheduler:
+        case Scheduler.DDIM:
+            return make_ddim_schedule(config, order, eta)
+        case Scheduler.LCM | Scheduler.TCD:
+            return make_consistency_schedule(config, order, eta)
+        case Scheduler.DPM_SOLVER_PP_2M | Scheduler.DPM_SOLVER_PP_2M_SDE:
+            return make_dpm_solver_schedule(config, order)
+        case Scheduler.UNI_PC:
+            return make_uni_pc_schedule(config, order)
+        case Scheduler.DEIS:
+            return make_deis_schedule(config, order)
+        case _:
+            return make_euler_schedule(config, order)

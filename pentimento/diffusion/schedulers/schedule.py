@@ -14,11 +14,11 @@ from pentimento.domain.thinned_steps import check_thinned_steps, taken_count
 @dataclass(frozen=True)
 class SamplerState:
     """Hold an image's latent (1, channels, height, width) before step `step_index`, and for multistep samplers the
-    clean latent predicted one step earlier, None after a start."""
+    network's outputs of earlier steps in the sampler's own form, none after a start."""
 
     latent: Tensor
     step_index: int
-    previous_clean: Tensor | None = None
+    earlier: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)

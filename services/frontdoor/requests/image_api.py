@@ -56,6 +56,7 @@ from services.frontdoor.routing.foresight import (
     light_price,
     noise_seconds,
     unscored_note,
+    why_left_out,
 )
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
@@ -332,6 +333,8 @@ class ImageApi:
         check_neighbour_count(neighbour_count)
         judged, notes = self._judge(tenant, request), list[str]()
         price = light_price(self._parts, judged.resolved, judged.stages)
+        left_out = why_left_out(self._parts, judged.resolved, judged.stages, price)
+        price = 1.0 if left_out else price
         scored = foresees(self._parts, judged.stages, price)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
         stage, told = judged.stages[0], self._parts.light_starts.notes(judged.stages, self._parts.catalogue)
@@ -339,7 +342,7 @@ class ImageApi:
         start = option.route.start
         foreseen = await foresee(self._parts, judged.stages, price, start, embedding, told.append)
         if is_left_out(self._parts, judged.stages, price, start, foreseen):
-            told.append(left_out_note(stage.model, foreseen, price))
+            told.append(left_out_note(stage.model, foreseen, price, left_out))
             stage = judged.stages[1]
             option = await self._option(tenant, judged, stage, embedding, notes.append)
         elif unscored := unscored_note(self._parts, judged.stages, start, foreseen):

@@ -127,6 +127,8 @@ class Job:
     foreseen: PromptForesight | None = None
     # Seconds of its light stage ÷ those of the next one; 0 if unknown.
     light_price: float = 0.0
+    # Why its cascade does not pay; "" if it does.
+    cascade_left_out: str = ""
     # The resolution of its start that runs now; answers of earlier ones are ignored.
     resolving: ResolveRoute | None = None
     # The error of its attempt, for the client's status; the journal stores its reason and message.

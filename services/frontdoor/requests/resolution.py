@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import GenerationSpec, InitImage, Scheduler
+from pentimento.domain.generation import (
+    WITH_ETA,
+    WITH_SPACINGS,
+    GenerationSpec,
+    InitImage,
+    Scheduler,
+    SigmaSpacing,
+)
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.requests.selections import SelectionLimits, resolve_controlnets, resolve_loras
@@ -16,6 +23,7 @@ from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
+_SPACINGS = tuple(spacing.value for spacing in SigmaSpacing)
 _SHOWN_LENGTH = 80
 INIT_IMAGE = "init_image.image"
 # The format of numbers in messages: a stated limit is exact to its last digit.
@@ -106,7 +114,7 @@ def check_idempotency_key(key: str, limits: RequestLimits) -> None:
 def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
     asked_steps = _default(request.num_inference_steps, held.default_steps)
     steps = int(_in_range("num_inference_steps", asked_steps, 1, held.max_steps))
-    scheduler = _resolve_scheduler(request.scheduler, held)
+    scheduler, spacing = _resolve_scheduler(request.scheduler, held)
     init_image = _resolve_init_image(request.init_image, steps, limits)
     width_px, height_px = _resolve_size(request, held)
     return GenerationSpec(
@@ -121,6 +129,7 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
         seed=int(_in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),
         eta=_resolve_eta(request.eta, scheduler),
         init_image=init_image,
+        sigma_spacing=spacing,
     )
 
 
@@ -180,17 +189,24 @@ def _resolve_guidance(asked: float | None, held: HeldModel) -> float:
     return _in_range("guidance_scale", value, 0.0, MAX_GUIDANCE_SCALE)
 
 
-def _resolve_scheduler(asked: str, held: HeldModel) -> Scheduler:
+def _resolve_scheduler(asked: str, held: HeldModel) -> tuple[Scheduler, SigmaSpacing | None]:
+    """Return the sampler and the spacing of a name such as `euler` or `dpmpp_2m_karras`."""
     name = asked or held.schedulers[0]
-    if name not in held.schedulers:
-        known = ", ".join(held.schedulers)
-        raise InvalidArgument.of("scheduler", f"must be one of {known}, got {name[:_SHOWN_LENGTH]!r}")
-    return Scheduler(name)
+    if name in held.schedulers:
+        return Scheduler(name), None
+    base, _, ending = name.rpartition("_")
+    spaced = [scheduler.value for scheduler in WITH_SPACINGS if scheduler.value in held.schedulers]
+    if base in spaced and ending in _SPACINGS:
+        return Scheduler(base), SigmaSpacing(ending)
+    known = ", ".join(held.schedulers)
+    if spaced:
+        known = f"{known}, or {', '.join(spaced)} with _{', _'.join(_SPACINGS)}"
+    raise InvalidArgument.of("scheduler", f"must be one of {known}, got {name[:_SHOWN_LENGTH]!r}")
 
 
 def _resolve_eta(asked: float | None, scheduler: Scheduler) -> float:
     eta = _in_range("eta", 0.0 if asked is None else asked, 0.0, 1.0)
-    if eta and scheduler is not Scheduler.DDIM:
+    if eta and scheduler not in WITH_ETA:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {scheduler.value}, got {eta:g}")
     return eta
 

@@ -40,6 +40,24 @@ def noise_seconds(parts: FrontdoorParts, resolved: ResolvedRequest, stage: Stage
     return None if held is None else expected_device_s(parts, stage.pool, as_painted_by(resolved, held), held)
 
 
+def why_left_out(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequence[Stage], price: float) -> str:
+    """Return why the cascade does not pay for most requests, at the price of its light stage; "" if it does."""
+    if not 0.0 < price < 1.0:
+        return ""
+    return parts.cascade_worth.why_left_out(discriminator_of(stages, 0), noise_seconds(parts, resolved, stages[1]))
+
+
+def note_gain(
+    parts: FrontdoorParts, stages: Sequence[Stage], price: float, start: Start, foreseen: PromptForesight | None
+) -> None:
+    """Note the share of the next stage's seconds that a prediction saves: the probability that the light image is
+    accepted minus the light stage's price; 0 where the light stage is skipped."""
+    if foreseen is None or not 0.0 < price < 1.0:
+        return
+    skipped = is_left_out(parts, stages, price, start, foreseen)
+    parts.cascade_worth.note(discriminator_of(stages, 0), 0.0 if skipped else foreseen.probability - price)
+
+
 def foresees(parts: FrontdoorParts, stages: Sequence[Stage], price: float) -> bool:
     """Return whether the discriminator predicts from the prompt if the light image would be accepted."""
     if len(stages) < 2 or price >= 1.0 or _bound(parts, stages[0]) == 0.0:
@@ -97,8 +115,10 @@ def unscored_note(
     return f"{stages[0].model} needs no score: {predicted}"
 
 
-def left_out_note(model: str, foreseen: PromptForesight | None, price: float) -> str:
-    """Return the provenance's note that a light model was skipped, and why."""
+def left_out_note(model: str, foreseen: PromptForesight | None, price: float, left_out: str = "") -> str:
+    """Return the provenance's note that a light model was skipped, and why. `left_out`: why the cascade is."""
+    if left_out:
+        return f"{model} skipped: {left_out}"
     costs = f"it takes {price:.2f} of the next stage's device seconds" if price else ""
     if foreseen is None:
         return f"{model} skipped: {costs}"

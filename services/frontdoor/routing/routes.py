@@ -33,12 +33,15 @@ from services.frontdoor.routing.foresight import (
     left_out_note,
     light_price,
     noise_seconds,
+    note_gain,
     unscored_note,
+    why_left_out,
 )
 from services.frontdoor.routing.stages import (
     PoolOption,
     as_painted_by,
     cascade_stages,
+    discriminator_of,
     known_stages,
     may_be_scored,
     restaged,
@@ -53,6 +56,11 @@ def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, in parallel with the journal's commit."""
     job = parts.jobs.get(effect.request_id)
     job.light_price = light_price(parts, job.request.resolved, job.stages)
+    job.cascade_left_out = why_left_out(parts, job.request.resolved, job.stages, job.light_price)
+    if job.cascade_left_out and not _asks_cascade(parts, job):
+        job.light_price = 1.0
+    else:
+        job.cascade_left_out = ""
     scored = may_be_scored(job.stages) and job.light_price < 1.0
     if _asks_cache(parts, job):
         job.noise_s = noise_seconds(parts, job.request.resolved, job.request.stages[-1])
@@ -63,11 +71,16 @@ def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=scored), effect)
 
 
+def _asks_cascade(parts: FrontdoorParts, job: Job) -> bool:
+    next_s = noise_seconds(parts, job.request.resolved, job.stages[1])
+    return parts.cascade_worth.asks(discriminator_of(job.stages, 0), next_s)
+
+
 def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
     """Answer ResolveRoute with RouteResolved."""
     job = parts.jobs.get(effect.request_id)
     if effect.cascade_stage == 1 and _left_out(parts, job):
-        job.note(left_out_note(job.stages[0].model, job.foreseen, job.light_price))
+        job.note(left_out_note(job.stages[0].model, job.foreseen, job.light_price, job.cascade_left_out))
         LEFT_OUT.inc()
     job.resolving = effect
     parts.jobs.spawn(job, _resolve(parts, job, effect), effect)
@@ -141,17 +154,20 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
     else:
         embedding = await _awaited_embedding(parts, job)
         left_out = "" if job.asks_cache else parts.cache_worth.why_left_out(request.tenant, job.noise_s)
+        if number == 0 and job.cascade_left_out:
+            left_out = job.cascade_left_out
         asked = (request.tenant, request.resolved, stage, request.draw, stages[-1].model)
         asker = Asker(*asked, stays=number > 0, left_out=left_out, noise_s=job.noise_s or None)
         decided = await decide_route(parts, asker, held, embedding, job.note)
         starts, catalogue = parts.light_starts, parts.catalogue
         decided = tuple(starts.started(job, number, option, catalogue) for option in decided)
-        if before is None and _asks_cache(parts, job):
+        if before is None and _asks_cache(parts, job) and not (number == 0 and job.cascade_left_out):
             _note_saved(parts, job, decided[0])
         if number == 0:
             stages = _stages_from(parts, job, decided[0])
             entry = decided[0].route.start
             foreseen = await foresee(parts, stages, job.light_price, entry, embedding, job.note)
+            note_gain(parts, stages, job.light_price, entry, foreseen)
             if unscored := unscored_note(parts, stages, entry, foreseen):
                 job.note(unscored)
     if job.resolving is not effect:

@@ -18,12 +18,15 @@ def scope_of(
     scheduler. The request's LoRAs take effect after `lora_patch_step` steps; residuals are one step old from
     `pipelined_from_step` on, 0 for never."""
     spec = resolved.spec
+    sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
+    if spec.sigma_spacing is not None:
+        sampler = f"{sampler} {spec.sigma_spacing.value}"
     settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
     return CacheScope(
         tenant=tenant,
         model_digest=held.model_digest,
         vae_digest=held.vae_digest,
-        scheduler_digest=_sampler_digest(f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"),
+        scheduler_digest=_sampler_digest(sampler),
         prediction_type=held.prediction_type,
         width_px=spec.width_px,
         height_px=spec.height_px,

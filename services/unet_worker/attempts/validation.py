@@ -8,6 +8,8 @@ from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import (
+    WITH_ETA,
+    WITH_SPACINGS,
     ControlNetMode,
     FromImage,
     FromLatent,
@@ -16,7 +18,6 @@ from pentimento.domain.generation import (
     LoraSelection,
     NoiseForm,
     Route,
-    Scheduler,
     Start,
 )
 from pentimento.domain.image_request import ImageFormat
@@ -106,8 +107,10 @@ def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:
     if spec.scheduler.value not in held.schedulers:
         known = ", ".join(held.schedulers)
         raise InvalidArgument.of("spec.scheduler", f"must be one of {known}, got {spec.scheduler.value}")
-    if spec.eta != 0.0 and spec.scheduler is not Scheduler.DDIM:
+    if spec.eta != 0.0 and spec.scheduler not in WITH_ETA:
         raise InvalidArgument.of("spec.eta", f"must be 0 with scheduler {spec.scheduler.value}, got {spec.eta}")
+    if spec.sigma_spacing is not None and spec.scheduler not in WITH_SPACINGS:
+        raise InvalidArgument.of("spec.sigma_spacing", f"must be unset with scheduler {spec.scheduler.value}")
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:

@@ -9,7 +9,7 @@ from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import ImageRequest
-from pentimento.policies import cache_worth
+from pentimento.policies import worth
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 ASKED = ImageRequest(prompt="a red circle", num_inference_steps=10)
@@ -20,8 +20,8 @@ WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeo
 
 @pytest.fixture(autouse=True)
 def first_lookup_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the mean from the first lookup; tests/unit/policies/test_cache_worth.py holds when it really counts."""
-    monkeypatch.setattr(cache_worth, "_INVESTED_IMAGES", 1e-9)
+    """Count the mean from the first lookup; tests/unit/policies/test_worth.py holds when it really counts."""
+    monkeypatch.setattr(worth, "_INVESTED_IMAGES", 1e-9)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import Donor, FromLatent, ObjectReference, PlanVersion
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.policies import cache_worth
+from pentimento.policies import worth
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)
@@ -165,7 +165,7 @@ async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(f
 async def test_cache_that_saves_heavy_steps_pays_where_light_is_skipped(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_worth, "_INVESTED_IMAGES", 1e-9)
+    monkeypatch.setattr(worth, "_INVESTED_IMAGES", 1e-9)
     gateway = ChosenGateway()
     gateway.start = FromLatent(ObjectReference("latents/x", "sha256:0", 64), 2, 4, 4.5, Donor("e", "sha256:1", 0.9))
     async with reading(folder, gateway=gateway, cache_cost_ms=1e-6, **SKIPPING) as cascade:
@@ -211,6 +211,26 @@ async def test_light_stage_that_saves_no_device_seconds_is_skipped(
     assert (len(cascade.light.executed), len(cascade.discriminator.asked)) == ((0, 0) if skipped else (1, 1))
     assert len(cascade.discriminator.foresights) == int(not skipped)
     assert bool(embedder.text_calls) is not skipped
+
+
+@pytest.mark.parametrize(("cost_ms", "is_left_out"), [(1.0, True), (1e-6, False)])
+async def test_cascade_that_saves_less_than_it_takes_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cost_ms: float, is_left_out: bool
+) -> None:
+    monkeypatch.setattr(worth, "_INVESTED_IMAGES", 1e-9)
+    async with reading(folder, cache_cost_ms=cost_ms, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.6
+        # A light image takes 1 ms, a heavy one 4: a prediction that takes 1 ms saves (0.6 - 0.5) * 4 ms.
+        speeds = (SpeedProfile("light", ((1, 0.5e-6),)), SpeedProfile("heavy", ((1, 1e-6),)))
+        cascade.suite.frontdoor.parts.submit(ProfilesReceived(speeds))
+        completed = [await cascade.suite.paint(replace(UNNAMED, seed=seed)) for seed in range(2)]
+        explanation = await cascade.suite.client.explain(UNNAMED)
+
+    skips = "light skipped: one request in 16 asks the cascade: a prediction saves "
+    skipped = [any(note.startswith(skips) for note in one.provenance.notes) for one in completed]
+    assert skipped == [False, is_left_out]
+    assert len(cascade.light.executed) == 2 - is_left_out
+    assert any(skips in reason for reason in explanation.reasons) is is_left_out
 
 
 def left_out_count() -> float:

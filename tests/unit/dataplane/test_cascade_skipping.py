@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.cascade import own_threshold
 from pentimento.domain.fleet import CascadePlan, Plan
 from pentimento.domain.foresight import PromptForesight, Verdict
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, planned, route_heavy
@@ -17,18 +18,20 @@ def arrive_foreseen(
     start: str = "noise",
     light_price: float = 0.0,
     verdict: Verdict = Verdict.UNSURE,
+    threshold: float = 0.5,
+    request_id: str = "r1",
 ) -> list[effects.Effect]:
-    driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
-    driver.send(events.AcceptPersisted("r1"))
+    driver.arrive(request_id, 1000.0, pool="light", cascade=CASCADE)
+    driver.send(events.AcceptPersisted(request_id))
     routed = events.RouteResolved(
-        "r1",
+        request_id,
         "light",
         "dl",
         1.0,
         start=start,
         cascade=CASCADE,
         cascade_name="c",
-        foreseen=None if foreseen is None else PromptForesight(foreseen, verdict, 0.5),
+        foreseen=None if foreseen is None else PromptForesight(foreseen, verdict, threshold),
         light_price=light_price,
     )
     return driver.send(routed)
@@ -173,3 +176,15 @@ def test_light_stage_as_expensive_as_the_next_is_skipped(light_price: float, sta
     routed = arrive_foreseen(driver, None, start, light_price)
 
     assert (routed == [effects.ResolveRoute("r1", 1)]) is skipped
+
+
+def test_own_threshold_without_prediction_is_the_last_predictions() -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=None))
+    for name in CASCADE:
+        driver.worker(name, model=name, model_digest=name)
+
+    assert own_threshold(driver.dataplane.state, None) == 0.5
+    arrive_foreseen(driver, 0.55, threshold=0.16, request_id="r1")
+    arrive_foreseen(driver, None, request_id="r2")
+
+    assert own_threshold(driver.dataplane.state, None) == 0.16

@@ -167,7 +167,15 @@ def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: o
         ),
         (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
         (Backlog(), {}),
-        (State(7), {"settings": DataplaneSettings(), "counters": Counters(), "index": PlanIndex()}),
+        (
+            State(7),
+            {
+                "settings": DataplaneSettings(),
+                "counters": Counters(),
+                "index": PlanIndex(),
+                "recommended_threshold": 0.5,
+            },
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,5 +1,8 @@
 """Starts: a latent resumed, an image re-noised, and what is drawn from the seed when."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from pentimento.diffusion.painting import (
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
+from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler, SigmaSpacing
 from tests.unit.diffusion.specs import SPEC, paint, run_steps, spec_with
 
 
@@ -148,6 +151,16 @@ def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) 
     request = PaintingRequest(spec_with(eta=0.7), NoiseStart())
 
     assert torch.equal(paint(model, request), paint(model, request))
+
+
+def test_schedule_for_spacing_spaces_levels(model: DiffusionModel) -> None:
+    spec = spec_with(scheduler=Scheduler.EULER, num_inference_steps=10)
+    own, spaced = schedule_for(model, spec), schedule_for(model, replace(spec, sigma_spacing=SigmaSpacing.EXPONENTIAL))
+    ratios = [high / low for high, low in pairwise(spaced.sigmas)]
+
+    assert (spaced.sigmas[0], spaced.sigmas[-1]) == pytest.approx((own.sigmas[0], own.sigmas[-1]))
+    assert ratios == pytest.approx([ratios[0]] * 9, rel=1e-4)
+    assert own.sigmas != spaced.sigmas
 
 
 def test_more_steps_than_the_training_schedule_has_are_refused(model: DiffusionModel) -> None:

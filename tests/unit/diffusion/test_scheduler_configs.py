@@ -20,17 +20,22 @@ from pentimento.diffusion.usual_settings import UsualSettings, usual_settings
 from pentimento.domain.generation import Scheduler
 
 EULER, ANCESTRAL, DPM = Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M
-FLOW = Scheduler.FLOW_MATCH_EULER
+FLOW, SDE = Scheduler.FLOW_MATCH_EULER, Scheduler.DPM_SOLVER_PP_2M_SDE
 CLASSES: dict[Scheduler, Any] = {
     Scheduler.DDIM: diffusers.DDIMScheduler,
     EULER: diffusers.EulerDiscreteScheduler,
     ANCESTRAL: diffusers.EulerAncestralDiscreteScheduler,
     DPM: diffusers.DPMSolverMultistepScheduler,
     FLOW: diffusers.FlowMatchEulerDiscreteScheduler,
+    SDE: diffusers.DPMSolverMultistepScheduler,
+    Scheduler.UNI_PC: diffusers.UniPCMultistepScheduler,
+    Scheduler.DEIS: diffusers.DEISMultistepScheduler,
+    Scheduler.LCM: diffusers.LCMScheduler,
+    Scheduler.TCD: diffusers.TCDScheduler,
 }
 # Those that leave keys behind which the samplers here do not take.
 WRITERS: dict[str, dict[str, Any]] = {
-    "UniPCMultistepScheduler": {"beta_schedule": "scaled_linear", "solver_type": "bh1"},
+    "UniPCMultistepScheduler": {"beta_schedule": "scaled_linear"},
     "LCMScheduler": {"original_inference_steps": 25},
     "TCDScheduler": {"beta_start": 0.001},
     "HeunDiscreteScheduler": {},
@@ -43,16 +48,17 @@ EDM = {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule
     ("scheduler", "key", "value"),
     [
         (Scheduler.DDIM, "thresholding", True),
-        (EULER, "use_exponential_sigmas", True),
         (EULER, "interpolation_type", "log_linear"),
         (EULER, "timestep_type", "continuous"),
         (EULER, "final_sigmas_type", "none"),
         (ANCESTRAL, "prediction_type", "sample"),
-        (DPM, "algorithm_type", "sde-dpmsolver++"),
         (DPM, "algorithm_type", "deis"),
+        (Scheduler.UNI_PC, "solver_type", "bh1"),
+        (Scheduler.UNI_PC, "disable_corrector", [0]),
+        (Scheduler.DEIS, "solver_order", 3),
+        (Scheduler.LCM, "original_inference_steps", 1001),
         (DPM, "solver_order", 3),
         (DPM, "solver_type", "rk4"),
-        (DPM, "use_beta_sigmas", True),
         (DPM, "use_lu_lambdas", True),
         (DPM, "use_flow_sigmas", True),
         (DPM, "lambda_min_clipped", -5.1),
@@ -80,7 +86,8 @@ def test_what_is_not_implemented_is_refused_by_its_key(scheduler: Scheduler, key
         (DPM, "clip_sample", True),
         (FLOW, "base_shift", 0.5),
         (EULER, "sigma_max", 80.0),
-        (DPM, "solver_type", "bh2"),
+        *((one, "solver_type", kind) for one in (DPM, SDE, Scheduler.DEIS) for kind in ("bh1", "bh2")),
+        (Scheduler.UNI_PC, "solver_type", "heun"),
         *((scheduler, "some_new_key", 1) for scheduler in Scheduler),
     ],
 )
@@ -105,6 +112,7 @@ def test_leftover_keys_are_read_as_diffusers_reads_them(scheduler: Scheduler, wr
     assert scheduler_config(scheduler, stored) == scheduler_config(scheduler, taken)
 
 
+NEWER = [SDE, Scheduler.UNI_PC, Scheduler.DEIS, Scheduler.LCM, Scheduler.TCD]
 DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteScheduler"
 
 
@@ -112,8 +120,14 @@ DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteSc
     ("name", "config", "family", "offered"),
     [
         # The checkpoint's own comes first.
-        (DPM_CLASS, {"solver_type": "heun"}, DIFFUSION_SCHEDULERS, [DPM, Scheduler.DDIM, EULER, ANCESTRAL]),
-        ("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS, [Scheduler.DDIM, EULER, DPM]),
+        (DPM_CLASS, {"solver_type": "heun"}, DIFFUSION_SCHEDULERS, [DPM, Scheduler.DDIM, EULER, ANCESTRAL, *NEWER]),
+        (
+            DPM_CLASS,
+            {"algorithm_type": "sde-dpmsolver++"},
+            DIFFUSION_SCHEDULERS,
+            [SDE, Scheduler.DDIM, EULER, ANCESTRAL, DPM, Scheduler.UNI_PC, Scheduler.LCM, Scheduler.TCD],
+        ),
+        ("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS, [Scheduler.DDIM, EULER, DPM, *NEWER]),
         (FLOW_CLASS, {"shift": 3.0}, FLOW_SCHEDULERS, [FLOW]),
     ],
 )
@@ -128,7 +142,8 @@ def test_scheduler_configs_offer_samplers_that_suit(
     [
         (DPM_CLASS, {"algorithm_type": "dpmsolver"}, "algorithm_type"),
         (FLOW_CLASS, {}, repr(FLOW_CLASS)),
-        ("LCMScheduler", {}, "'LCMScheduler'"),
+        ("ScoreSdeVeScheduler", {}, "'ScoreSdeVeScheduler'"),
+        (DPM_CLASS, {"use_karras_sigmas": True, "use_beta_sigmas": True}, "use_karras_sigmas and use_beta_sigmas"),
         ("", {}, "''"),
         ("EulerDiscreteScheduler", {"sigma_max": 80.0, "use_karras_sigmas": True}, r"sigma_max=80\.0"),
     ],

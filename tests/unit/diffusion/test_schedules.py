@@ -1,5 +1,6 @@
 """Our schedules against diffusers' scheduler objects, over the space of configurations."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,14 @@ import pytest
 import torch
 from diffusers import (
     DDIMScheduler,
+    DEISMultistepScheduler,
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    LCMScheduler,
+    TCDScheduler,
+    UniPCMultistepScheduler,
 )
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
@@ -26,6 +31,11 @@ REFERENCES: dict[Scheduler, Any] = {
     Scheduler.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
     Scheduler.DPM_SOLVER_PP_2M: DPMSolverMultistepScheduler,
     Scheduler.FLOW_MATCH_EULER: FlowMatchEulerDiscreteScheduler,
+    Scheduler.DPM_SOLVER_PP_2M_SDE: partial(DPMSolverMultistepScheduler, algorithm_type="sde-dpmsolver++"),
+    Scheduler.UNI_PC: UniPCMultistepScheduler,
+    Scheduler.DEIS: DEISMultistepScheduler,
+    Scheduler.LCM: LCMScheduler,
+    Scheduler.TCD: TCDScheduler,
 }
 common = {
     "num_train_timesteps": st.sampled_from([50, 100, 1000]),
@@ -37,24 +47,41 @@ common = {
     "steps_offset": st.sampled_from([0, 1]),
     "rescale_betas_zero_snr": st.booleans(),
 }
-levels = {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"]), "use_karras_sigmas": st.booleans()}
+SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+ends = {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"])}
+solver = {
+    "solver_type": st.sampled_from(["midpoint", "heun"]),
+    "lower_order_final": st.booleans(),
+    "euler_at_final": st.booleans(),
+}
+distilled = common | {"original_inference_steps": st.sampled_from([25, 50]), "timestep_spacing": st.just("leading")}
+
+
+def spaced(settings: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """With one of the spacings of noise levels, or that of the timesteps."""
+    chosen = st.sampled_from([{}, *({key: True} for key in SPACINGS)])
+    return st.builds(lambda config, spacing: {**config, **spacing}, st.fixed_dictionaries(settings), chosen)
+
+
 CONFIGS = {
     Scheduler.DDIM: st.fixed_dictionaries(
         common | {"clip_sample": st.booleans(), "set_alpha_to_one": st.booleans(), "clip_sample_range": st.just(1.5)}
     ),
-    Scheduler.EULER: st.fixed_dictionaries(common | levels),
+    Scheduler.EULER: spaced(common | ends),
     Scheduler.EULER_ANCESTRAL: st.fixed_dictionaries(
         common | {"prediction_type": st.sampled_from(["epsilon", "v_prediction"])}
     ),
-    Scheduler.DPM_SOLVER_PP_2M: st.fixed_dictionaries(
-        common
-        | levels
-        | {
-            "solver_type": st.sampled_from(["midpoint", "heun"]),
-            "lower_order_final": st.booleans(),
-            "euler_at_final": st.booleans(),
-        }
+    Scheduler.DPM_SOLVER_PP_2M: spaced(common | ends | solver),
+    Scheduler.DPM_SOLVER_PP_2M_SDE: spaced(common | ends | solver),
+    Scheduler.UNI_PC: spaced(common | ends | {"lower_order_final": st.just(True)}),
+    Scheduler.DEIS: spaced(
+        {key: one for key, one in common.items() if key != "rescale_betas_zero_snr"}
+        | {"lower_order_final": st.booleans()}
     ),
+    Scheduler.LCM: st.fixed_dictionaries(
+        distilled | {"timestep_scaling": st.sampled_from([5.0, 10.0]), "clip_sample": st.booleans()}
+    ),
+    Scheduler.TCD: st.fixed_dictionaries(distilled),
     Scheduler.FLOW_MATCH_EULER: st.fixed_dictionaries(
         {"num_train_timesteps": st.sampled_from([50, 1000]), "shift": st.sampled_from([0.7, 1.0, 1.15, 3.0, 6.0])}
     ),
@@ -83,6 +110,8 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], steps: int, first
     reference.set_timesteps(steps)
     if scheduler is not Scheduler.DDIM:
         reference.set_begin_index(first)
+    if scheduler is Scheduler.TCD:
+        reference.step = partial(reference.step, eta=0.0)
     return reference
 
 
@@ -184,23 +213,24 @@ def test_a_multistep_sampler_that_resumes_restarts_at_first_order() -> None:
     schedule = make_schedule(scheduler_config(Scheduler.DPM_SOLVER_PP_2M, {}), 20, 0.0)
     latent, prediction = unit_noise(1), unit_noise(2)
     resumed = schedule.from_variance_preserving(latent, 7)
-    running = SamplerState(latent, 7, previous_clean=unit_noise(3))
+    running = SamplerState(latent, 7, (unit_noise(3),))
 
     first, clean = schedule.advance(resumed, prediction, None)
 
     step = schedule.steps[7]  # type: ignore[attr-defined]
     assert torch.equal(first.latent, step.latent_weight * latent + step.clean_weight * clean)
     assert not torch.equal(first.latent, schedule.advance(running, prediction, None)[0].latent)
-    assert first.previous_clean is clean
+    assert first.earlier == (clean,)
 
 
 @sampled_by
 def test_make_schedule_refuses_eta_and_steps(scheduler: Scheduler) -> None:
-    config = scheduler_config(scheduler, {"num_train_timesteps": 20, "steps_offset": 1, "timestep_spacing": "leading"})
+    few = {"num_train_timesteps": 20, "original_inference_steps": 20}
+    config = scheduler_config(scheduler, {**few, "steps_offset": 1, "timestep_spacing": "leading"})
 
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
         make_schedule(config, 21, 0.0)
-    if scheduler is not Scheduler.DDIM:
+    if scheduler not in (Scheduler.DDIM, Scheduler.TCD):
         with pytest.raises(InvalidArgument, match="eta"):
             make_schedule(scheduler_config(scheduler, {}), 10, 0.5)
 
@@ -212,6 +242,22 @@ def test_make_schedule_refuses_ddim_of_zero_snr_and_epsilon() -> None:
     # Without a step from pure noise it is made.
     leading = scheduler_config(Scheduler.DDIM, {**ZERO_SNR, "timestep_spacing": "leading"})
     others = [scheduler_config(one, ZERO_SNR) for one in Scheduler if one.value.startswith(("euler", "dpm"))]
-    assert len(others) == 3
+    assert len(others) == 4
     for config in (leading, *others):
         assert make_schedule(config, 10, 0.0).step_count == 10
+
+
+@given(config=CONFIGS[Scheduler.TCD], steps=st.integers(1, 8), eta=st.sampled_from([0.3, 1.0]), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_tcd_with_eta_equals_diffusers(config: dict[str, Any], steps: int, eta: float, seed: int) -> None:
+    schedule = schedule_of(Scheduler.TCD, config, steps, eta)
+    reference = TCDScheduler(**config)
+    reference.set_timesteps(steps)
+    state, latent = SamplerState(unit_noise(seed), 0), unit_noise(seed)
+    theirs, ours = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+
+    for index, timestep in enumerate(reference.timesteps):
+        prediction = unit_noise(seed + index)
+        latent = reference.step(prediction, timestep, latent, eta=eta, generator=theirs).prev_sample
+        state, _ = schedule.advance(state, prediction, torch.randn(latent.shape, generator=ours))
+        torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)

@@ -1,6 +1,7 @@
 """Schedules with steps left out and latents noised again, against diffusers' own schedulers."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.thinning import ThinningOption, thinned_steps
-from tests.unit.diffusion.test_schedules import CONFIGS, REFERENCES, model_input, scaled, unit_noise
+from tests.unit.diffusion.test_schedules import CONFIGS, REFERENCES, SPACINGS, model_input, scaled, unit_noise
 
 # DDIM's cannot be given a list; see the test of its own.
+TAKE_A_LIST = (Scheduler.EULER, Scheduler.DPM_SOLVER_PP_2M, Scheduler.DPM_SOLVER_PP_2M_SDE)
 LISTED = [scheduler for scheduler in Scheduler if scheduler is not Scheduler.DDIM]
 
 
@@ -58,7 +60,7 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedul
         reference = REFERENCES[scheduler](**{**config, "shift": 1.0})
         levels = [schedule.steps[step].sigma for step in taken]  # type: ignore[attr-defined]
         reference.set_timesteps(sigmas=levels, timesteps=schedule.timesteps[taken].tolist())
-    elif scheduler is Scheduler.EULER_ANCESTRAL or config["use_karras_sigmas"]:
+    elif scheduler not in TAKE_A_LIST or any(config.get(key) for key in SPACINGS):
         # It has no parameter for a list: its own arrays, without what is left out.
         reference.set_timesteps(schedule.step_count)
         assume(len(reference.timesteps) == schedule.step_count)
@@ -67,11 +69,14 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedul
             trained = config["num_train_timesteps"]
             assume(len(np.arange(trained, 0, -trained / schedule.step_count)) == schedule.step_count)
         reference.timesteps = reference.timesteps[taken]
-        reference.sigmas = torch.cat([reference.sigmas[taken], reference.sigmas[-1:]])
+        if hasattr(reference, "sigmas"):
+            reference.sigmas = torch.cat([reference.sigmas[taken], reference.sigmas[-1:]])
         reference.num_inference_steps = len(taken)
     else:
         reference.set_timesteps(timesteps=schedule.timesteps[taken].tolist())
     reference.set_begin_index(0)
+    if scheduler is Scheduler.TCD:
+        reference.step = partial(reference.step, eta=0.0)
     return reference
 
 

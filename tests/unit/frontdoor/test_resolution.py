@@ -11,7 +11,7 @@ from PIL import Image
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.generation import InitImage, Scheduler
+from pentimento.domain.generation import InitImage, Scheduler, SigmaSpacing
 from pentimento.domain.image_request import (
     CacheMode,
     ImageFormat,
@@ -81,7 +81,10 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     *[({"eta": eta}, "eta", "") for eta in (math.nan, -0.5, 1.5)],
     ({"eta": 0.5, "scheduler": "euler"}, "eta", "must be 0 with scheduler euler"),
     *[({"seed": seed}, "seed", "") for seed in (-1, 2**64)],
-    *[({"scheduler": name}, "scheduler", "") for name in ("no such", "dpmpp_2m")],
+    *[
+        ({"scheduler": name}, "scheduler", "must be one of ddim, euler, or euler with _timesteps, _karras, ")
+        for name in ("no such", "dpmpp_2m", "ddim_karras", "euler_", "euler_karras_beta")
+    ],
     *[({"quality": quality}, "quality", "") for quality in (math.nan, -0.1, 1.1)],
     *[({"deadline_ms": deadline}, "deadline_ms", "") for deadline in (0, -1, 3_600_001, 2**62)],
     *[({"encoding_quality": quality}, "encoding_quality", "") for quality in (-1, 101, 2**62)],
@@ -117,6 +120,18 @@ def test_resolve_out_of_bounds_is_refused_by_name() -> None:
     for key in ("x" * 129, "a\0b", "line\nbreak"):
         with pytest.raises(InvalidArgument, match="idempotency_key"):
             check_idempotency_key(key, LIMITS)
+
+
+def test_resolve_scheduler_ending_is_spacing() -> None:
+    asked = ("euler_karras", "euler_beta", "euler", "ddim")
+    found = [(spec.scheduler, spec.sigma_spacing) for spec in (resolved(scheduler=name).spec for name in asked)]
+
+    assert found == [
+        (Scheduler.EULER, SigmaSpacing.KARRAS),
+        (Scheduler.EULER, SigmaSpacing.BETA),
+        (Scheduler.EULER, None),
+        (Scheduler.DDIM, None),
+    ]
 
 
 def test_resolve_encoding_quality_depends_on_format() -> None:

@@ -16,6 +16,7 @@ from pentimento.domain.generation import (
     NoiseForm,
     ObjectReference,
     Scheduler,
+    SigmaSpacing,
 )
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
@@ -30,6 +31,7 @@ def test_check_order_takes_sound_orders() -> None:
     orders = [
         ORDER,
         order_with(scheduler=Scheduler.EULER),
+        order_with(scheduler=Scheduler.EULER, sigma_spacing=SigmaSpacing.KARRAS),
         order_with(eta=1.0),
         order_with(guidance_scale=0.0),
         order_with(width_px=64, height_px=8),
@@ -70,6 +72,7 @@ def test_check_order_takes_sound_orders() -> None:
         (order_with(eta=1.5), "spec.eta"),
         (order_with(eta=-math.inf), "spec.eta"),
         (order_with(eta=0.5, scheduler=Scheduler.EULER), "spec.eta"),
+        (order_with(sigma_spacing=SigmaSpacing.KARRAS, scheduler=Scheduler.DDIM), "spec.sigma_spacing"),
         (order_with(seed=-1), "spec.seed"),
         (order_with(scheduler=Scheduler.DPM_SOLVER_PP_2M), "spec.scheduler"),
         (order_with(init_image=InitImage(b"", 0.5)), "spec.init_image.image"),

@@ -135,7 +135,12 @@ def test_decode_of_failed_image_returns_its_error() -> None:
 
 
 REFUSED: list[tuple[Message, Any, str, str]] = [
-    (generation_pb2.GenerationSpec(), GenerationSpec, "here.scheduler", "must be one of [1, 2, 3, 4, 5], got 0"),
+    (
+        generation_pb2.GenerationSpec(),
+        GenerationSpec,
+        "here.scheduler",
+        "must be one of [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], got 0",
+    ),
     (generation_pb2.Start(), Start, "here", "must be noise, latent or image, got nothing"),
     (generation_pb2.Start(latent={}), Start, "here.latent.latent", "must be an object of the object store"),
     (generation_pb2.Attempt(), Attempt, "here.request_id", "must not be empty"),

@@ -33,6 +33,13 @@ class _SchedulerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Scheduler.V
     SCHEDULER_EULER_ANCESTRAL: _Scheduler.ValueType  # 3
     SCHEDULER_DPM_SOLVER_PP_2M: _Scheduler.ValueType  # 4
     SCHEDULER_FLOW_MATCH_EULER: _Scheduler.ValueType  # 5
+    SCHEDULER_DPM_SOLVER_PP_2M_SDE: _Scheduler.ValueType  # 6
+    """DPM-Solver++ (2M) with fresh noise at every step."""
+    SCHEDULER_UNI_PC: _Scheduler.ValueType  # 7
+    SCHEDULER_DEIS: _Scheduler.ValueType  # 8
+    SCHEDULER_LCM: _Scheduler.ValueType  # 9
+    """For distilled models: latent and trajectory consistency."""
+    SCHEDULER_TCD: _Scheduler.ValueType  # 10
 
 class Scheduler(_Scheduler, metaclass=_SchedulerEnumTypeWrapper): ...
 
@@ -43,7 +50,39 @@ SCHEDULER_EULER: Scheduler.ValueType  # 2
 SCHEDULER_EULER_ANCESTRAL: Scheduler.ValueType  # 3
 SCHEDULER_DPM_SOLVER_PP_2M: Scheduler.ValueType  # 4
 SCHEDULER_FLOW_MATCH_EULER: Scheduler.ValueType  # 5
+SCHEDULER_DPM_SOLVER_PP_2M_SDE: Scheduler.ValueType  # 6
+"""DPM-Solver++ (2M) with fresh noise at every step."""
+SCHEDULER_UNI_PC: Scheduler.ValueType  # 7
+SCHEDULER_DEIS: Scheduler.ValueType  # 8
+SCHEDULER_LCM: Scheduler.ValueType  # 9
+"""For distilled models: latent and trajectory consistency."""
+SCHEDULER_TCD: Scheduler.ValueType  # 10
 Global___Scheduler: _TypeAlias = Scheduler  # noqa: Y015
+
+class _SigmaSpacing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SigmaSpacingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SigmaSpacing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SIGMA_SPACING_UNSPECIFIED: _SigmaSpacing.ValueType  # 0
+    """The model's own."""
+    SIGMA_SPACING_TIMESTEPS: _SigmaSpacing.ValueType  # 1
+    SIGMA_SPACING_KARRAS: _SigmaSpacing.ValueType  # 2
+    """Karras et al. 2022, equation 5."""
+    SIGMA_SPACING_EXPONENTIAL: _SigmaSpacing.ValueType  # 3
+    SIGMA_SPACING_BETA: _SigmaSpacing.ValueType  # 4
+
+class SigmaSpacing(_SigmaSpacing, metaclass=_SigmaSpacingEnumTypeWrapper): ...
+
+SIGMA_SPACING_UNSPECIFIED: SigmaSpacing.ValueType  # 0
+"""The model's own."""
+SIGMA_SPACING_TIMESTEPS: SigmaSpacing.ValueType  # 1
+SIGMA_SPACING_KARRAS: SigmaSpacing.ValueType  # 2
+"""Karras et al. 2022, equation 5."""
+SIGMA_SPACING_EXPONENTIAL: SigmaSpacing.ValueType  # 3
+SIGMA_SPACING_BETA: SigmaSpacing.ValueType  # 4
+Global___SigmaSpacing: _TypeAlias = SigmaSpacing  # noqa: Y015
 
 class _ControlNetMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -285,6 +324,7 @@ class GenerationSpec(_message.Message):
     LORAS_FIELD_NUMBER: _builtins.int
     CONTROLNETS_FIELD_NUMBER: _builtins.int
     INIT_IMAGE_FIELD_NUMBER: _builtins.int
+    SIGMA_SPACING_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -295,8 +335,9 @@ class GenerationSpec(_message.Message):
     guidance_scale: _builtins.float
     scheduler: Global___Scheduler.ValueType
     eta: _builtins.float
-    """Stochasticity of DDIM, 0..1."""
+    """Share of fresh noise of DDIM and TCD, 0..1."""
     seed: _builtins.int
+    sigma_spacing: Global___SigmaSpacing.ValueType
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraSelection]: ...
     @_builtins.property
@@ -321,10 +362,11 @@ class GenerationSpec(_message.Message):
         loras: _abc.Iterable[Global___LoraSelection] | None = ...,
         controlnets: _abc.Iterable[Global___ControlNetSelection] | None = ...,
         init_image: Global___InitImage | None = ...,
+        sigma_spacing: Global___SigmaSpacing.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "init_image", b"init_image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__init_image: _TypeAlias = _typing.Literal["init_image"]  # noqa: Y015
     _WhichOneofArgType__init_image: _TypeAlias = _typing.Literal["_init_image", b"_init_image"]  # noqa: Y015

@@ -1,0 +1,136 @@
+"""Share what samplers have in common that keep latents at unit variance: DDIM, DPM-Solver++, UniPC, DEIS, LCM, TCD."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType
+from pentimento.diffusion.schedulers.noise import spaced_timesteps_between
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Scheduler, SigmaSpacing
+
+
+class StepLevel(Protocol):
+    """Name the level before a step: the shares of image and noise; their squares sum to 1."""
+
+    @property
+    def alpha(self) -> float: ...
+
+    @property
+    def sigma(self) -> float: ...
+
+
+Step = TypeVar("Step", bound=StepLevel)
+
+
+@dataclass(frozen=True)
+class UnitVarianceSchedule(Generic[Step]):
+    """Hold the steps of a sampler that keeps latents at unit variance; subclasses add `advance`."""
+
+    config: DiffusionConfig
+    timesteps: Tensor
+    sigmas: tuple[float, ...]
+    steps: tuple[Step, ...]
+    order: StepSequence
+    needs_noise: bool = False
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Return the scheduler of the steps."""
+        return self.config.scheduler
+
+    @property
+    def step_count(self) -> int:
+        """Return the number of steps."""
+        return len(self.steps)
+
+    def initial_latent(self, noise: Tensor) -> Tensor:
+        """Return unit noise as the latent before step 0."""
+        return noise
+
+    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
+        step = self.steps[step_index]
+        return step.alpha * clean + step.sigma * noise
+
+    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        """Write the latent into every row of `out`."""
+        out.copy_(state.latent)
+
+    def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        """Return the latent in its stored form."""
+        return state.latent
+
+    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        """Return a stored latent as the state before `step_index`."""
+        return SamplerState(latent, step_index)
+
+    def _clean(self, step: StepLevel, latent: Tensor, prediction: Tensor) -> Tensor:
+        match self.config.prediction_type:
+            case PredictionType.EPSILON:
+                return (latent - step.sigma * prediction) / step.alpha
+            case PredictionType.V_PREDICTION:
+                return step.alpha * latent - step.sigma * prediction
+            case PredictionType.SAMPLE:
+                return prediction
+
+    def _noise(self, step: StepLevel, latent: Tensor, prediction: Tensor) -> Tensor:
+        match self.config.prediction_type:
+            case PredictionType.EPSILON:
+                return prediction
+            case PredictionType.V_PREDICTION:
+                return step.alpha * prediction + step.sigma * latent
+            case PredictionType.SAMPLE:
+                return (latent - step.alpha * prediction) / step.sigma
+
+
+def check_levels(config: DiffusionConfig, alphas: Tensor) -> None:
+    """Raise InvalidArgument for a step of pure noise under epsilon prediction: the clean image cannot be computed from
+    noise only."""
+    if config.prediction_type is PredictionType.EPSILON and not alphas.all():
+        reason = "divides by zero in a step of zero SNR (rescale_betas_zero_snr) where the model predicts epsilon"
+        raise InvalidArgument.of("scheduler", f"must be another one for this model: {config.scheduler.value} {reason}")
+
+
+@dataclass(frozen=True)
+class SignalLevel:
+    """Hold one level as scalars of float32: the shares of image and noise, and half the log of the signal-to-noise
+    ratio."""
+
+    alpha: Tensor
+    sigma: Tensor
+    log_snr: Tensor
+
+
+def signal_level(ratio: Tensor) -> SignalLevel:
+    """Return the level with a ratio of noise to image."""
+    alpha = 1 / ((ratio**2 + 1) ** 0.5)
+    sigma = ratio * alpha
+    return SignalLevel(alpha, sigma, torch.log(alpha) - torch.log(sigma))
+
+
+def solver_levels(
+    config: DiffusionConfig, trained_sigmas: npt.NDArray[np.float32], step_count: int, *, rounds: Sequence[SigmaSpacing]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return timesteps and sigmas, (step_count,) each, of a solver that counts both ends of each step. Timesteps of the
+    spacings in `rounds` are rounded, those of other spacings truncated, as diffusers' class of the solver does."""
+    if config.sigma_spacing is SigmaSpacing.TIMESTEPS:
+        timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
+        return timesteps, np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas)
+    ends = float(trained_sigmas[-1]), float(trained_sigmas[0])
+    levels = spaced_levels(config.sigma_spacing, *ends, step_count)
+    unrounded = timesteps_at(levels, trained_sigmas)
+    return (unrounded.round() if config.sigma_spacing in rounds else unrounded).astype(np.int64), levels
+
+
+def rounded_spacings(config: DiffusionConfig) -> Sequence[SigmaSpacing]:
+    """Return the spacings with rounded timesteps in diffusers' DPM-Solver++, which truncates them for one noise
+    schedule."""
+    return () if config.beta_schedule is BetaSchedule.SQUARED_COSINE else (SigmaSpacing.KARRAS,)
