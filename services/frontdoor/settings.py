@@ -57,8 +57,8 @@ class FrontdoorSettings:
     cache_cost_ms: float = setting(
         0.0,
         help="device time that the cache or a discriminator takes from a request; while a "
-        "tenant's hits save less, one in 16 of its requests uses the cache; light stages "
-        "that cost more than they save are skipped; 0: services have their own processors",
+        "tenant's hits save less, one in 16 of its requests uses the cache, and likewise a "
+        "cascade; light stages that cost more than they save are skipped; 0: services have their own processors",
         minimum=0,
         maximum=60_000,
     )
