@@ -18,8 +18,8 @@ import psutil
 
 from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
 from pentimento.sdk import Client, ImageRequest
-from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.state import marked_processes
 
 MEGABYTE = 1_000_000
 LIMITS_MB = {"frontdoor": 150, "controller": 150, "gateway": 250}

@@ -33,7 +33,7 @@ from pentimento.dataplane import DataplaneSettings
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.supervisor.restarts import RestartPolicy
+from pentimento.supervisor.process import RestartPolicy
 
 ONE_AT_A_TIME = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 # The supervisor forgives an end after this service time; a second more, because the two clocks differ.

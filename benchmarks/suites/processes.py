@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
-from pentimento.supervisor.leftovers import marked_processes
-from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.state import StateDirectory, marked_processes
 
 _INSTANCE = "--instance-id"
 # written to /proc/PID/clear_refs, it restarts the peak of the resident set

@@ -18,7 +18,6 @@ from pentimento.profiles.costs import costs_to_json
 from pentimento.profiles.document import Profile, ProfileKind, profiles_to_json
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
-from pentimento.supervisor.process_spec import ProcessSpec
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import (
     WORKER_STAGE,
@@ -30,7 +29,7 @@ from pentimento.supervisor.suite import (
     shared_arguments,
     unix_address,
 )
-from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, SuiteSettings
 
 _WORKER, _DISCRIMINATOR = "lab.emulation.emulated_worker", "lab.emulation.emulated_discriminator"
 _EMBEDDER = "lab.emulation.embedder"

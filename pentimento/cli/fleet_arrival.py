@@ -8,7 +8,7 @@ from contextlib import suppress
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet
 from pentimento.domain.reasons import Reason
-from pentimento.supervisor.process_spec import Suite
+from pentimento.supervisor.suite_settings import Suite
 
 LOOK_S = 0.05
 LIMIT_S = 120.0

@@ -11,7 +11,7 @@ from pentimento.cli.connection import running_suite, state_dir_option
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.numbers import FiniteRange
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from pentimento.supervisor.replicas import MAX_REPLICAS, GroupStatus, ReplicaFiles
+from pentimento.supervisor.scaling import MAX_REPLICAS, GroupStatus, ReplicaFiles
 
 LOOK_S = 0.05
 

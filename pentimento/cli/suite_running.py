@@ -19,14 +19,12 @@ from pentimento.domain.fleet import Fleet
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
-from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
-from pentimento.supervisor.process_spec import Suite
-from pentimento.supervisor.replicas import ReplicaFiles
-from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
+from pentimento.supervisor.scaling import ReplicaFiles
+from pentimento.supervisor.state import Endpoint, StateDirectory, clean_leftovers, make_private
 from pentimento.supervisor.suite import longest_drain_s, plan_suite, stores, unix_address
-from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.suite_settings import Suite, SuiteSettings
 from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
 
 CALL_TIMEOUT_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pentimento.domain.errors import Unavailable
 from pentimento.supervisor.child import Child, start_child
-from pentimento.supervisor.readiness import wait_until_serving
+from pentimento.supervisor.process import wait_until_serving
 
 KEPT_LINES = 8
 

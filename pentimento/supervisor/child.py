@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from pentimento.supervisor.leftovers import MARK, SUPERVISOR
+from pentimento.supervisor.state import MARK, SUPERVISOR
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.supervisor.process_spec import ProcessSpec
+from pentimento.supervisor.suite_settings import ProcessSpec
 
 CPU = "cpu"
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"

@@ -3,17 +3,93 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pentimento.domain.backoff import Backoff
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.devices import environment_of
 from pentimento.supervisor.output import LogView
-from pentimento.supervisor.process_spec import ProcessSpec
-from pentimento.supervisor.readiness import wait_until_serving
-from pentimento.supervisor.restarts import Ending, GiveUp, RestartPolicy, decide, describe_exit
+from pentimento.supervisor.suite_settings import ProcessSpec
+
+POLL_S = 0.05
+# A channel that finds no socket must not wait the default second, and then two, before it tries again.
+RECONNECT_MS = 100
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
+)
+
+
+async def wait_until_serving(address: str) -> None:
+    """Return once the process reports SERVING. There is no time limit, so the caller also watches the process."""
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while not await is_serving(health):  # noqa: ASYNC110 - another process, nothing to await
+            await asyncio.sleep(POLL_S)
+
+
+async def is_serving(health: Any) -> bool:
+    try:
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Set the limits of restarts, in seconds. Serving for `stable_s` resets the count of failures. A process that never
+    served fails permanently after it has ended `give_up_after` times."""
+
+    delays: Backoff = Backoff(first_s=0.1, max_s=5.0)
+    stable_s: float = 5.0
+    give_up_after: int = 8
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Describe the end of a process: its exit code (negative: the signal), and the seconds that it served (0: none)."""
+
+    exit_code: int
+    served_s: float
+    ever_served: bool
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Restart after `delay_s`; `failures` is the count to pass to the next decision."""
+
+    delay_s: float
+    failures: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    reason: str
+
+
+def decide(policy: RestartPolicy, failures: int, ending: Ending) -> Restart | GiveUp:
+    """Decide between a restart and giving up. A service that fails its first start (bad settings, a corrupt model)
+    would fail the next one too. A service that has served always restarts, since accepted requests wait for it."""
+    if not ending.ever_served and ending.exit_code > 0:
+        return GiveUp(f"refused to start (exit code {ending.exit_code})")
+    failures = 1 if ending.served_s >= policy.stable_s else failures + 1
+    if not ending.ever_served and failures >= policy.give_up_after:
+        return GiveUp(f"ended {failures} times in a row, last with {describe_exit(ending.exit_code)}")
+    return Restart(policy.delays.delay_s(failures), failures)
+
+
+def describe_exit(exit_code: int) -> str:
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 class ProcessState(Enum):
@@ -42,6 +118,8 @@ class SupervisedProcess:
         self.failure = ""
         self._around = around
         self._changed = changed
+        # The task of `run`, which `start` sets.
+        self.life: asyncio.Task[None]
         self._child: Child | None = None
         self._stopping = asyncio.Event()
         self._ever_served = False
@@ -49,6 +127,10 @@ class SupervisedProcess:
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        """Run the process in the task `life`. Changes state."""
+        self.life = asyncio.create_task(self.run())
 
     async def run(self) -> None:
         """Keep the process running until `stop`, or until the restart policy gives up."""
@@ -124,3 +206,16 @@ class SupervisedProcess:
         if state is not self.state:
             self.state = state
             self._changed()
+
+
+async def await_ends(stopping: Sequence[SupervisedProcess], timeout_s: float, view: LogView) -> None:
+    """Wait until processes that were asked to stop have ended, and kill the ones that take longer."""
+    lives = {process.life: process for process in stopping}
+    _, pending = await asyncio.wait(lives, timeout=timeout_s)
+    if pending:
+        late = [lives[life] for life in pending]
+        names = ", ".join(sorted(process.spec.name for process in late))
+        view.note(f"{names} did not stop within {timeout_s:.0f} s", error=True)
+        for process in late:
+            process.kill()
+        await asyncio.wait(pending)

@@ -1,21 +1,45 @@
 """List the processes of a local suite and their arguments. The services themselves are never imported."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.settings import RpcServerSettings, is_local
+from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.devices import CPU
 from pentimento.supervisor.models import ModelDirectory
-from pentimento.supervisor.planned_models import planned_models
-from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
-from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, ServedCascade, Suite, SuiteSettings
+
+
+@dataclass(frozen=True)
+class PlannedModels:
+    """Hold the controller's settings of environment and file; they take precedence over the suite's models."""
+
+    heavy: str = setting("", help="see the controller")
+    light: str = setting("", help="see the controller")
+    small: tuple[str, ...] = setting((), help="see the controller")
+
+
+def planned_models(models: Sequence[ModelDirectory], small: Sequence[str], config_file: Path | None) -> tuple[str, ...]:
+    """Return the controller's flags: the first model is the heavy one, and the models of `small` refine hits, best
+    first. If `small` is empty the other models do."""
+
+    def given(name: str) -> Any:
+        return setting_of(PlannedModels, name, "controller", config_file, os.environ)
+
+    heavy = given("heavy") or models[0].name
+    others = [] if given("light") or given("small") else [model.name for model in models if model.name != heavy]
+    refining = small or others
+    return ("--heavy", heavy, *(("--small", ",".join(refining)) if refining else ()))
+
 
 EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
 

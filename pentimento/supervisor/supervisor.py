@@ -4,12 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from pentimento.supervisor.devices import placed
 from pentimento.supervisor.output import LogView
-from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
-from pentimento.supervisor.process_spec import Suite
-from pentimento.supervisor.replicas import ReplicaFiles
-from pentimento.supervisor.running import RunningProcesses
-from pentimento.supervisor.scaling import ReplicaScaler
+from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings, await_ends
+from pentimento.supervisor.scaling import ReplicaFiles, ReplicaScaler
+from pentimento.supervisor.suite_settings import Suite
 
 # A service drains for at most 30 s by default; a process that still runs then will not end by itself.
 STOP_TIMEOUT_S = 35.0
@@ -33,16 +32,13 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
         self._stop_requests = 0
-        self._running = RunningProcesses()
+        # The present processes; the scaler adds and removes some.
+        self.processes: list[SupervisedProcess] = []
         for spec in suite.processes:
-            self._running.take_in(SupervisedProcess(self._running.placed(spec), around, self._changed))
-        self._scaler = ReplicaScaler(suite.groups, self._running, around, self._changed, stop_timeout_s)
+            on_device = placed(spec, (process.spec for process in self.processes))
+            self.processes.append(SupervisedProcess(on_device, around, self._changed))
+        self._scaler = ReplicaScaler(suite.groups, self.processes, around, self._changed, stop_timeout_s)
         self._files: ReplicaFiles | None = None
-
-    @property
-    def processes(self) -> list[SupervisedProcess]:
-        """Return the present processes."""
-        return self._running.processes
 
     def request_scaling(self) -> None:
         """Scale the groups to the file of wanted counts; the other file reports progress. For signal handlers of the
@@ -67,7 +63,8 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill all processes now."""
-        self._running.kill()
+        for process in self.processes:
+            process.kill()
 
     async def run(
         self,
@@ -81,7 +78,8 @@ class Supervisor:
         "" (else the reason why requests reach no worker).
         """
         started = time.monotonic()
-        self._running.start_all()
+        for process in self.processes:
+            process.start()
         telling = asyncio.create_task(self._tell_who_starts())
         try:
             if await self._until(self._all_serve) and (arrival is None or await self._arrived(arrival)):
@@ -97,7 +95,7 @@ class Supervisor:
             telling.cancel()
             self.kill()
             await self._scaler.close()
-            await self._running.all_ended()
+            await asyncio.wait([process.life for process in self.processes])
 
     async def _arrived(self, arrival: Callable[[], Awaitable[str]]) -> bool:
         """Return whether `arrival` succeeded: False after a requested stop, or for a reason, which is logged."""
@@ -160,15 +158,9 @@ class Supervisor:
 
     async def _drain(self) -> None:
         """Stop the processes stage by stage, so that a caller ends before the services that it calls."""
-        for members in self._running.stages():
-            for process in members:
-                process.stop()
-            # The scaler forgets a process that was already stopping as soon as it ends, so keep its task here.
-            lives = {self._running.life(process): process for process in members}
-            _, pending = await asyncio.wait(lives, timeout=self._stop_timeout_s)
-            if pending:
-                late = [lives[life] for life in pending]
-                names = ", ".join(sorted(process.spec.name for process in late))
-                self.view.note(f"{names} did not stop within {self._stop_timeout_s:.0f} s", error=True)
-                for process in late:
-                    process.kill()
+        for stage in sorted({process.spec.stage for process in self.processes}):
+            # Read once the stage before has drained: the scaler removes processes that have ended.
+            if members := [process for process in self.processes if process.spec.stage == stage]:
+                for process in members:
+                    process.stop()
+                await await_ends(members, self._stop_timeout_s, self.view)

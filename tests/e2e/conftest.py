@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from pentimento.sdk import AsyncClient
-from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
+from pentimento.supervisor.state import marked_processes
 from tests.e2e.folder_suite import FolderSuite
 from tests.support.edge_packages import missing
 

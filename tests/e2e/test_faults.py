@@ -9,9 +9,9 @@ import pytest
 
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
 from pentimento.sdk import AsyncClient, GeneratedImage, RetryPolicy
-from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite
-from pentimento.supervisor.readiness import wait_until_serving
+from pentimento.supervisor.process import wait_until_serving
+from pentimento.supervisor.state import marked_processes
 
 PATIENT = RetryPolicy(tries=60, first_pause_s=0.2, max_pause_s=1.0)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import COMMAND, LocalSuite
 from pentimento.supervisor.models import find_model
+from pentimento.supervisor.state import marked_processes
 from tests.e2e.conftest import Crash
 
 

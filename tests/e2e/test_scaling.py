@@ -18,7 +18,7 @@ from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageReq
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.supervisor.replicas import ReplicaFiles
+from pentimento.supervisor.scaling import ReplicaFiles
 
 pytestmark = pytest.mark.faults
 

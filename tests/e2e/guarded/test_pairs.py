@@ -10,7 +10,7 @@ from PIL import Image
 
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
 from pentimento.sdk import AsyncClient, GeneratedImage
-from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.state import marked_processes
 from tests.e2e.guarded.conftest import Guarded
 
 STEPS = 20

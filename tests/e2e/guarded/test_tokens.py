@@ -15,7 +15,7 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import NotFound, PermissionDenied, Unauthenticated
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.state import marked_processes
 from tests.e2e.guarded.conftest import Guarded
 from tests.support.processes import runs
 

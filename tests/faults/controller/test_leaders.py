@@ -18,7 +18,7 @@ from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
-from pentimento.supervisor.readiness import wait_until_serving
+from pentimento.supervisor.process import wait_until_serving
 from pentimento.wire.codec import to_bytes
 from tests.support.postgresql import running_server, why_not
 from tests.support.processes import Process, StartedProcesses

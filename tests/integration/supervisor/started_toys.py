@@ -14,8 +14,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pentimento.supervisor.leftovers import marked_processes
-from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.state import StateDirectory, marked_processes
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 120.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.supervisor.leftovers import MARK, clean_leftovers
+from pentimento.supervisor.state import MARK, clean_leftovers
 from tests.integration.supervisor.started_toys import toy_suite
 
 LEFTOVER = """

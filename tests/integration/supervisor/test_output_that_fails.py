@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.state import marked_processes
 from tests.integration.supervisor.started_toys import TIMEOUT_S, toy_suite
 
 CHATTY = "--chatty"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.cli.connection import running_suite
-from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.state import marked_processes
 from tests.integration.supervisor.started_toys import HERE, TIMEOUT_S, ToySuite, toy_suite
 
 

@@ -18,12 +18,11 @@ import pytest
 
 from pentimento.domain.backoff import Backoff
 from pentimento.supervisor.child import Child, start_child
-from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.output import LogView
-from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
-from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
-from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
-from pentimento.supervisor.restarts import RestartPolicy
+from pentimento.supervisor.process import ProcessState, RestartPolicy, SupervisedProcess, Surroundings
+from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
+from pentimento.supervisor.state import marked_processes
+from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.supervisor import Supervisor
 from tests.support.processes import runs
 from tests.support.waiting import until

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from pentimento.cli import suite_running
-from pentimento.supervisor.process_spec import ProcessSpec, Suite
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import unix_address
-from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, Suite, SuiteSettings
 
 JSON = "--json"
 

@@ -20,10 +20,9 @@ from pentimento.profiles.catalogue import StepProfiles, read_profiles
 from pentimento.profiles.costs import costs_from_json
 from pentimento.settings import load_settings
 from pentimento.stores.objects import open_objects
-from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import longest_drain_s, plan_suite
-from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.suite_settings import Suite, SuiteSettings
 from services.controller.settings import ControllerSettings
 
 FLEETS = Path(__file__).parents[3] / "scenarios" / "fleets"

@@ -6,7 +6,7 @@ import pytest
 
 from pentimento.cli.scale import wait_until_settled
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
+from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
 
 
 def test_a_suite_that_stops_meanwhile_is_told_of(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from pentimento.domain.fleet import (
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.supervisor.models import WEIGHTS, ModelDirectory
-from pentimento.supervisor.process_spec import ProcessSpec, Suite
 from pentimento.supervisor.state import Endpoint
-from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, ServedCascade, Suite, SuiteSettings
 
 SUITE = Suite(
     (

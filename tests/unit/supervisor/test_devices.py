@@ -11,10 +11,9 @@ from pentimento.cli.up import up
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.devices import environment_of, placed, read_devices, read_places
 from pentimento.supervisor.models import ModelDirectory
-from pentimento.supervisor.process_spec import ProcessSpec
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import plan_suite
-from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, SuiteSettings
 
 UUID = "GPU-8f3c2c9e-1111-2222-3333-444455556666"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.supervisor.outlet import MAX_PENDING_CHARS, Outlet
-from pentimento.supervisor.output import MAX_LOG_BYTES, LogFiles, LogView
+from pentimento.supervisor.output import MAX_LOG_BYTES, MAX_PENDING_CHARS, LogFiles, LogView, Outlet
 
 FULL = OSError(28, "No space left on device")
 

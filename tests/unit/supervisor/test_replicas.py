@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from pentimento.supervisor.replicas import ReplicaFiles
+from pentimento.supervisor.scaling import ReplicaFiles
 
 
 def test_of_two_who_want_something_at_once_neither_is_lost(tmp_path: Path) -> None:

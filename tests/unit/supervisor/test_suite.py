@@ -7,10 +7,9 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.models import ModelDirectory
-from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import plan_suite
-from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
+from pentimento.supervisor.suite_settings import ServedCascade, Suite, SuiteSettings
 
 
 def flags_of(suite: Suite, name: str) -> dict[str, str]:
