@@ -1,7 +1,7 @@
 """Plan the processes of a suite over emulated devices: the plug-in behind `pentimento up --emulate`."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,7 @@ from pentimento.profiles.document import Profile, ProfileKind, profiles_to_json
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import (
-    WORKER_STAGE,
-    caller_arguments,
-    cascade_arguments,
-    grant_arguments,
-    objects_url,
-    profile_arguments,
-    shared_arguments,
-    unix_address,
-)
+from pentimento.supervisor.suite import WORKER_STAGE, PlannedModels, arguments, objects_url, process_of
 from pentimento.supervisor.suite_settings import ProcessSpec, SuiteSettings
 
 _WORKER, _DISCRIMINATOR = "lab.emulation.emulated_worker", "lab.emulation.emulated_discriminator"
@@ -36,12 +27,9 @@ _EMBEDDER = "lab.emulation.embedder"
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Given(PlannedModels):
     """Settings of the controller that environment and file may have; they win over the fleet's file."""
 
-    heavy: str = setting("", help="see the controller")
-    light: str = setting("", help="see the controller")
-    small: tuple[str, ...] = setting((), help="see the controller")
     deferral_thresholds: tuple[float, ...] = setting((), help="see the controller")
     deferral_shares: tuple[float, ...] = setting((), help="see the controller")
     qualities: tuple[str, ...] = setting((), help="see the controller")
@@ -82,10 +70,8 @@ class EmulatedSuite:
         """Return the tables of the file; without them latents are reused by NIRVANA's."""
         if self.fleet.reuse is None:
             return ("--unprofiled-reuse",)
-        return (
-            *_flag("latent-thresholds", _pairs(self.fleet.reuse.latents)),
-            *_flag("image-thresholds", _pairs(self.fleet.reuse.images)),
-        )
+        reuse = self.fleet.reuse
+        return arguments({"latent-thresholds": _pairs(reuse.latents), "image-thresholds": _pairs(reuse.images)})
 
     def workers(
         self, settings: SuiteSettings, state: StateDirectory
@@ -100,7 +86,7 @@ class EmulatedSuite:
         """Return the discriminators that the file asks for."""
         count = self.fleet.discriminator.count if self.fleet.discriminator is not None else 0
         return tuple(
-            self._process(settings, state, f"discriminator-{number}", _DISCRIMINATOR) for number in range(count)
+            self._process(settings, state, f"discriminator-{number}", _DISCRIMINATOR, {}) for number in range(count)
         )
 
     def controller_arguments(self, config_file: Path | None, small: Sequence[str] = ()) -> tuple[str, ...]:
@@ -112,21 +98,19 @@ class EmulatedSuite:
         serving = fleet_settings(self.fleet)
         heavy, light = given("heavy") or serving.heavy, given("light") or serving.light
         refining = tuple(small) or given("small") or serving.small
-        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else []), *_flag("small", refining)]
+        flags = {"heavy": heavy, "light": light, "small": refining}
         if not given("deferral_thresholds") and not given("deferral_shares"):
-            arguments += _flag("deferral-thresholds", serving.deferral.thresholds)
-            arguments += _flag("deferral-shares", serving.deferral.shares)
-        planned = {heavy, light, *refining}
-        return (*arguments, *_flag("qualities", _qualities(given("qualities"), serving, planned)))
+            flags["deferral-thresholds"] = serving.deferral.thresholds
+            flags["deferral-shares"] = serving.deferral.shares
+        flags["qualities"] = tuple(_qualities(given("qualities"), serving, {heavy, light, *refining}))
+        return arguments(flags)
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
         """Return profiles and cascade."""
         files = [profile_file(folder, model.name) for model in self.fleet.models]
         files += [steps_file(folder, model.name) for model in self.fleet.models if model.steps_profile is not None]
-        arguments = profile_arguments(tuple(files))
-        if not self.fleet.cascade:
-            return arguments
-        return arguments + cascade_arguments(self.fleet.cascade, self.fleet.confidence_threshold)
+        threshold = self.fleet.confidence_threshold if self.fleet.cascade else None
+        return arguments({"profiles": tuple(files), "cascade": self.fleet.cascade, "confidence-threshold": threshold})
 
     def write_files(self, folder: Path) -> None:
         """Write each model's costs, and its profile of skipped steps. Raises InvalidArgument naming a wrong file."""
@@ -137,16 +121,14 @@ class EmulatedSuite:
                 steps_file(folder, model.name).write_text(profiles_to_json(_emulated_steps(model, model.steps_profile)))
 
     def _worker(self, settings: SuiteSettings, state: StateDirectory, devices: str, number: int) -> ProcessSpec:
-        more = ("--devices", devices, "--objects-url", objects_url(settings, state), *grant_arguments(settings))
-        return self._process(settings, state, f"{devices}-{number}", _WORKER, *more)
+        objects, grants = objects_url(settings, state), settings.grant_key_file
+        flags = {"devices": devices, "objects-url": objects, "grant-key-file": grants}
+        return self._process(settings, state, f"{devices}-{number}", _WORKER, flags)
 
     def _process(
-        self, settings: SuiteSettings, state: StateDirectory, name: str, module: str, *more: str
+        self, settings: SuiteSettings, state: StateDirectory, name: str, module: str, flags: Mapping[str, object]
     ) -> ProcessSpec:
-        address = unix_address(state, name)
-        arguments = ("--listen", address, "--fleet", str(self.fleet.path), *more)
-        arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-        return ProcessSpec(name, module, arguments, address, WORKER_STAGE)
+        return process_of(settings, state, name, module, WORKER_STAGE, {"fleet": self.fleet.path, **flags})
 
 
 def profile_file(folder: Path, model: str) -> Path:
@@ -180,9 +162,5 @@ def _quality(quality: ModelQuality) -> str:
     return f"{quality.model}={max(quality.quality, 0.0)}:{quality.spread}:{quality.reuse}"
 
 
-def _pairs(thresholds: Thresholds) -> list[str]:
-    return [f"{one.min_similarity}:{one.saved_share}" for one in thresholds]
-
-
-def _flag(name: str, values: Sequence[object]) -> list[str]:
-    return [f"--{name}", ",".join(map(str, values))] if values else []
+def _pairs(thresholds: Thresholds) -> tuple[str, ...]:
+    return tuple(f"{one.min_similarity}:{one.saved_share}" for one in thresholds)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, ServedCascade, Suite, SuiteSettings
 
+EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
+
 
 @dataclass(frozen=True)
 class PlannedModels:
@@ -26,22 +28,6 @@ class PlannedModels:
     heavy: str = setting("", help="see the controller")
     light: str = setting("", help="see the controller")
     small: tuple[str, ...] = setting((), help="see the controller")
-
-
-def planned_models(models: Sequence[ModelDirectory], small: Sequence[str], config_file: Path | None) -> tuple[str, ...]:
-    """Return the controller's flags: the first model is the heavy one, and the models of `small` refine hits, best
-    first. If `small` is empty the other models do."""
-
-    def given(name: str) -> Any:
-        return setting_of(PlannedModels, name, "controller", config_file, os.environ)
-
-    heavy = given("heavy") or models[0].name
-    others = [] if given("light") or given("small") else [model.name for model in models if model.name != heavy]
-    refining = small or others
-    return ("--heavy", heavy, *(("--small", ",".join(refining)) if refining else ()))
-
-
-EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
 
 
 def longest_drain_s(suite: Suite, config_file: Path | None, environ: Mapping[str, str]) -> float:
@@ -55,21 +41,19 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Return the suite: every service once, and a worker for each copy of each model. Sockets are unix sockets, and
     stores are in the state directory."""
     called, calling = called_groups(settings, state), worker_groups(settings, state)
-    cache = (gateway(settings, state),) if settings.cached else ()
+    processes = [spec for group in called for spec in group.specs]
+    if settings.cached:
+        processes.append(gateway(settings, state))
+    processes.append(controller(settings, state))
+    processes += [spec for group in calling for spec in group.specs]
     if settings.emulated is not None:
-        discriminators = settings.emulated.discriminators(settings, state)
-    else:
-        discriminators = (discriminator(settings, state, settings.cascade),) if settings.cascade is not None else ()
-    processes = (
-        *(spec for group in called for spec in group.specs),
-        *cache,
-        controller(settings, state),
-        *(spec for group in calling for spec in group.specs),
-        *discriminators,
-        frontdoor(settings, state),
-        *((edge(settings, state),) if settings.http else ()),
-    )
-    return Suite(processes, (*called, *calling))
+        processes += settings.emulated.discriminators(settings, state)
+    elif settings.cascade is not None:
+        processes.append(discriminator(settings, state, settings.cascade))
+    processes.append(frontdoor(settings, state))
+    if settings.http:
+        processes.append(edge(settings, state))
+    return Suite(tuple(processes), (*called, *calling))
 
 
 def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
@@ -103,230 +87,40 @@ def unix_address(state: StateDirectory, name: str) -> str:
     return f"unix:{state.sockets / name}.sock"
 
 
-def on_devices(settings: SuiteSettings, service: str, spec: ProcessSpec) -> ProcessSpec:
-    """Return the process with the GPUs that it may run on, and the argument that makes it use one."""
-    devices = settings.devices_of(service)
-    if devices is None:
-        return replace(spec, arguments=(*spec.arguments, "--device", settings.device))
-    return replace(spec, arguments=(*spec.arguments, "--device", "cuda" if devices else CPU), devices=devices)
+def process_of(
+    settings: SuiteSettings,
+    state: StateDirectory,
+    name: str,
+    module: str,
+    stage: int,
+    flags: Mapping[str, object],
+    *more: str,
+    on: str = "",
+) -> ProcessSpec:
+    """Return a process with its `flags` (see `arguments`), the flags that every process has, and `more`. `on`: the name
+    by which `--place` gives it GPUs; empty for a process without a device."""
+    devices = settings.devices_of(on) if on else None
+    given = {"listen": unix_address(state, name), **flags, "instance-id": name}
+    given |= {"config": settings.config_file, "token-file": settings.token_file}
+    if module != "services.controller":
+        given["controller-address"] = unix_address(state, "controller")
+        # The token for its calls of others.
+        given["service-token-file"] = settings.service_token_file
+    if on:
+        given["device"] = settings.device if devices is None else "cuda" if devices else CPU
+    return ProcessSpec(name, module, (*arguments(given), *more), unix_address(state, name), stage, devices or ())
 
 
-def shared_arguments(settings: SuiteSettings, instance: str) -> tuple[str, ...]:
-    arguments = ["--instance-id", instance]
-    if settings.config_file:
-        arguments += ["--config", str(settings.config_file)]
-    if settings.token_file:
-        arguments += ["--token-file", str(settings.token_file)]
-    return tuple(arguments)
-
-
-def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[str, ...]:
-    """Return the flags of a process that calls others: the controller's address, and the token for its calls."""
-    token = ("--service-token-file", str(settings.service_token_file)) if settings.service_token_file else ()
-    return ("--controller-address", unix_address(state, "controller"), *token)
-
-
-def grant_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Return the flags of the gateway, which signs grants, and of workers, which check them."""
-    return ("--grant-key-file", str(settings.grant_key_file)) if settings.grant_key_file else ()
-
-
-def signing_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Return the flags of the frontdoor, which signs addresses of images, and of the edge, which serves them."""
-    return ("--signing-key-file", str(settings.signing_key_file)) if settings.signing_key_file else ()
-
-
-def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
-    """Return the folder of the stores. Emulated images have a separate one: real models would start from them."""
-    return state.path / "emulated" if settings.emulated is not None else state.path
-
-
-def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
-    return f"file://{quote(str(stores(settings, state) / 'objects'))}"
-
-
-def index_url(settings: SuiteSettings, state: StateDirectory) -> str:
-    return f"edge://{quote(str(stores(settings, state) / 'index'))}"
-
-
-def ledger_url(settings: SuiteSettings, state: StateDirectory, service: str) -> str:
-    return f"sqlite:///{quote(str(stores(settings, state) / f'{service}.sqlite'))}"
-
-
-def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
-    """Return one embedder; the first has the name in the settings of other processes."""
-    name = f"embedder-{number}" if number else "embedder"
-    address = unix_address(state, name)
-    arguments: tuple[str, ...] = (
-        "--listen",
-        address,
-        "--encoder",
-        str(settings.encoder),
-        "--threads",
-        str(settings.threads),
-    )
-    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    module = settings.emulated.embedder_module if settings.emulated is not None else "services.embedder"
-    return ProcessSpec(name, module, arguments, address, CACHE_STAGE)
-
-
-def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    address = unix_address(state, "gateway")
-    arguments: tuple[str, ...] = (
-        "--listen",
-        address,
-        "--index-url",
-        index_url(settings, state),
-        "--objects-url",
-        objects_url(settings, state),
-    )
-    arguments += ("--ledger-url", ledger_url(settings, state, "gateway"))
-    arguments += reuse_arguments(settings)
-    arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
-    return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
-
-
-def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
-    """Return one ControlNet service."""
-    name = f"controlnet-{number}"
-    address = unix_address(state, name)
-    arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
-    arguments += ("--threads", str(settings.threads))
-    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    spec = ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
-    return on_devices(settings, "controlnet_svc", spec)
-
-
-def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
-    """Return the gateway's flags for reuse. Emulated models cannot be measured: their fleet's file has the tables."""
-    follows = ("--follow-plan",) if settings.policy else ()
-    if settings.emulated is not None:
-        return (*settings.emulated.gateway_arguments(), *settings.cache, *follows)
-    unprofiled = ("--unprofiled-reuse",) if settings.unprofiled_reuse else ()
-    return (*profile_arguments(settings.profiles), *settings.cache, *unprofiled, *follows)
-
-
-def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    address = unix_address(state, "controller")
-    arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger_url(settings, state, "controller"))
-    arguments += ("--objects-url", objects_url(settings, state))
-    arguments += shared_arguments(settings, "controller")
-    if settings.emulated is not None:
-        arguments += settings.emulated.controller_arguments(settings.config_file, settings.small)
-    if settings.policy:
-        arguments += ("--allocator", settings.policy)
-    if settings.modm_mode:
-        arguments += ("--modm-mode", settings.modm_mode)
-    if settings.cascade is not None:
-        arguments += planned_cascade(settings, settings.cascade)
-    elif settings.policy and settings.emulated is None:
-        arguments += planned_models(settings.models, settings.small, settings.config_file)
-    if settings.slo_s is not None:
-        arguments += ("--slo-s", str(settings.slo_s))
-    return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
-
-
-def planned_cascade(settings: SuiteSettings, cascade: ServedCascade) -> tuple[str, ...]:
-    """Return the controller's flags for the cascade: the models of the chosen policy, else, with an SLO, the name of
-    the cascade, which is planned once it is registered."""
-    if settings.policy:
-        light, heavy = cascade.models
-        small = ("--small", ",".join(settings.small)) if settings.small else ()
-        return ("--light", light, "--heavy", heavy, *small)
-    return ("--cascade", cascade.name) if settings.slo_s is not None else ()
-
-
-def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:
-    name = f"{model.name}-{number}"
-    address = unix_address(state, name)
-    arguments: tuple[str, ...] = ("--listen", address, "--model", str(model.path), "--model-name", model.name)
-    arguments += (
-        "--objects-url",
-        objects_url(settings, state),
-        "--threads",
-        str(settings.threads),
-    )
-    if model.digest:
-        arguments += ("--expected-model-digest", model.digest)
-    others = [
-        f"{other.path}@{other.digest}" if other.digest else str(other.path)
-        for other in settings.models
-        if other != model
-    ]
-    if (settings.policy or (settings.cascade is not None and settings.slo_s is not None)) and others:
-        arguments += ("--other-models", listed("model", others))
-    arguments += profile_arguments(settings.profiles)
-    if settings.loras is not None:
-        arguments += ("--adapters-dir", str(settings.loras))
-    arguments += ("--lora-cache-dir", str(state.path / "loras"))
-    arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
-    spec = ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
-    return on_devices(settings, f"unet_worker/{model.name}", spec)
-
-
-def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
-    address = unix_address(state, "discriminator")
-    arguments: tuple[str, ...] = ("--listen", address, "--threads", str(settings.threads))
-    scored = (f"{pair}={directory}" for pair, directory in cascade.scored())
-    arguments += ("--cascades", listed("discriminator", scored))
-    arguments += shared_arguments(settings, "discriminator") + caller_arguments(settings, state)
-    return ProcessSpec("discriminator", "services.discriminator", arguments, address, WORKER_STAGE)
-
-
-def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    address = unix_address(state, "frontdoor")
-    listen = f"{address},{settings.public}" if settings.public else address
-    arguments: tuple[str, ...] = (
-        "--listen",
-        listen,
-        "--ledger-url",
-        ledger_url(settings, state, "frontdoor"),
-    )
-    arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
-    arguments += profile_arguments(settings.profiles)
-    if settings.emulated is not None:
-        arguments += settings.emulated.frontdoor_arguments(stores(settings, state))
-    elif settings.cascade is not None:
-        arguments += cascade_arguments(settings.cascade.models, settings.cascade.confidence_threshold)
-    if settings.cached:
-        embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
-        arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
-    if settings.thinning != "load":
-        arguments += ("--thinning", settings.thinning)
-    if settings.pipelining != "auto":
-        arguments += ("--controlnet-pipelining", settings.pipelining)
-    if settings.handover != "auto":
-        arguments += ("--handover", settings.handover)
-    if settings.admin:
-        arguments += ("--admin-listen", settings.admin)
-    arguments += signing_arguments(settings)
-    arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
-    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
-
-
-def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    """Return the HTTP edge. Callers use their own rights; its own token only reads the history of the charts."""
-    address = unix_address(state, "edge")
-    arguments: tuple[str, ...] = ("--listen", address, "--http-listen", settings.http)
-    arguments += ("--frontdoor-address", unix_address(state, "frontdoor"))
-    arguments += caller_arguments(settings, state)
-    if is_local(settings.http):
-        # There is no load balancer in front of a local address.
-        arguments += ("--drain-delay-s", "0")
-    if settings.cached:
-        arguments += ("--gateway-address", unix_address(state, "gateway"))
-    if settings.signing_key_file:
-        arguments += ("--files-url", objects_url(settings, state), *signing_arguments(settings))
-    return ProcessSpec("edge", "services.edge", arguments + shared_arguments(settings, "edge"), address, EDGE_STAGE)
-
-
-def cascade_arguments(models: tuple[str, ...], confidence_threshold: float | None) -> tuple[str, ...]:
-    threshold = () if confidence_threshold is None else ("--confidence-threshold", str(confidence_threshold))
-    return ("--cascade", ",".join(models), *threshold)
-
-
-def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
-    return ("--profiles", listed("profiles", profiles)) if profiles else ()
+def arguments(flags: Mapping[str, object]) -> tuple[str, ...]:
+    """Return flags with their values as arguments: none for None, False and what is empty, a switch for True, a list
+    for a tuple. Raises InvalidArgument for a list that services could not read."""
+    found: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            found.append(f"--{name}")
+        elif not (value is None or value is False or value in ("", ())):
+            found += [f"--{name}", listed(name, value) if isinstance(value, tuple) else str(value)]
+    return tuple(found)
 
 
 def listed(option: str, values: Iterable[object]) -> str:
@@ -338,3 +132,159 @@ def listed(option: str, values: Iterable[object]) -> str:
             limit = "must be a path without a comma and without spaces at its ends"
             raise InvalidArgument.of(option, f"{limit}, got {text}")
     return ",".join(texts)
+
+
+def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
+    """Return the folder of the stores. Emulated images have a separate one: real models would start from them."""
+    return state.path / "emulated" if settings.emulated is not None else state.path
+
+
+def store_url(settings: SuiteSettings, state: StateDirectory, scheme: str, name: str) -> str:
+    return f"{scheme}{quote(str(stores(settings, state) / name))}"
+
+
+def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
+    return store_url(settings, state, "file://", "objects")
+
+
+def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
+    """Return one embedder; the first has the name in the settings of other processes."""
+    module = settings.emulated.embedder_module if settings.emulated is not None else "services.embedder"
+    flags = {"encoder": settings.encoder, "threads": settings.threads}
+    return process_of(settings, state, f"embedder-{number}" if number else "embedder", module, CACHE_STAGE, flags)
+
+
+def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    """Return the gateway. Emulated models cannot be measured: their fleet's file has the tables of reuse."""
+    flags: dict[str, object] = {
+        "index-url": store_url(settings, state, "edge://", "index"),
+        "objects-url": objects_url(settings, state),
+        "ledger-url": store_url(settings, state, "sqlite:///", "gateway.sqlite"),
+        "grant-key-file": settings.grant_key_file,
+        "follow-plan": bool(settings.policy),
+    }
+    if settings.emulated is not None:
+        more = (*settings.emulated.gateway_arguments(), *settings.cache)
+    else:
+        flags |= {"profiles": settings.profiles, "unprofiled-reuse": settings.unprofiled_reuse}
+        more = settings.cache
+    return process_of(settings, state, "gateway", "services.vectordb_gateway", CACHE_STAGE, flags, *more)
+
+
+def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
+    """Return one ControlNet service."""
+    name, module = f"controlnet-{number}", "services.controlnet_svc"
+    flags = {"controlnets": settings.controlnets, "threads": settings.threads}
+    return process_of(settings, state, name, module, CACHE_STAGE, flags, on="controlnet_svc")
+
+
+def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    flags: dict[str, object] = {
+        "ledger-url": store_url(settings, state, "sqlite:///", "controller.sqlite"),
+        "objects-url": objects_url(settings, state),
+        "allocator": settings.policy,
+        "modm-mode": settings.modm_mode,
+        "slo-s": settings.slo_s,
+    }
+    more: tuple[str, ...] = ()
+    if settings.emulated is not None:
+        more = settings.emulated.controller_arguments(settings.config_file, settings.small)
+    if settings.cascade is not None and settings.policy:
+        light, heavy = settings.cascade.models
+        flags |= {"light": light, "heavy": heavy, "small": settings.small}
+    elif settings.cascade is not None and settings.slo_s is not None:
+        # It is planned once it is registered.
+        flags["cascade"] = settings.cascade.name
+    elif settings.policy and settings.emulated is None:
+        flags |= planned_models(settings.models, settings.small, settings.config_file)
+    return process_of(settings, state, "controller", "services.controller", CONTROLLER_STAGE, flags, *more)
+
+
+def planned_models(
+    models: Sequence[ModelDirectory], small: tuple[str, ...], config_file: Path | None
+) -> dict[str, object]:
+    """Return the controller's flags for models without a cascade: the first is the heavy one, and the models of `small`
+    refine hits, best first. If `small` is empty the other models do."""
+
+    def given(name: str) -> Any:
+        return setting_of(PlannedModels, name, "controller", config_file, os.environ)
+
+    heavy = given("heavy") or models[0].name
+    others = () if given("light") or given("small") else tuple(one.name for one in models if one.name != heavy)
+    return {"heavy": heavy, "small": small or others}
+
+
+def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:
+    others = [
+        f"{other.path}@{other.digest}" if other.digest else str(other.path)
+        for other in settings.models
+        if other != model
+    ]
+    is_planned = bool(settings.policy) or (settings.cascade is not None and settings.slo_s is not None)
+    flags = {
+        "model": model.path,
+        "model-name": model.name,
+        "objects-url": objects_url(settings, state),
+        "threads": settings.threads,
+        "expected-model-digest": model.digest,
+        "other-models": listed("model", others) if is_planned else "",
+        "profiles": settings.profiles,
+        "adapters-dir": settings.loras,
+        "lora-cache-dir": state.path / "loras",
+        "grant-key-file": settings.grant_key_file,
+    }
+    name, on = f"{model.name}-{number}", f"unet_worker/{model.name}"
+    return process_of(settings, state, name, "services.unet_worker", WORKER_STAGE, flags, on=on)
+
+
+def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
+    scored = listed("discriminator", (f"{pair}={directory}" for pair, directory in cascade.scored()))
+    flags = {"threads": settings.threads, "cascades": scored}
+    return process_of(settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags)
+
+
+def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    address = unix_address(state, "frontdoor")
+    flags: dict[str, object] = {
+        "listen": f"{address},{settings.public}" if settings.public else address,
+        "ledger-url": store_url(settings, state, "sqlite:///", "frontdoor.sqlite"),
+        "objects-url": objects_url(settings, state),
+        "default-model": settings.default_model,
+        "admin-listen": settings.admin,
+        "signing-key-file": settings.signing_key_file,
+    }
+    modes = {
+        "thinning": (settings.thinning, "load"),
+        "controlnet-pipelining": (settings.pipelining, "auto"),
+        "handover": (settings.handover, "auto"),
+    }
+    # A default is left to the frontdoor's settings of environment and file.
+    flags |= {name: mode for name, (mode, default) in modes.items() if mode != default}
+    more: tuple[str, ...] = ()
+    if settings.emulated is not None:
+        more = settings.emulated.frontdoor_arguments(stores(settings, state))
+    else:
+        flags["profiles"] = settings.profiles
+        if settings.cascade is not None:
+            flags |= {
+                "cascade": settings.cascade.models,
+                "confidence-threshold": settings.cascade.confidence_threshold,
+            }
+    if settings.cached:
+        flags["embedder-address"] = unix_address(state, "embedder")
+        flags["gateway-address"] = unix_address(state, "gateway")
+    return process_of(settings, state, "frontdoor", "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
+
+
+def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    """Return the HTTP edge. Callers use their own rights; its own token only reads the history of the charts."""
+    flags: dict[str, object] = {
+        "http-listen": settings.http,
+        "frontdoor-address": unix_address(state, "frontdoor"),
+        "gateway-address": unix_address(state, "gateway") if settings.cached else "",
+        # There is no load balancer in front of a local address.
+        "drain-delay-s": "0" if is_local(settings.http) else "",
+        "signing-key-file": settings.signing_key_file,
+        "files-url": objects_url(settings, state) if settings.signing_key_file else "",
+    }
+    return process_of(settings, state, "edge", "services.edge", EDGE_STAGE, flags)
