@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.suites.processes import members
-from pentimento.cli.listening import with_free_port
+from pentimento.cli.suite_running import with_free_port
 from pentimento.domain.errors import Unavailable
 from pentimento.supervisor.local import START_LIMIT_S, await_endpoint, start
 from pentimento.supervisor.state import StateDirectory

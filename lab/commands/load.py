@@ -21,7 +21,7 @@ from lab.runs.figures import Spread
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Content, SloClass, Workload, load_workload, poisson
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, tls_files
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.options import FINITE
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import CacheMode, Completed

@@ -9,8 +9,7 @@ import click
 
 from lab.runs import Report, Run, as_html, as_text, check_png, load_run, make_report, save_png
 from lab.runs import as_json as report_json
-from pentimento.cli.json_output import json_option
-from pentimento.cli.numbers import FiniteRange
+from pentimento.cli.options import FiniteRange, json_option
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import check_folder
 

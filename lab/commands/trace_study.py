@@ -30,8 +30,7 @@ from lab.studies import (
 )
 from lab.workloads.readers import read_embeddings, read_production_requests
 from pentimento.cli.connection import read_token, tls_files, tls_options, token_option
-from pentimento.cli.json_output import json_option, say
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.options import FINITE, json_option, say
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import check_folder

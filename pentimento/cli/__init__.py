@@ -36,6 +36,12 @@ SUBCOMMANDS = {
     "zoo": "train, measure and export the tiny models",
     "completion": "complete this command in a shell",
 }
+# Modules of subcommands, where they have other names.
+MODULES = {
+    **dict.fromkeys(("pin", "unpin"), "replay"),
+    **dict.fromkeys(("down", "scale"), "control"),
+    **dict.fromkeys(("serve", "journal", "profile", "bench", "zoo", "completion"), "programs"),
+}
 # Subcommands of entry points.
 PLUGINS = frozenset({"simulate"})
 
@@ -43,7 +49,7 @@ SHOWN_CHARS = 40
 
 
 class LazyGroup(click.Group):
-    """Import subcommands on call; the command NAME is `pentimento.cli.NAME:NAME`."""
+    """Import subcommands on call; the command NAME is `NAME` of its module (MODULES, or that of the same name)."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -54,7 +60,7 @@ class LazyGroup(click.Group):
         if name in PLUGINS:
             command = load_plugin(COMMANDS, name, f"pentimento {name}")
         else:
-            command = getattr(importlib.import_module(f"pentimento.cli.{name}"), name)
+            command = getattr(importlib.import_module(f"pentimento.cli.{MODULES.get(name, name)}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -20,7 +20,7 @@ from pentimento.cli.connection import (
     tls_options,
     token_option,
 )
-from pentimento.cli.json_output import json_option
+from pentimento.cli.options import json_option
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel

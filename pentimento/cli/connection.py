@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pentimento.cli.json_output import json_option
+from pentimento.cli.options import json_option
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory

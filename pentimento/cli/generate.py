@@ -13,19 +13,84 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of, read_image
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
-from pentimento.cli.durations import duration_ms
 from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.options import FINITE, duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
-from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
+from pentimento.domain.image_request import (
+    Accepted,
+    AskedControlNet,
+    AskedLora,
+    CacheMode,
+    Completed,
+    GenerateEvent,
+    ImageRequest,
+    Routed,
+)
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
+
+LORA_FORM = "NAME[:SCALE]"
+CONTROLNET_FORM = "NAME:FILE[:SCALE[:START-END]]"
+# The largest input image; servers accept less.
+MAX_FILE_BYTES = 64 << 20
+_LIMIT_PARTS = 2
+
+
+def lora_of(text: str) -> AskedLora:
+    """Parse `NAME[:SCALE]`; the server validates the values."""
+    name, colon, scale = text.partition(":")
+    return AskedLora(name, _number("lora", LORA_FORM, scale, text) if colon else None)
+
+
+def controlnet_of(text: str) -> AskedControlNet:
+    """Parse `NAME:FILE[:SCALE[:START-END]]` and read the file; its name may contain colons. InvalidArgument names the
+    option and its form."""
+    name, _, rest = text.partition(":")
+    file, limits = _split(rest, text)
+    scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
+    start, end = _shares(limits[1], text) if len(limits) == _LIMIT_PARTS else (None, None)
+    return AskedControlNet(name, read_image("controlnet", file), scale, start, end)
+
+
+def _split(rest: str, text: str) -> tuple[Path, list[str]]:
+    """Split the text into an existing file and the rest."""
+    parts = rest.split(":")
+    for count in range(len(parts), max(len(parts) - _LIMIT_PARTS, 1) - 1, -1):
+        file = ":".join(parts[:count])
+        if file and "\0" not in file and Path(file).is_file():
+            return Path(file), parts[count:]
+    if not rest:
+        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {text!r}")
+    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with an existing file, got {text!r}")
+
+
+def _shares(text: str, whole: str) -> tuple[float, float]:
+    start, dash, end = text.partition("-")
+    if not dash:
+        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {whole!r}")
+    return _number("controlnet", CONTROLNET_FORM, start, whole), _number("controlnet", CONTROLNET_FORM, end, whole)
+
+
+def _number(option: str, form: str, text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument.of(option, f"must be {form}, got {whole!r}") from None
+
+
+def read_image(option: str, file: Path) -> bytes:
+    """Return the bytes of an input image. InvalidArgument names the option of a too large file."""
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgument.of(option, f"must name a file of at most {MAX_FILE_BYTES} bytes, got {file}")
+    return data
+
 
 # Limits of the contract; the server has lower ones.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)

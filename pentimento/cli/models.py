@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from pentimento.cli.allocation_samples import plain_cascade
 from pentimento.cli.calls import ask_controller, controller_options
-from pentimento.cli.forwarding import RenamedOptions, described
-from pentimento.cli.json_output import say
-from pentimento.cli.plain_names import plain_cascade
+from pentimento.cli.options import say
+from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ModelVariant, RegisteredModels

@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.options import FINITE, duration_ms, say
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import ReplayInput, ReplayRequest
+from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.files.folders import check_folder
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance, without_provenance
@@ -114,3 +115,38 @@ def verdict(image: Path, replayed: GeneratedImage, *, same_pixels: bool, same_by
     if replayed.provenance.replay_equal:
         return f"the same image as the first time, but other pixels than {image}: the file was changed"
     return f"other pixels than {image}: it was generated among others, on another device or by another build"
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
+@connection_options
+def pin(image: Path, duration: str, as_json: bool, **options: Any) -> None:
+    """Keep the start of IMAGE, a PNG of `pentimento generate`, so that it can be replayed until then.
+
+    A repeated call sets a new time. Input images are kept only by `generate --pin`; otherwise a replay needs them
+    again.
+    """
+    request_id, asked_ms = request_id_of(read_file(image)), duration_ms("for", duration)
+    with frontdoor_client(options) as client:
+        pinned = client.pin(request_id, asked_ms)
+    say({"file": str(image), **vars(pinned)}, told(image, pinned), as_json=as_json)
+
+
+def told(image: Path, pinned: PinnedImage) -> str:
+    """Describe a pin: its end, its size and the inputs that a replay needs."""
+    until = datetime.fromtimestamp(pinned.expires_at_ms / 1000, UTC)
+    needs = "" if pinned.inputs_kept else "; a replay needs its input image"
+    return f"{image} can be replayed until {until:%Y-%m-%d %H:%M} UTC ({pinned.size_bytes} bytes pinned{needs})"
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@connection_options
+def unpin(image: Path, as_json: bool, **options: Any) -> None:
+    """End the pin of IMAGE: the cache may evict its start again."""
+    request_id = request_id_of(read_file(image))
+    with frontdoor_client(options) as client:
+        client.unpin(request_id)
+    words = f"{image} is unpinned"
+    say({"file": str(image), "request_id": request_id, "unpinned": True}, words, as_json=as_json)

@@ -19,7 +19,7 @@ from rich.live import Live
 from pentimento.cli.allocation_samples import AllocationSample, sample_line
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
-from pentimento.cli.json_output import json_option
+from pentimento.cli.options import json_option
 from pentimento.cli.status_view import LastTold, movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient

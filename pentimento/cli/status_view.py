@@ -14,8 +14,14 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse 
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import MatchPredictor
-from pentimento.cli.allocation_samples import AllocationSample, sample_of_plan, sparkline, violation_shares
-from pentimento.cli.plain_names import plain_pool, plain_stage
+from pentimento.cli.allocation_samples import (
+    AllocationSample,
+    plain_pool,
+    plain_stage,
+    sample_of_plan,
+    sparkline,
+    violation_shares,
+)
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion

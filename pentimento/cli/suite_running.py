@@ -1,24 +1,31 @@
 """Run a planned suite until it is stopped: lock the state directory, start the processes, print their addresses."""
 
 import asyncio
+import errno
 import json
 import os
+import shlex
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
-from pentimento.cli.detached import serving_document
-from pentimento.cli.fleet_arrival import FleetArrival
-from pentimento.cli.listening import check_ports_are_free
-from pentimento.cli.suite_banner import banner
+import click
+
+from pentimento.cli.control import serving_document, stopping
 from pentimento.clients.controller import ControllerClient
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import Fleet
+from pentimento.domain.reasons import Reason
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import client_settings
+from pentimento.rpc.settings import check_address, client_settings, is_unix
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
+from pentimento.supervisor.models import WEIGHTS, ModelDirectory
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.scaling import ReplicaFiles
@@ -26,6 +33,148 @@ from pentimento.supervisor.state import Endpoint, StateDirectory, clean_leftover
 from pentimento.supervisor.suite import longest_drain_s, plan_suite, stores, unix_address
 from pentimento.supervisor.suite_settings import Suite, SuiteSettings
 from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
+
+
+def with_free_port(flag: str, listen: str, check: Callable[[str, str], None] = check_address) -> str:
+    """Replace port 0 by a free port, so that the address is known before the frontdoor binds it. UsageError for an
+    invalid address."""
+    if not listen:
+        return ""
+    try:
+        check(flag, listen)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    host, _, port = listen.rpartition(":")
+    if is_unix(listen) or port != "0":
+        return listen
+    with _socket(host) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def check_ports_are_free(listens: Mapping[str, str]) -> None:
+    """Raise FailedPrecondition with the option if another process listens on one of the addresses. Other errors are
+    left to the process that binds it."""
+    for flag, listen in listens.items():
+        if listen and not is_unix(listen):
+            _check_port(flag, listen)
+
+
+def _check_port(flag: str, listen: str) -> None:
+    host, _, port = listen.rpartition(":")
+    try:
+        with _socket(host) as probe:
+            # Lingering connections of an ended listener do not prevent a new one.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"{flag} {listen} is taken by another process: {flag} {host}:0 takes a free port, {flag} '' none"
+            raise FailedPrecondition("ADDRESS_TAKEN", message) from None
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+LOOK_S = 0.05
+LIMIT_S = 120.0
+# The controller plans with a worker once it is registered; one without a model may stay unplanned.
+PLANNED_LIMIT_S = 2.0
+WORKERS = ("services.unet_worker", "lab.emulation.emulated_worker")
+
+
+class FleetArrival:
+    """Wait for a suite's workers.
+
+    `fleet` calls the controller; `last_line` returns the last line of a process's output. After the wait, `unprofiled`
+    has the models without a profile that the policy needs."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        fleet: Callable[[], Awaitable[Fleet]],
+        last_line: Callable[[str], str],
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.unprofiled: tuple[str, ...] = ()
+        self._workers = frozenset(spec.name for spec in suite.processes if spec.module in WORKERS)
+        self._fleet = fleet
+        self._last_line = last_line
+        self._limit_s = limit_s
+
+    async def __call__(self) -> str:
+        """Wait until every worker is registered and return ""; after the time limit return the reason."""
+        began, missing, why = time.monotonic(), self._workers, ""
+        while missing:
+            try:
+                missing = self._workers - _registered(await self._fleet())
+                why = ""
+            except PentimentoError as error:
+                why = f"the controller does not answer: {error}"
+            if not missing:
+                break
+            if time.monotonic() - began > self._limit_s:
+                return self._late(missing, why)
+            await asyncio.sleep(LOOK_S)
+        await self._read_unprofiled()
+        return ""
+
+    async def _read_unprofiled(self) -> None:
+        limit = time.monotonic() + PLANNED_LIMIT_S
+        planned: frozenset[str] = frozenset()
+        with suppress(PentimentoError):
+            while self._workers - planned and time.monotonic() < limit:
+                fleet = await self._fleet()
+                planned = frozenset(one.worker_id for one in fleet.plan.assignments)
+                lacking = {one.model for one in fleet.unplanned if one.reason == Reason.PROFILE_MISSING}
+                self.unprofiled = tuple(sorted(lacking))
+                await asyncio.sleep(LOOK_S)
+
+    def _late(self, missing: Iterable[str], why: str) -> str:
+        names = sorted(missing)
+        said = why or "; ".join(f"{name}'s last line: {self._last_line(name)}" for name in names)
+        return f"{', '.join(names)} did not register with the controller within {self._limit_s:.0f} s; {said}"
+
+
+def _registered(fleet: Fleet) -> frozenset[str]:
+    return frozenset(status.replica.instance_id for status in fleet.replicas if status.live)
+
+
+def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled: Sequence[str]) -> Iterator[str]:
+    """Yield the lines, each with its topic first. `unprofiled`: models that the policy cannot plan with."""
+    if settings.emulated is not None:
+        yield "EMULATED  devices with profiled times: no image is generated"
+    if endpoint.http:
+        yield f"HTTP      http://{endpoint.http} (the console; OpenAI's images API under /v1)"
+    yield f"gRPC      {endpoint.public or endpoint.frontdoor}"
+    if endpoint.admin:
+        yield f"admin     {endpoint.admin}"
+    for model in settings.models:
+        yield f"model     {model.name}{f' from {model.path}' if model.path.name != model.name else ''}"
+    if settings.cascade is not None:
+        yield f"cascade   {' → '.join(settings.cascade.models)}"
+    if unprofiled:
+        yield f"policy    {lacking(settings, unprofiled)}"
+    yield f"files     {state} (logs, images, journal)"
+    yield f"stop      {stopping(state)}"
+
+
+def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
+    """Return that the policy waits for profiles, and the command that measures them."""
+    paths = {model.name: _argument(model) for model in settings.models}
+    files = {name: f"{name}-cost.json" for name in unprofiled}
+    measured = (f"pentimento profile cost {paths.get(name, name)} --out {file}" for name, file in files.items())
+    flags = " ".join(f"--profiles {file}" for file in files.values())
+    waits = f"{settings.policy or 'the planned cascade'} lacks what {', '.join(unprofiled)} cost here"
+    return (
+        f"{waits}; the workers keep their models until then: `{' && '.join(measured)}`, then `pentimento up … {flags}`"
+    )
+
+
+def _argument(model: ModelDirectory) -> str:
+    return model.name if model.path == WEIGHTS / model.name else shlex.quote(str(model.path))
+
 
 CALL_TIMEOUT_S = 5.0
 

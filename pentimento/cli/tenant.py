@@ -13,9 +13,7 @@ from rich.table import Table
 
 from pentimento.cli.calls import naming
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
-from pentimento.cli.durations import duration_ms
-from pentimento.cli.json_output import json_option, say
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.options import FINITE, duration_ms, json_option, say
 from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod

@@ -2,7 +2,7 @@
 
 import click
 
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.options import json_option, say
 from pentimento.domain.identity import DEFAULT_TENANT, Role
 from pentimento.domain.tenants import check_name
 from pentimento.rpc.tokens import GRANTABLE, new_token, token_entry

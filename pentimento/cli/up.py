@@ -10,14 +10,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pentimento.cli.cache_options import cache_arguments, cache_options
 from pentimento.cli.connection import state_dir_option
-from pentimento.cli.detached import start_detached
-from pentimento.cli.forwarding import RenamedOptions
-from pentimento.cli.json_output import json_option
-from pentimento.cli.listening import with_free_port
-from pentimento.cli.numbers import FiniteRange
-from pentimento.cli.suite_running import run_suite
+from pentimento.cli.control import start_detached
+from pentimento.cli.options import FiniteRange, cache_arguments, cache_options, json_option
+from pentimento.cli.programs import RenamedOptions
+from pentimento.cli.suite_running import run_suite, with_free_port
 from pentimento.files.private_files import keep_files_private
 from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
@@ -41,6 +38,9 @@ from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, Sui
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Options that are settings of the suite under the same name.
+UNCHANGED = ("copies", "device", "threads", "policy", "slo_s", "thinning", "handover", "unprofiled_reuse")
+UNCHANGED += ("controlnet_copies", "pipelining")
 
 
 @click.command(cls=RenamedOptions)
@@ -51,7 +51,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="NAME|DIR[@sha256:…]",
     help="a model to serve, optionally only with this digest; may be repeated [tiny-heavy]",
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers per model")
+@click.option("--workers", "copies", type=click.IntRange(1, 64), default=1, show_default=True, help="workers per model")
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
 @state_dir_option
 @click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the gRPC API; '' for none")
@@ -143,6 +143,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--controlnet-pipelining",
+    "pipelining",
     type=click.Choice(["off", "on", "auto"]),
     default="auto",
     show_default=True,
@@ -157,6 +158,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--controlnet-replicas",
+    "controlnet_copies",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
@@ -189,66 +191,49 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="also show the services' logs, which are in the state directory [quiet]",
 )
 @click.option("--detach", is_flag=True, help="return when all serve; `pentimento down` stops them")
-def up(
-    models: tuple[str, ...],
-    encoder: str,
-    state_dir: Path,
-    show_logs: bool,
-    detach: bool,
-    as_json: bool,
-    **options: Any,
-) -> int:
+def up(state_dir: Path, show_logs: bool, detach: bool, as_json: bool, **options: Any) -> int:
     """Start embedder, gateway, controller, workers and frontdoor, and keep them running. Ctrl-C drains and stops them.
     Prints a line per serving process, and the suite's addresses once every worker has registered; with --json one
     line."""
     keep_files_private()
-    emulated = emulated_devices(options["emulate"], models, options["profiles"])
-    encoder_path = find_encoder(encoder).path
-    check_planning(options["policy"], options["modm_mode"])
-    threshold = options["confidence_threshold"]
-    cascade = served_cascade(options["cascade"], options["discriminators"], threshold, encoder_path)
-    if cascade is not None and len(cascade.models) > 2 and options["policy"]:
-        raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
-    given, small = served_small(options["small"], options["policy"], emulated)
-    if emulated is not None and cascade is not None:
-        raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
-    models = with_planned(models, cascade, given)
-    token_file = options["token_file"] or token_file_of_all(options["config_file"])
-    found = find_models(models) if emulated is None else ()
-    devices, places = gpu_places(options["devices"], options["places"], found)
-    settings = SuiteSettings(
-        models=found,
-        cascade=cascade,
-        encoder=encoder_path,
-        copies=options["workers"],
-        public=with_free_port("--listen", options["listen"]),
-        http=with_free_port("--http", served_http(options["http"]), check_http_address),
-        admin=administered(options["admin_listen"], token_file),
-        device=options["device"],
-        threads=options["threads"],
-        config_file=absolute(options["config_file"]),
-        token_file=absolute(token_file),
-        emulated=emulated,
-        policy=options["policy"],
-        modm_mode=options["modm_mode"] or "",
-        small=small,
-        slo_s=options["slo_s"],
-        profiles=with_shipped(options["profiles"], encoder_path) if emulated is None else (),
-        thinning=options["thinning"],
-        handover=options["handover"],
-        unprofiled_reuse=options["unprofiled_reuse"],
-        cache=cache_arguments(options),
-        controlnets=find_controlnets(options["controlnets"]),
-        loras=find_loras(options["loras"]),
-        controlnet_copies=options["controlnet_replicas"],
-        pipelining=options["controlnet_pipelining"],
-        devices=devices,
-        places=places,
-    )
-    state = StateDirectory(state_dir)
+    settings, state = suite_settings(options), StateDirectory(state_dir)
     if detach:
         return start_detached(state, as_json=as_json)
     return run_suite(settings, state, show_logs=show_logs and not as_json, as_json=as_json)
+
+
+def suite_settings(options: dict[str, Any]) -> SuiteSettings:
+    """Return the suite that the options describe. Raises UsageError, SettingsError, NotFound and InvalidArgument."""
+    emulated = emulated_devices(options["emulate"], options["models"], options["profiles"])
+    encoder = find_encoder(options["encoder"]).path
+    check_planning(options["policy"], options["modm_mode"])
+    cascade = served_cascade(options, encoder)
+    given, small = served_small(options["small"], options["policy"], emulated)
+    if emulated is not None and cascade is not None:
+        raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
+    models = find_models(with_planned(options["models"], cascade, given)) if emulated is None else ()
+    devices, places = gpu_places(options["devices"], options["places"], models)
+    token_file = options["token_file"] or token_file_of_all(options["config_file"])
+    return SuiteSettings(
+        models=models,
+        cascade=cascade,
+        encoder=encoder,
+        public=with_free_port("--listen", options["listen"]),
+        http=with_free_port("--http", served_http(options["http"]), check_http_address),
+        admin=administered(options["admin_listen"], token_file),
+        config_file=absolute(options["config_file"]),
+        token_file=absolute(token_file),
+        emulated=emulated,
+        modm_mode=options["modm_mode"] or "",
+        small=small,
+        profiles=with_shipped(options["profiles"], encoder) if emulated is None else (),
+        cache=cache_arguments(options),
+        controlnets=find_controlnets(options["controlnets"]),
+        loras=find_loras(options["loras"]),
+        devices=devices,
+        places=places,
+        **{name: options[name] for name in UNCHANGED},
+    )
 
 
 def with_planned(models: tuple[str, ...], cascade: ServedCascade | None, small: tuple[str, ...]) -> tuple[str, ...]:
@@ -308,24 +293,25 @@ def administered(listen: str, token_file: Path | None) -> str:
     return with_free_port("--admin-listen", listen)
 
 
-def served_cascade(
-    models: str, discriminators: tuple[str, ...], threshold: float | None, encoder: Path
-) -> ServedCascade | None:
+def served_cascade(options: dict[str, Any], encoder: Path) -> ServedCascade | None:
     """Return the cascade of `--cascade`, None without it; registered discriminators that read prompts must read those
     of `encoder`. Raises UsageError and NotFound."""
-    if not models:
+    if not options["cascade"]:
         return None
-    given = tuple(name.strip() for name in models.split(","))
+    given = tuple(name.strip() for name in options["cascade"].split(","))
     names = tuple(find_model(one).name for one in given if one)
     if len(names) < 2 or not all(given) or len(set(names)) < len(names):
-        raise click.UsageError(f"--cascade must be two models or more, LIGHT,…,HEAVY, each once, got {models!r}")
+        limit = "must be two models or more, LIGHT,…,HEAVY, each once"
+        raise click.UsageError(f"--cascade {limit}, got {options['cascade']!r}")
     pairs = tuple(pairwise(names))
-    directories = discriminators or ("",) * len(pairs)
+    directories = options["discriminators"] or ("",) * len(pairs)
     if len(directories) != len(pairs):
         limit = f"must be given {len(pairs)} times, once for each model but the last"
         raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
     found = tuple(find_discriminator(one, pair, encoder) for one, pair in zip(directories, pairs, strict=True))
-    return ServedCascade(names, found, threshold, given)
+    if len(names) > 2 and options["policy"]:
+        raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
+    return ServedCascade(names, found, options["confidence_threshold"], given)
 
 
 def served_small(models: str, policy: str, emulated: SuitePlugin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

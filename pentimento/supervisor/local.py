@@ -4,6 +4,7 @@ with local_suite() as suite, Client(suite.endpoint.frontdoor) as client:
     client.generate(ImageRequest("a red circle"))
 """
 
+import math
 import os
 import shutil
 import subprocess
@@ -78,11 +79,14 @@ def start(state: StateDirectory, flags: Sequence[str], environment: Mapping[str,
         )
 
 
-def await_endpoint(supervisor: "subprocess.Popen[bytes]", state: StateDirectory, limit: float) -> Endpoint | None:
-    """Return the endpoint once all processes serve; None if the supervisor ends or the time `limit` passes first."""
+def await_endpoint(
+    supervisor: "subprocess.Popen[bytes]", state: StateDirectory, limit: float = math.inf
+) -> Endpoint | None:
+    """Return the endpoint of that supervisor once all processes serve; None if it ends or the time `limit` passes
+    first."""
     while supervisor.poll() is None and time.monotonic() < limit:
         endpoint = state.endpoint()
-        if endpoint is not None:
+        if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
             return endpoint
         time.sleep(LOOK_S)
     return None

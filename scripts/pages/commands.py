@@ -11,8 +11,7 @@ import click
 import yaml
 
 from pentimento.cli import cli
-from pentimento.cli.serve import SERVICES
-from pentimento.cli.zoo import SUBCOMMANDS as ZOO
+from pentimento.cli.programs import SERVICES, ZOO
 from pentimento.settings.declaration import by_name
 from pentimento.settings.errors import SettingsError
 from pentimento.settings.loading import value_of

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lab.commands.journal_log import read_journal_log
 from pentimento.api.frontdoor.v1 import journal_pb2
-from pentimento.cli.bench import bench
+from pentimento.cli.programs import bench
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.cli.asked_adapters import controlnet_of, lora_of
+from pentimento.cli.generate import controlnet_of, lora_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import AskedControlNet, AskedLora
 

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from pentimento.cli import cli, describe
 from pentimento.cli.adapters import list_all
 from pentimento.cli.calls import naming, own_token_file
-from pentimento.cli.detached import stopping
-from pentimento.cli.scale import told
+from pentimento.cli.control import stopping, told
 from pentimento.domain.errors import Unauthenticated, Unavailable
 from pentimento.supervisor.state import Endpoint
 

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import PLUGINS, SUBCOMMANDS, cli, describe, json_escape, status, zoo
+from pentimento.cli import PLUGINS, SUBCOMMANDS, cli, describe, json_escape, programs, status
 from pentimento.cli.connection import TLS_FILES
 from pentimento.cli.generate import parse_size
 from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
@@ -202,7 +202,7 @@ def test_former_option_of_models_names_its_successor(words: tuple[str, ...]) -> 
     assert "is now --profiles FILE|DIR" in done.output
 
 
-@pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
+@pytest.mark.parametrize("name", sorted(programs.ZOO))
 def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
@@ -211,24 +211,24 @@ def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeyp
 
     CliRunner().invoke(cli, ["zoo", name, "heavy", "--steps", "5", "--help"], catch_exceptions=False)
 
-    module, _ = zoo.SUBCOMMANDS[name]
+    module, _ = programs.ZOO[name]
     assert started == [[sys.executable, "-P", "-m", module, "heavy", "--steps", "5", "--help"]]
     place = SOURCE_ROOT / Path(*module.split("."))
     assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
 
 
 def test_zoo_without_the_repository_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(zoo, "SOURCE_ROOT", tmp_path)
+    monkeypatch.setattr(programs, "SOURCE_ROOT", tmp_path)
 
     with pytest.raises(FailedPrecondition, match="take a checkout of the repository"):
-        zoo.start("zoo.train", ())
+        programs.start("zoo.train", ())
 
 
 def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "NEEDED", ("sys", "no_such_library"))
+    monkeypatch.setattr(programs, "NEEDED", ("sys", "no_such_library"))
 
     with pytest.raises(FailedPrecondition, match="the zoo needs no_such_library"):
-        zoo.start("zoo.train", ())
+        programs.start("zoo.train", ())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pentimento.cli import detached
+from pentimento.cli import control
 from pentimento.supervisor.state import StateDirectory
 
 
@@ -45,7 +45,7 @@ def test_a_start_that_could_not_say_why_it_ended_is_told_all_the_same(
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start(["false"], **options))
     state = StateDirectory(tmp_path / "state")
 
-    assert detached.start_detached(state, as_json=False) == 1
+    assert control.start_detached(state, as_json=False) == 1
 
     log = state.logs / "up.log"
     assert f"the suite ended before it served, and {log} is empty: is its disk full?" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_whoever_interrupts_the_start_has_no_suite(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(StateDirectory, "endpoint", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
-            detached.start_detached(StateDirectory(tmp_path / "state"), as_json=False)
+            control.start_detached(StateDirectory(tmp_path / "state"), as_json=False)
 
         assert started[0].poll() == -signal.SIGTERM
     finally:

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import SUBCOMMANDS, adapters, cli, detached, models, token
+from pentimento.cli import SUBCOMMANDS, adapters, cli, control, models, token
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.image_request import PinnedImage
@@ -81,7 +81,7 @@ def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
     endpoint = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "", "", 7)
     adapter = Adapter("style", AdapterKind.LORA, "sha256:1", "sd", object=ObjectReference("k", "sha256:1", 5))
 
-    assert list(detached.serving_document(endpoint, StateDirectory(tmp_path))) == fields_of("up")
+    assert list(control.serving_document(endpoint, StateDirectory(tmp_path))) == fields_of("up")
     assert list(adapters._document(adapter)) == fields_of("adapters list") == fields_of("adapters add")
     assert ["file", *vars(PinnedImage("r", 1, 2, True))] == fields_of("pin")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pentimento.cli.plain_names import plain_cascade, plain_pool, plain_stage
+from pentimento.cli.allocation_samples import plain_cascade, plain_pool, plain_stage
 
 MODELS = {"heavy": "heavy", "heavy.1": "heavy", "sd-1.5": "sd-1.5", "sd-1.5.1": "sd-1.5"}
 

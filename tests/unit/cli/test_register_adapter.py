@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import register_adapter
 from pentimento.cli.adapters import adapters
 from pentimento.domain.adapters import AdapterKind
 from pentimento.files.adapter_registry import read_adapters
@@ -52,7 +51,7 @@ def test_registered_adapters_have_digests_of_workers(tmp_path: Path) -> None:
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found = {"kind": "lora", "digest": f"sha256:{'1' * 64}", "family": ""}
-    monkeypatch.setattr(register_adapter, "describe", lambda directory: found)
+    monkeypatch.setattr("pentimento.cli.adapters.describe", lambda directory: found)
     return found
 
 

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from pentimento.cli import cli
-from pentimento.cli.durations import duration_ms
-from pentimento.cli.pin import told
-from pentimento.cli.replay import have_same_pixels, request_of, verdict
+from pentimento.cli.options import duration_ms
+from pentimento.cli.replay import have_same_pixels, request_of, told, verdict
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.cli.scale import wait_until_settled
+from pentimento.cli.control import wait_until_settled
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
 

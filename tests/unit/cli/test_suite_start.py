@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.cli.fleet_arrival import FleetArrival
-from pentimento.cli.listening import check_ports_are_free
-from pentimento.cli.suite_banner import banner
+from pentimento.cli.suite_running import FleetArrival, banner, check_ports_are_free
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.fleet import (
     Fleet,
