@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
-from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import MatchPredictor
 from pentimento.cli.allocation_samples import (
@@ -23,7 +22,7 @@ from pentimento.cli.allocation_samples import (
     violation_shares,
 )
 from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, SteeredCount, UnplannedModel
+from pentimento.domain.fleet import Fleet, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 
@@ -67,35 +66,22 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
-    """Yield the plan in force, what it moves towards, and what it leaves out."""
-    yield from plan_lines(fleet.plan)
-    if fleet.steered is not None:
-        yield Text(f"monitor   {steered_line(fleet.steered)}")
-    if fleet.plan.placements:
-        yield Text(f"adapters  {adapters_line(fleet.plan)}")
-    yield from (Text(f"note      {note}") for note in fleet.plan.notes)
+    """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, and the
+    models that it leaves out with the reasons."""
+    plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
+    yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
+    if (steered := fleet.steered) is not None:
+        damped = f"{steered.damped_count:.1f} after damping"
+        wanted = f"{steered.target_count} workers wanted, {damped}, {steered.planned_count} planned"
+        yield Text(f"monitor   {steered.model}: {wanted}")
+    if plan.placements:
+        counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
+        yield Text(f"adapters  {', '.join(f'{name} ({count})' for name, count in counts)}")
+    yield from (Text(f"note      {note}", style="yellow") for note in plan.notes)
     for one in fleet.unplanned:
         where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
-        yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")
-
-
-def plan_lines(plan: Plan) -> Iterator[Text]:
-    """Yield the plan in force, and the models without a plan with the reasons."""
-    policy = f" by {plan.allocator}" if plan.allocator else ""
-    yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
-    for note in plan.notes:
-        yield Text(f"          {note}", style="yellow")
-
-
-def steered_line(steered: SteeredCount) -> str:
-    """Return the workers of a model that the policy moves towards."""
-    damped = f"{steered.damped_count:.1f} after damping"
-    return f"{steered.model}: {steered.target_count} workers wanted, {damped}, {steered.planned_count} planned"
-
-
-def why_unplanned(one: UnplannedModel) -> str:
-    """Return why a model is in no plan, with the command for a missing profile."""
-    return f"{one.reason}; {profiling(one.model)}" if one.reason == Reason.PROFILE_MISSING else one.reason
+        how = f"; {profiling(one.model)}" if one.reason == Reason.PROFILE_MISSING else ""
+        yield Text(f"unplanned {one.model}{where}: {one.reason}{how}", style="yellow")
 
 
 def profiling(model: str) -> str:
@@ -133,12 +119,6 @@ def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
     yield Text(f"violated  {sparkline(violations, 1.0)} {last}")
 
 
-def adapters_line(plan: Plan) -> str:
-    """Return the LoRAs and ControlNets with their numbers of replicas."""
-    counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
-    return ", ".join(f"{name} ({count})" for name, count in counts)
-
-
 def fleet_table(fleet: Fleet) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("process", "kind", "state"):
@@ -146,21 +126,12 @@ def fleet_table(fleet: Fleet) -> Table:
     table.add_column("models", overflow="fold")
     for heading in ("queue", "running", "done", "failed"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for replica in sorted(fleet.replicas, key=lambda status: (status.replica.kind.value, status.replica.instance_id)):
-        table.add_row(*fleet_row(replica))
+    for status in sorted(fleet.replicas, key=lambda one: (one.replica.kind.value, one.replica.instance_id)):
+        replica = status.replica
+        counts = (status.queue_length, status.running_count, status.completed_count, status.failed_count)
+        models = ", ".join(replica.resident_models)
+        table.add_row(replica.instance_id, replica.kind.value, state(status), models, *map(str, counts))
     return table
-
-
-def fleet_row(status: ReplicaStatus) -> list[RenderableType]:
-    replica = status.replica
-    counts = (status.queue_length, status.running_count, status.completed_count, status.failed_count)
-    return [
-        replica.instance_id,
-        replica.kind.value,
-        state(status),
-        ", ".join(replica.resident_models),
-        *(str(count) for count in counts),
-    ]
 
 
 def state(status: ReplicaStatus) -> Text:
@@ -169,16 +140,12 @@ def state(status: ReplicaStatus) -> Text:
     return Text("draining", style="yellow") if status.draining else Text("up", style="green")
 
 
-def model_line(model: Model) -> str:
-    """Return a model's defaults: size, steps and guidance scale."""
-    size = f"{model.default_width_px} x {model.default_height_px}"
-    return f"{model.name}: {model.default_steps} steps, guidance {model.default_guidance_scale:g}, {size} by default"
-
-
 def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_PLAIN) -> Iterator[Text]:
     """Yield the pools and the counts of requests; `models`: the plan's models by pool."""
     for model in frontdoor.models:
-        yield Text(f"model     {model_line(model)}")
+        steps = f"{model.default_steps} steps, guidance {model.default_guidance_scale:g}"
+        size = f"{model.default_width_px} x {model.default_height_px}"
+        yield Text(f"model     {model.name}: {steps}, {size} by default")
     for pool in frontdoor.pools:
         queued = f"{pool.queued_count} of {pool.queue_limit_count} queued"
         yield Text(f"pool      {plain_pool(pool.pool, models)}: {queued}, {pool.running_count} running")

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.control import start_detached
-from pentimento.cli.options import FiniteRange, cache_arguments, cache_options, json_option
+from pentimento.cli.options import FiniteRange, json_option
 from pentimento.cli.programs import RenamedOptions
 from pentimento.cli.suite_running import run_suite, with_free_port
 from pentimento.files.private_files import keep_files_private
@@ -41,6 +41,8 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # Options that are settings of the suite under the same name.
 UNCHANGED = ("copies", "device", "threads", "policy", "slo_s", "thinning", "handover", "unprofiled_reuse")
 UNCHANGED += ("controlnet_copies", "pipelining")
+# Options that are settings of the gateway.
+CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
 
 @click.command(cls=RenamedOptions)
@@ -134,7 +136,36 @@ UNCHANGED += ("controlnet_copies", "pipelining")
     help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
-@cache_options
+@click.option(
+    "--reuse-rule",
+    type=click.Choice(["profile", "minimum", "lower_bound", "mean"]),
+    help="which reuse profile serves where a model has several [mean with --policy modm, else profile: the most"
+    " cautious]",
+)
+@click.option(
+    "--eviction",
+    type=click.Choice(["fifo", "lru", "lfu", "lcbfu", "aged", "none"]),
+    help="rule of a full cache: fifo evicts entries, others single latents and images [the policy's, else fifo]",
+)
+@click.option(
+    "--cache-bias",
+    type=click.IntRange(-10, 10),
+    help="tenths of the steps by which hits skip more (above 0) or less; 10: the stored image itself"
+    " [the policy's, else 0]",
+)
+@click.option(
+    "--scratch-share", type=FiniteRange(0.0, 1.0), help="share of requests that never use the cache, for diversity"
+)
+@click.option(
+    "--renoised-share",
+    type=FiniteRange(0.0, 1.0),
+    help="share of its K steps by which a start of another seed's image is noised again",
+)
+@click.option(
+    "--match-predictor",
+    type=click.Choice(["auto", "off", "always"]),
+    help="predict misses before a search: while it gains time (auto), never, or always",
+)
 @click.option(
     "--controlnets",
     default="",
@@ -341,3 +372,11 @@ def emulated_devices(path: Path | None, models: tuple[str, ...], profiles: tuple
 
 def absolute(path: Path | None) -> Path | None:
     return path.resolve() if path else None
+
+
+def cache_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the gateway's flags for the options that were given."""
+    usual = {"reuse_rule": "mean"} if options["policy"] == "modm" else {}
+    found = {name: usual.get(name) if options[name] is None else options[name] for name in CACHE}
+    given = ((name, value) for name, value in found.items() if value is not None)
+    return tuple(word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value)))
