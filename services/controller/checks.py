@@ -53,16 +53,8 @@ ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 FILE_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 WEIGHTS_SUFFIX = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_COUNTS = (
-    "arrived_count",
-    "completed_count",
-    "dropped_count",
-    "late_count",
-    "queue_length",
-    "scored_count",
-    "deferred_count",
-    "stood_in_count",
-)
+_COUNTS = ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count")
+_COUNTS += ("deferred_count", "stood_in_count")
 
 
 def check_replica(replica: Replica) -> None:
@@ -94,13 +86,8 @@ def check_report(report: ReplicaReport) -> None:
     _check_names("resident_models", report.resident_models)
     _check_text("held_model_digest", report.held_model_digest)
     _check_within("busy_share", report.busy_share, 1)
-    for field, most in (
-        ("queue_length", MAX_REQUESTS),
-        ("running_count", MAX_REQUESTS),
-        ("completed_count", MAX_COUNT),
-        ("failed_count", MAX_COUNT),
-    ):
-        _check_within(field, getattr(report, field), most)
+    _check_numbers("", report, MAX_REQUESTS, "queue_length", "running_count")
+    _check_numbers("", report, MAX_COUNT, "completed_count", "failed_count")
     _check_each("demand", report.demand, _check_demand, " pools")
 
 
@@ -168,16 +155,14 @@ def digest_of(files: tuple[ModelFile, ...]) -> str:
 
 def _check_demand(field: str, demand: PoolDemand) -> None:
     _check_texts(field, demand, "model", "pool")
-    for name in _COUNTS:
-        _check_within(f"{field}.{name}", getattr(demand, name), MAX_REQUESTS)
+    _check_numbers(f"{field}.", demand, MAX_REQUESTS, *_COUNTS)
     if demand.deferred_count > demand.scored_count:
         limit = f"must be at most scored_count, {demand.scored_count}, got {demand.deferred_count}"
         raise InvalidArgument.of(f"{field}.deferred_count", limit)
     _check_each(f"{field}.starts", demand.starts, _check_start)
     _check_bins(f"{field}.confidences", demand.confidences, "counts")
-    _check_each(
-        f"{field}.confidences", demand.confidences, lambda name, count: _check_within(name, count, MAX_REQUESTS)
-    )
+    for index, count in enumerate(demand.confidences):
+        _check_within(f"{field}.confidences[{index}]", count, MAX_REQUESTS)
     _check_bins(f"{field}.compared", demand.compared, "sums")
     _check_each(f"{field}.compared", demand.compared, _check_kept)
     _check_kept(f"{field}.hits", demand.hits)
@@ -192,8 +177,7 @@ def _check_start(field: str, start: StartShare) -> None:
     if start.kind not in STARTS:
         raise InvalidArgument.of(f"{field}.kind", f"must be noise, latent or image, got {start.kind[:80]!r}")
     _check_text(f"{field}.model", start.model)
-    _check_within(f"{field}.start_step", start.start_step, MAX_STEPS)
-    _check_within(f"{field}.step_count", start.step_count, MAX_STEPS)
+    _check_numbers(f"{field}.", start, MAX_STEPS, "start_step", "step_count")
     _check_within(f"{field}.request_count", start.request_count, MAX_REQUESTS)
     if start.step_count and start.start_step >= start.step_count:
         limit = f"must be below step_count, {start.step_count}, got {start.start_step}"
@@ -226,8 +210,7 @@ def _check_cost(field: str, cost: ModelCost) -> None:
     _check_text(f"{field}.model", cost.model)
     _check_within(f"{field}.memory_bytes", cost.memory_bytes, MAX_COUNT)
     _check_within(f"{field}.step_count", cost.step_count, MAX_STEPS)
-    for name in ("load_s", "fixed_s", "finish_s"):
-        _check_within(f"{field}.{name}", getattr(cost, name), MAX_COST_S)
+    _check_numbers(f"{field}.", cost, MAX_COST_S, "load_s", "fixed_s", "finish_s")
     for size, run_s in cost.run_s:
         _check_within(f"{field}.batches.batch_size", size, MAX_BATCH, 1)
         _check_within(f"{field}.batches.run_s", run_s, MAX_COST_S, MIN_COST_S)
@@ -322,6 +305,11 @@ def _check_within(field: str, value: float, most: float, least: float = 0) -> No
     if not least <= value <= most:
         least_text, most_text = (f"{limit:g}" if isinstance(limit, float) else str(limit) for limit in (least, most))
         raise InvalidArgument.of(field, f"must be between {least_text} and {most_text}, got {value}")
+
+
+def _check_numbers(prefix: str, value: object, most: float, *parts: str) -> None:
+    for part in parts:
+        _check_within(f"{prefix}{part}", getattr(value, part), most)
 
 
 def _check_distinct(field: str, names: Sequence[object], rule: str) -> None:

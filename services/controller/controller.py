@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,21 +12,17 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.costs import reported_profiles, with_registered
 from pentimento.policies.plan.demand import DemandWindow
-from pentimento.policies.plan.inputs import (
-    ModelDemand,
-    PlanInput,
-    ReplicaView,
-)
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 from services.controller.checks import check_instance, check_replica, check_report
-from services.controller.epoch import LeaderEpoch
+from services.controller.leadership import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
+from services.controller.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +51,8 @@ class ControllerTimes:
 
 class Controller:
     """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. With
-    `leads` False a controller rejects all RPCs until `lead`. `keep` receives every new plan. `registered_costs` returns
-    costs of models that no worker has measured, `registered_digests` digests by name."""
+    `leads` False a controller rejects all RPCs until `lead`. `keep` receives every new plan. `repository` has the
+    costs of models that no worker has measured, and digests by name."""
 
     def __init__(
         self,
@@ -68,14 +64,12 @@ class Controller:
         clock: Clock,
         *,
         leads: bool = True,
-        keep: Callable[[Plan], None] = lambda plan: None,
-        registered_costs: Callable[[], tuple[DeviceCost, ...]] = tuple,
-        registered_digests: Callable[[], Mapping[str, str]] = dict,
+        keep: Callable[[Plan], None] | None = None,
+        repository: ModelRepository | None = None,
         slo_s: float = 0.0,
     ) -> None:
         self._slo_s = slo_s
-        self._registered_digests = registered_digests
-        self._registered_costs = registered_costs
+        self._repository = repository or ModelRepository()
         self._leads = leads
         self._keep = keep
         self._registry = registry
@@ -177,7 +171,8 @@ class Controller:
         replicas = self._registry.live(now_s)
         if plan := await self._replan(replicas, now_s):
             self._feed.publish(plan)
-            self._keep(plan)
+            if self._keep is not None:
+                self._keep(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
         if now_s >= self._started_s + self._times.settle_s:
             self._feed.settle()
@@ -203,8 +198,8 @@ class Controller:
             self._planner.begin()
             self._look_s, self._demand = now_s, self._window.take(replicas)
         reported = reported_profiles(view.replica for view in replicas)
-        profiles = with_registered(reported, self._registered_costs())
-        self._planner.registered = self._registered_digests()
+        profiles = with_registered(reported, self._repository.costs)
+        self._planner.registered = self._repository.digests
         context = PlanInput(self._look_s, replicas, self._demand, profiles)
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 

@@ -1,33 +1,111 @@
 """Elect the leader through the ledger that several controllers share, and store plans for the next leader.
 
 Planning never waits for the ledger: followers receive a plan immediately. The ledger and every follower reject a
-replaced leader by its epoch.
+replaced leader by its epoch, which is larger after every restart: the wall clock's milliseconds at the start, or the
+stored epoch plus one if that is larger. The clock makes it grow if nothing can be stored; the stored epoch does if the
+clock was set back. Controllers that share a ledger claim their epochs there.
 """
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.clock import Clock
+from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
+from pentimento.files.private_files import make_private_directory
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import believable_plan
-from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.wire.codec import to_bytes
 from services.controller.metrics import UNSAVED_PLANS
 
+if TYPE_CHECKING:
+    # A controller without a ledger starts without its libraries.
+    from pentimento.stores.ledger.fleet_ledger import FleetLedger
+
 logger = logging.getLogger(__name__)
+
+FILE_NAME = "leader-epoch"
+
+
+class LeaderEpoch:
+    """Hold the epoch in force as `value`. Without a writable `state_dir` only the clock determines it. `on_rise`
+    receives an epoch and the larger one that replaces it. `wall_ms`: the clock's time at the start, which may be far
+    too early; `now_ms` returns its present time, None for a constant clock."""
+
+    def __init__(
+        self,
+        state_dir: Path | None,
+        wall_ms: int,
+        on_rise: Callable[[int, int], None] | None = None,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._now_ms = now_ms or (lambda: wall_ms)
+        self._on_rise = on_rise or (lambda epoch, to: None)
+        self._file = state_dir / FILE_NAME if state_dir else None
+        self._started_ms = wall_ms
+        self.value = max(wall_ms, self._stored() + 1)
+        self._store()
+
+    def believable(self, epoch: int) -> bool:
+        """Return whether a leader can have had this epoch. A false report must not exhaust the epochs."""
+        return 0 <= epoch <= max(self._started_ms, self._now_ms()) + BELIEVABLE_LEAD_MS
+
+    def claim(self, epoch: int) -> None:
+        """Lead under an epoch that was claimed in the ledger. Changes state."""
+        self.value = epoch
+
+    def overtake(self, seen: int) -> bool:
+        """Rise above an epoch that a replica follows, and return True; False if it is not above this one, or
+        impossible. Changes state."""
+        if seen <= self.value or not self.believable(seen):
+            return False
+        self._on_rise(self.value, seen + 1)
+        self.value = seen + 1
+        self._store()
+        return True
+
+    def _stored(self) -> int:
+        try:
+            stored = int(self._file.read_text(encoding="ascii")) if self._file else 0
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            logger.warning("leader epoch cannot be read (%s); using the clock", error)
+            return 0
+        return stored if self.believable(stored) else 0
+
+    def _store(self) -> None:
+        if self._file is None:
+            return
+        try:
+            make_private_directory(self._file.parent)
+            _write_atomically(self._file, str(self.value))
+        except OSError as error:
+            logger.warning("leader epoch cannot be stored (%s); using the clock", error)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 class Leadership:
     """Claim and hold the lead for one controller. The ledger stores `controller_id` with the epoch that it claims."""
 
-    def __init__(self, ledger: FleetLedger, lease: LedgerLease, controller_id: str, clock: Clock) -> None:
+    def __init__(self, ledger: "FleetLedger", lease: LedgerLease, controller_id: str, clock: Clock) -> None:
         self._ledger = ledger
-        self._lease = lease
+        self.lease = lease
         self._controller_id = controller_id
         self._clock = clock
 
@@ -35,14 +113,11 @@ class Leadership:
         """Take the lead immediately, or as a standby once no other controller leads. Changes state. Return the epoch,
         and the plan of the leader before; None without a believable one."""
         if standby:
-            epoch = await self._lease.wait_and_take_over()
+            epoch = await self.lease.wait_and_take_over()
         else:
             epoch = await asyncio.wrap_future(self._ledger.claim_epoch(self._controller_id))
-        return epoch, await self._left()
-
-    async def hold(self, epoch: Callable[[], int], on_lost: Callable[[], None]) -> None:
-        """Hold the lead until another controller takes it. Changes state."""
-        await self._lease.hold(epoch, on_lost)
+        saved = await asyncio.wrap_future(self._ledger.load_plan())
+        return epoch, believable_plan(saved, self._clock.wall())
 
     def rise(self, epoch: int, to: int) -> None:
         """Raise the epoch in the ledger above a newer one that a replica follows. Changes state."""
@@ -51,9 +126,6 @@ class Leadership:
     def keep(self, plan: Plan) -> None:
         """Save the plan for the next leader. Changes state."""
         _logged(self._ledger.save_plan(plan.version, to_bytes(plan, controller_pb.Plan)), "the plan could not be saved")
-
-    async def _left(self) -> Plan | None:
-        return believable_plan(await asyncio.wrap_future(self._ledger.load_plan()), self._clock.wall())
 
 
 def _logged(done: "Future[bool]", failure: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import add_AdapterRegistryServiceServicer_to_server
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
-from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.clock import SystemClock
 from pentimento.domain.epochs import epoch_at
 from pentimento.policies.plan.registry import ServingPolicy, registered_cascade
 from pentimento.rpc import RpcServer
@@ -15,7 +15,7 @@ from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.objects import open_objects
 from services.controller.controller import Controller, ControllerTimes
-from services.controller.epoch import LeaderEpoch
+from services.controller.leadership import LeaderEpoch, Leadership
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
@@ -32,7 +32,6 @@ from services.controller.settings import ControllerSettings
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
-    from services.controller.leadership import Leadership
     from services.controller.uploads import UploadedAdapters
 
 # After two leases every replica that survived a restart of the controller has registered again.
@@ -52,7 +51,7 @@ class ControllerProcess(ServiceProcess):
     controller: Controller
     epoch: LeaderEpoch
     repository: ModelRepository
-    leadership: "Leadership | None" = None
+    leadership: Leadership | None = None
     uploads: "UploadedAdapters | None" = None
     standby: bool = False
 
@@ -64,7 +63,7 @@ class ControllerProcess(ServiceProcess):
                 # A leader accepts uploads, so it loads the store's id and the registered LoRAs first.
                 await self.uploads.load()
             self.controller.lead(*begun)
-            self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
+            self.run_beside(self.leadership.lease.hold(lambda: self.epoch.value, self._on_superseded), "leading")
         if self.uploads is not None:
             self.run_beside(self.uploads.run(), "uploads")
         self.run_beside(self.controller.run(), "planning")
@@ -82,33 +81,34 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     """Construct the process. Call it inside the event loop that the process runs on. The caller closes the ledger."""
     clock = SystemClock()
     server = RpcServer(settings.rpc, "controller")
-    leadership = _leadership(settings, ledger, server.instance_id, clock) if ledger is not None else None
-    state_dir, rise = (None, leadership.rise) if leadership is not None else (settings.state_dir, None)
+    leadership, state_dir, rise, keep = None, settings.state_dir, None, None
+    if ledger is not None:
+        lease = LedgerLease(ledger, server.instance_id, settings.leader_lease_s)
+        leadership = Leadership(ledger, lease, server.instance_id, clock)
+        state_dir, rise, keep = None, leadership.rise, leadership.keep
     epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
-    registry = Registry(settings.lease_s, RETENTION_S, settings.max_replicas)
     planner = Planner(
         settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below
     )
     repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
     controller = Controller(
-        registry,
+        Registry(settings.lease_s, RETENTION_S, settings.max_replicas),
         planner,
         PlanFeed(settings.max_replicas),
         epoch,
         _times(settings),
         clock,
         leads=leadership is None,
-        keep=leadership.keep if leadership is not None else lambda plan: None,
-        registered_costs=lambda: repository.costs,
-        registered_digests=lambda: repository.digests,
+        keep=keep,
+        repository=repository,
         slo_s=settings.serving.slo_s,
     )
     uploads = _uploads(settings, ledger, controller)
-    server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
     models = ModelRepositoryServicer(repository, controller.check_leading)
+    adapters = AdapterRegistryServicer(uploads, controller.check_leading)
+    server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
     server.add(add_ModelRepositoryServiceServicer_to_server, models, MODELS_FULL_NAME)
-    registry_servicer = AdapterRegistryServicer(uploads, controller.check_leading)
-    server.add(add_AdapterRegistryServiceServicer_to_server, registry_servicer, ADAPTERS_FULL_NAME)
+    server.add(add_AdapterRegistryServiceServicer_to_server, adapters, ADAPTERS_FULL_NAME)
     return ControllerProcess(
         server=server,
         controller=controller,
@@ -138,13 +138,6 @@ def _uploads(
 
     objects, max_bytes = open_objects(settings.objects_url), settings.max_lora_mib * 2**20
     return UploadedAdapters(ledger, objects, max_bytes, settings.removed_lora_keep_s, controller.name_uploaded)
-
-
-def _leadership(settings: ControllerSettings, ledger: "FleetLedger", instance_id: str, clock: Clock) -> "Leadership":
-    # A controller without a ledger starts without its libraries.
-    from services.controller.leadership import Leadership
-
-    return Leadership(ledger, LedgerLease(ledger, instance_id, settings.leader_lease_s), instance_id, clock)
 
 
 def _times(settings: ControllerSettings) -> ControllerTimes:

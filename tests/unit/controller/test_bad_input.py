@@ -16,7 +16,7 @@ from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import Controller, ControllerTimes
-from services.controller.epoch import LeaderEpoch
+from services.controller.leadership import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry

@@ -24,7 +24,7 @@ from pentimento.policies.plan.settings import MixtureMode, ModelQuality
 from pentimento.settings import SettingsError, load_settings
 from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import Controller, ControllerTimes
-from services.controller.epoch import LeaderEpoch
+from services.controller.leadership import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry

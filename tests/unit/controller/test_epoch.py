@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.controller.epoch import BELIEVABLE_LEAD_MS, FILE_NAME, LeaderEpoch
+from services.controller.leadership import BELIEVABLE_LEAD_MS, FILE_NAME, LeaderEpoch
 
 NOW_MS = 1_800_000_000_000
 
