@@ -5,7 +5,7 @@ returns.
 
 Simulated: requests, donors and hits' quality are drawn. The tables are those of the shipped selector profiles (latents
 and images of the zoo), and the thresholds move by the gateway's functions (`policies.online_quality`,
-`policies.followed_rules`), sample by sample, with the shipped shares and limits: 2 % of the hits are generated again
+`policies.reuse_rules`), sample by sample, with the shipped shares and limits: 2 % of the hits are generated again
 from noise, the newest 400 count.
 
 A history has three parts. *As profiled*: 98.5 % of hits keep alpha. *Shifted*: of the hits in the lower 40 % of the
@@ -25,9 +25,8 @@ from benchmarks.selector_profile import PROFILES
 from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.policies.cache_selection import SelectionRules, Threshold, skipped_steps
-from pentimento.policies.followed_rules import FollowedRow, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import followed
-from pentimento.policies.reuse_rules import ModelReuse, ReuseRules
+from pentimento.policies.reuse_rules import FollowedRow, ModelReuse, ReuseRules, followed_rows, in_force, row_of
 from pentimento.profiles.catalogue import ProfileSet, read_profiles
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import reuses_images, start_of, thresholds

@@ -16,7 +16,7 @@ from pentimento.policies.plan.cascade_problem import (
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
-from pentimento.policies.plan.one_model import one_left
+from pentimento.policies.plan.placement import one_left
 from pentimento.policies.plan.settings import ServingSettings
 
 

@@ -13,8 +13,7 @@ from pentimento.policies.plan.costs import BatchCost, batch_costs
 from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
-from pentimento.policies.plan.one_model import OneModel, one_left
-from pentimento.policies.plan.placement import place
+from pentimento.policies.plan.placement import OneModel, one_left, place
 from pentimento.policies.plan.settings import ServingSettings
 
 

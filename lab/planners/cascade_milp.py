@@ -55,7 +55,7 @@ class _Pool:
 
     def __init__(self, program: LinearProgram, costs: Sequence[BatchCost], device_count: int, spare: float = 0.0):
         self._costs = costs
-        self._choices = [program.choice() for _ in costs]
+        self._choices = [program.variable(high=1.0, integer=True) for _ in costs]
         self._devices = [program.variable(spare * cost.throughput, device_count, integer=True) for cost in costs]
         program.require(((choice, 1.0) for choice in self._choices), 1.0, 1.0)
         for choice, devices in zip(self._choices, self._devices, strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lab.planners.ablations import StaticCascade, ablated
 from lab.planners.baselines import ClipperModel, Proteus
 from lab.planners.cascade_milp import solve_by_milp
-from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.placement import OneModel
 from pentimento.policies.plan.registry import (
     CASCADE,
     SERVING_POLICIES,

@@ -11,8 +11,9 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
+from operator import add
 
 # A bound holds with probability 0.9; the account of net latency catches the other cases.
 _DOUBT = math.log(1 / 0.1)
@@ -85,23 +86,11 @@ class NetLatency:
 
     def plus(self, other: "NetLatency") -> "NetLatency":
         """Return the sum of both accounts."""
-        return NetLatency(
-            self.lookup_count + other.lookup_count,
-            self.skipped_count + other.skipped_count,
-            self.saved_s + other.saved_s,
-            self.forgone_s + other.forgone_s,
-            self.prediction_s + other.prediction_s,
-        )
+        return NetLatency(*map(add, astuple(self), astuple(other)))
 
     def scaled(self, factor: float) -> "NetLatency":
         """Return the account of `factor` times the lookups."""
-        return NetLatency(
-            self.lookup_count * factor,
-            self.skipped_count * factor,
-            self.saved_s * factor,
-            self.forgone_s * factor,
-            self.prediction_s * factor,
-        )
+        return NetLatency(*(factor * part for part in astuple(self)))
 
 
 class MatchGate:
@@ -114,26 +103,18 @@ class MatchGate:
     def __init__(self, settings: GateSettings | None = None) -> None:
         self._settings = settings or GateSettings()
         self._outcomes: deque[SearchOutcome] = deque(maxlen=self._settings.remembered_count)
-        self._calibration: SkipThreshold | None = None
+        # None while the gate is off.
+        self.calibration: SkipThreshold | None = None
         self._fresh_count = 0
         self._recent = NetLatency()
-        self._why = "no search compared yet"
+        # Why the gate is on or off, by the last review.
+        self.why = "no search compared yet"
         self.total = NetLatency()
-
-    @property
-    def why(self) -> str:
-        """Return why the gate is on or off, by the last review."""
-        return self._why
-
-    @property
-    def calibration(self) -> SkipThreshold | None:
-        """Return the calibration in force; None while the gate is off."""
-        return self._calibration
 
     @property
     def on(self) -> bool:
         """Return whether lookups are skipped."""
-        return self._calibration is not None
+        return self.calibration is not None
 
     @property
     def outcomes(self) -> tuple[SearchOutcome, ...]:
@@ -142,7 +123,7 @@ class MatchGate:
 
     def rule(self, score: float, draw: float) -> Ruling:
         """Return the ruling on a lookup; `draw` (uniform in 0..1) decides whether an unlikely one is audited."""
-        if self._calibration is None or score >= self._calibration.threshold:
+        if self.calibration is None or score >= self.calibration.threshold:
             return Ruling.SEARCH
         return Ruling.AUDIT if draw < self._settings.audit_share else Ruling.SKIP
 
@@ -170,39 +151,39 @@ class MatchGate:
         """Calibrate again and switch on or off. O(n log n) in the remembered outcomes: not for every lookup."""
         if self._settings.recall is not None:
             self._keep_recall(self._settings.recall)
-        elif self._calibration is None:
+        elif self.calibration is None:
             self._switch_on(prices)
         elif self._loses(prices):
             self._switch_off()
         else:
-            self._calibration = calibrate(self._outcomes, prices) or self._calibration
+            self.calibration = calibrate(self._outcomes, prices) or self.calibration
 
     def _keep_recall(self, recall: float) -> None:
-        self._why = self._compared(len(self._outcomes))
+        self.why = self._compared(len(self._outcomes))
         if len(self._outcomes) >= self._settings.needed_count:
-            self._why = f"always on, at a recall of {recall:g}"
-            self._calibration = SkipThreshold(threshold_for_recall(self._outcomes, recall), math.nan, math.nan)
+            self.why = f"always on, at a recall of {recall:g}"
+            self.calibration = SkipThreshold(threshold_for_recall(self._outcomes, recall), math.nan, math.nan)
 
     def _switch_on(self, prices: LookupPrices) -> None:
         if self._fresh_count < self._settings.needed_count:
-            self._why = self._compared(self._fresh_count)
+            self.why = self._compared(self._fresh_count)
             return
         found = calibrate(self._outcomes, prices)
-        self._why = _gain(found)
+        self.why = _gain(found)
         if found is not None and found.at_least_s > 0:
-            self._calibration, self._recent = found, NetLatency()
+            self.calibration, self._recent = found, NetLatency()
 
     def _switch_off(self) -> None:
-        self._calibration, self._fresh_count = None, 0
+        self.calibration, self._fresh_count = None, 0
 
     def _loses(self, prices: LookupPrices) -> bool:
         recent = self._recent
         if recent.lookup_count >= self._settings.needed_count / 4 and recent.net_s <= 0:
             lost_ms = -1000 * recent.net_s / recent.lookup_count
-            self._why = f"skipping lost {lost_ms:.2f} ms a lookup, off until more searches are compared"
+            self.why = f"skipping lost {lost_ms:.2f} ms a lookup, off until more searches are compared"
             return True
         best = calibrate(self._outcomes, prices)
-        self._why = _gain(best)
+        self.why = _gain(best)
         return best is None or best.expected_s <= 0
 
     def _compared(self, count: int) -> str:

@@ -9,6 +9,12 @@ from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.plan.entry import SPARE, STARTS
 
 MAX_BIAS = 16
+# What only earlier stages may have.
+_OF_THE_LAST = {
+    "reuse_share": "must be 0: no stage starts from the last one's image",
+    "skip_below": "must be 0: the last stage is never left out",
+    "thresholds": "must be empty: no image of the last stage is scored",
+}
 
 
 def check_plan(plan: Plan) -> None:
@@ -66,15 +72,9 @@ def _check_cascade(field: str, cascade: CascadePlan, pools: set[str]) -> None:
         if not 0.0 <= stage.reuse_share < 1.0:
             limit = f"must be at least 0 and below 1, got {stage.reuse_share}"
             raise InvalidArgument.of(f"{field}.stages[{index}].reuse_share", limit)
-    if cascade.stages[-1].reuse_share:
-        last = f"{field}.stages[{len(cascade.stages) - 1}].reuse_share"
-        raise InvalidArgument.of(last, "must be 0: no stage starts from the last one's image")
-    if cascade.stages[-1].skip_below:
-        last = f"{field}.stages[{len(cascade.stages) - 1}].skip_below"
-        raise InvalidArgument.of(last, "must be 0: the last stage is never left out")
-    if cascade.stages[-1].thresholds:
-        last = f"{field}.stages[{len(cascade.stages) - 1}].thresholds"
-        raise InvalidArgument.of(last, "must be empty: no image of the last stage is scored")
+    for name, limit in _OF_THE_LAST.items():
+        if getattr(cascade.stages[-1], name):
+            raise InvalidArgument.of(f"{field}.stages[{len(cascade.stages) - 1}].{name}", limit)
 
 
 def _check_thresholds(field: str, stage: StagePlan) -> None:

@@ -24,9 +24,14 @@ class HeldDigests:
 
     def seen(self, replicas: tuple[ReplicaView, ...]) -> "HeldDigests":
         """Return the digests with the current ones of live workers added, and other workers removed."""
-        live = {(view.replica.instance_id, view.replica.generation) for view in replicas}
+        live = {(view.replica.instance_id, view.replica.generation): view.replica for view in replicas}
         kept = {held: digest for held, digest in self.known.items() if held[:2] in live}
-        return HeldDigests(kept | {_held(view): view.replica.held_model_digest for view in replicas if _tells(view)})
+        now = {
+            (*start, one.held_model): one.held_model_digest
+            for start, one in live.items()
+            if one.kind is ReplicaKind.UNET_WORKER and one.held_model and one.held_model_digest
+        }
+        return HeldDigests(kept | now)
 
     def mismatched(self, registered: Mapping[str, str]) -> dict[Held, str]:
         """Return the held digests that differ from the registered ones."""
@@ -40,7 +45,7 @@ def without_mismatched(context: PlanInput, mismatched: Mapping[Held, str]) -> Pl
 
     def fitting(view: ReplicaView) -> ReplicaView:
         one = view.replica
-        wrong = {model for name, generation, model in mismatched if (name, generation) == _start(view)}
+        wrong = {model for *start, model in mismatched if start == [one.instance_id, one.generation]}
         if not wrong:
             return view
         resident = tuple(model for model in one.resident_models if model not in wrong)
@@ -70,16 +75,3 @@ def named_digests(context: PlanInput, registered: Mapping[str, str]) -> tuple[Re
     workers = context.workers()
     named = {model for one in workers for model in one.models}
     return tuple(RegisteredDigest(model, registered[model]) for model in sorted(named & registered.keys()))
-
-
-def _tells(view: ReplicaView) -> bool:
-    one = view.replica
-    return one.kind is ReplicaKind.UNET_WORKER and bool(one.held_model and one.held_model_digest)
-
-
-def _start(view: ReplicaView) -> tuple[str, int]:
-    return view.replica.instance_id, view.replica.generation
-
-
-def _held(view: ReplicaView) -> Held:
-    return (*_start(view), view.replica.held_model)

@@ -124,7 +124,7 @@ class GroupTurns:
         paying = [each for each in candidates if each.key != first and self._share(each.key).pays]
         if not paying:
             return []
-        key = min(paying, key=_urgency).key
+        key = min(paying, key=lambda one: one.urgency).key
         return [candidate for candidate in paying if candidate.key == key]
 
     def _share(self, key: Hashable) -> _Share:
@@ -143,20 +143,12 @@ def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, pre
     """
     if not candidates:
         return []
-    order = sorted(candidates, key=_urgency if preempt else _begun_first)
+    order = sorted(candidates, key=lambda one: (not preempt and not one.running, one.urgency))
     key = order[0].key
     members = [candidate for candidate in order if candidate.key == key]
     if not preempt:
         members = _without_overtakers(members, order, key)
     return members[: limit_of(key)]
-
-
-def _urgency(candidate: Candidate) -> Urgency:
-    return candidate.urgency
-
-
-def _begun_first(candidate: Candidate) -> tuple[bool, Urgency]:
-    return (not candidate.running, candidate.urgency)
 
 
 def _without_overtakers(members: list[C], order: list[C], key: Hashable) -> list[C]:

@@ -8,11 +8,10 @@
 | `entry` | a request's way through a plan |
 | `registry` | a policy as one value, and all policies by name |
 | `settings` | models, SLO and qualities; the deferral curve f(t) |
-| `costs`, `placement` | shared by policies: costs by batch size, assignments of workers |
+| `costs`, `placement` | shared by policies: costs by batch size, assignments of workers; one model on every device |
 | `joint/` | one allocation problem for every way to generate an image |
 | `cascade`, `cascade_problem` | a cascade, DiffServe's or a registered one; its allocation problem |
 | `mixture` | MoDM's global monitor |
-| `one_model` | one model on every device |
 
 This module imports nothing: a frontdoor follows plans and starts without a solver.
 """

@@ -14,8 +14,7 @@ from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start, threshold_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
-from pentimento.policies.plan.one_model import OneModel
-from pentimento.policies.plan.placement import place, scored_stage, with_pools_of
+from pentimento.policies.plan.placement import OneModel, place, scored_stage, with_pools_of
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, measured_deferral
 
 

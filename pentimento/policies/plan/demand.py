@@ -1,13 +1,13 @@
 """Add up demand by model from the reports of one planning period, and average it over periods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
-from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
+from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
+from pentimento.domain.thinned_steps import NO_STEPS
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 
 # A window shorter than this would turn a single arrival into a burst.
@@ -19,58 +19,13 @@ SHARED_COUNT = 50.0
 
 
 @dataclass
-class _Queue:
-    """Add up the requests that wait for one model at one replica; `newest` is the count of its last report."""
-
-    newest: int = 0
-    total: int = 0
-    reports: int = 0
-
-    def add(self, length: int) -> None:
-        self.newest = length
-        self.total += length
-        self.reports += 1
-
-
-@dataclass
-class _Asked:
-    """Add up one frontdoor's reports of one model in this period."""
-
-    arrived: int = 0
-    violated: int = 0
-    scored: int = 0
-    deferred: int = 0
-    sent_on: int = 0
-    starts: Counter[StartShare] = field(default_factory=Counter)
-    confidences: Counter[int] = field(default_factory=Counter)
-    adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
-    thinnable: ThinnableSteps = NO_STEPS
-    compared: tuple[KeptQuality, ...] = ()
-    hits: KeptQuality = NOTHING_KEPT
-
-    def add(self, pool: PoolDemand) -> None:
-        self.arrived += pool.arrived_count
-        self.violated += pool.dropped_count + pool.late_count
-        self.scored += pool.scored_count
-        self.deferred += pool.deferred_count
-        self.sent_on += pool.deferred_count + pool.stood_in_count
-        for start in pool.starts:
-            self.starts[replace(start, request_count=0)] += start.request_count
-        self.confidences.update(dict(enumerate(pool.confidences)))
-        for adapter in pool.adapters:
-            self.adapters[adapter.kind, adapter.name] += adapter.request_count
-        self.thinnable += pool.thinnable
-        self.compared = added_up((self.compared, pool.compared))
-        self.hits += pool.hits
-
-
-@dataclass
 class _Reported:
-    """Add up the reports of one replica over `covered_s` seconds: a frontdoor's pools, or a worker's queue."""
+    """Hold the reports of one replica over `covered_s` seconds, by model: a frontdoor's pools, and the lengths of the
+    queues of frontdoors and workers, one for each report."""
 
     covered_s: float = 0.0
-    asked: defaultdict[str, _Asked] = field(default_factory=lambda: defaultdict(_Asked))
-    queues: defaultdict[str, _Queue] = field(default_factory=lambda: defaultdict(_Queue))
+    pools: defaultdict[str, list[PoolDemand]] = field(default_factory=lambda: defaultdict(list))
+    queues: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 class DemandWindow:
@@ -83,14 +38,14 @@ class DemandWindow:
         """Add a report, which covers the `covered_s` seconds before it."""
         reported = self._reported[report.instance_id]
         reported.covered_s += covered_s
-        lengths = defaultdict[str, int](int)
+        lengths = Counter[str]()
         for pool in report.demand:
-            reported.asked[pool.model].add(pool)
+            reported.pools[pool.model].append(pool)
             lengths[pool.model] += pool.queue_length
         if report.resident_models:
             lengths[report.resident_models[0]] += report.queue_length
         for model, length in lengths.items():
-            reported.queues[model].add(length)
+            reported.queues[model].append(length)
 
     def take(self, live: Iterable[ReplicaView]) -> tuple[ModelDemand, ...]:
         """Return and reset the demand since the last call, ordered by model. Requests that wait at a worker count
@@ -98,35 +53,45 @@ class DemandWindow:
         names = {view.replica.instance_id for view in live}
         reported = [one for name, one in self._reported.items() if name in names]
         self._reported.clear()
-        asked = {model for one in reported for model in one.asked}
-        waiting = {model for one in reported for model, queue in one.queues.items() if queue.total}
+        asked = {model for one in reported for model in one.pools}
+        waiting = {model for one in reported for model, lengths in one.queues.items() if any(lengths)}
         return tuple(_demand(model, reported) for model in sorted(asked | waiting))
 
 
-def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
-    asked = [(one.asked[model], max(one.covered_s, MIN_WINDOW_S)) for one in reported if model in one.asked]
+def _demand(model: str, reported: Sequence[_Reported]) -> ModelDemand:
+    asked = [one for one in reported if model in one.pools]
     queues = [one.queues[model] for one in reported if model in one.queues]
-    scored = sum(one.scored for one, _ in asked)
-    starts = sum((one.starts for one, _ in asked), Counter[StartShare]())
-    confidences = sum((one.confidences for one, _ in asked), Counter[int]())
-    adapters = sum((one.adapters for one, _ in asked), Counter[tuple[AdapterKind, str]]())
+    pools = [pool for one in asked for pool in one.pools[model]]
+    scored = sum(pool.scored_count for pool in pools)
+    starts, confidences = Counter[StartShare](), Counter[int]()
+    adapters = Counter[tuple[AdapterKind, str]]()
+    for pool in pools:
+        for start in pool.starts:
+            starts[replace(start, request_count=0)] += start.request_count
+        confidences.update(dict(enumerate(pool.confidences)))
+        for adapter in pool.adapters:
+            adapters[adapter.kind, adapter.name] += adapter.request_count
+
+    def per_s(count: Callable[[PoolDemand], int]) -> float:
+        return sum(sum(map(count, one.pools[model])) / max(one.covered_s, MIN_WINDOW_S) for one in asked)
+
     return ModelDemand(
         model=model,
-        arrivals_per_s=sum(one.arrived / covered_s for one, covered_s in asked),
-        queue_length=sum(queue.newest for queue in queues),
+        arrivals_per_s=per_s(lambda pool: pool.arrived_count),
+        queue_length=sum(lengths[-1] for lengths in queues),
         starts=tuple(replace(start, request_count=starts[start]) for start in sorted(starts, key=_order_of)),
-        deferred_share=sum(one.deferred for one, _ in asked) / scored if scored else 0.0,
-        violation_count=sum(one.violated for one, _ in asked),
-        mean_queue_length=sum(queue.total / queue.reports for queue in queues),
-        sent_on_per_s=sum(one.sent_on / covered_s for one, covered_s in asked),
+        deferred_share=sum(pool.deferred_count for pool in pools) / scored if scored else 0.0,
+        violation_count=sum(pool.dropped_count + pool.late_count for pool in pools),
+        mean_queue_length=sum(sum(lengths) / len(lengths) for lengths in queues),
+        sent_on_per_s=per_s(lambda pool: pool.deferred_count + pool.stood_in_count),
         confidences=tuple(confidences[part] for part in range(CONFIDENCE_BINS)) if confidences else (),
         adapters=tuple(
             AdapterDemand(*adapter, adapters[adapter])
             for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
         ),
-        thinnable=sum((one.thinnable for one, _ in asked), NO_STEPS),
-        compared=added_up(one.compared for one, _ in asked),
-        hits=sum((one.hits for one, _ in asked), NOTHING_KEPT),
+        thinnable=sum((pool.thinnable for pool in pools), NO_STEPS),
+        compared=added_up(pool.compared for pool in pools),
+        hits=sum((pool.hits for pool in pools), NOTHING_KEPT),
     )
 
 

@@ -133,18 +133,14 @@ def hold_resident(context: PlanInput) -> Decision:
         for worker in context.workers()
         if worker.held_model
     )
-    return Decision(Plan(UNNUMBERED, assignments, _pool_a_model(assignments)))
+    workers: dict[str, list[str]] = {}
+    for one in assignments:
+        workers.setdefault(one.model, []).append(one.worker_id)
+    pools = tuple(PoolPlan(model, model, tuple(workers[model])) for model in sorted(workers))
+    return Decision(Plan(UNNUMBERED, assignments, pools))
 
 
 def decide(allocator: Policy, context: PlanInput) -> Decision:
     """Return the allocator's decision. Without workers it is not called: no request is rejected then, and the memory
     stays until a worker joins."""
     return allocator(context) if context.workers() else Decision(memory=context.last.memory)
-
-
-def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, ...]:
-    models = sorted({assignment.model for assignment in assignments})
-    return tuple(
-        PoolPlan(model, model, tuple(entry.worker_id for entry in assignments if entry.model == model))
-        for model in models
-    )

@@ -13,8 +13,7 @@ from pentimento.policies.plan.costs import batch_costs, has_profile, profiled_st
 from pentimento.policies.plan.demand import averaged_demand, demand_of, settled_weight, share_weight
 from pentimento.policies.plan.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, hold_resident
-from pentimento.policies.plan.one_model import one_left
-from pentimento.policies.plan.placement import place
+from pentimento.policies.plan.placement import one_left, place
 from pentimento.policies.plan.settings import MixtureMode, ServingSettings
 
 # Misses go to the large model, hits to the small one; large workers without misses take hits.

@@ -12,10 +12,18 @@ from pentimento.domain.fleet import Plan
 from pentimento.domain.online_quality import ComparedHit, QualitySample, ReuseQuality, ThresholdPosition
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheChoice, CacheInForce, cache_in_force
-from pentimento.policies.followed_rules import FollowedRow, Positions, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import achieved_quality, followed
 from pentimento.policies.plan_checks import check_plan
-from pentimento.policies.reuse_rules import ModelReuse, ReuseRules, ReuseSource
+from pentimento.policies.reuse_rules import (
+    FollowedRow,
+    ModelReuse,
+    Positions,
+    ReuseRules,
+    ReuseSource,
+    followed_rows,
+    in_force,
+    row_of,
+)
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.checks import check_compared_hit

@@ -14,7 +14,7 @@ from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.policies.plan.entry import LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy, ReplicaView
-from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.placement import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.settings import SettingsError, load_settings

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.online_quality import ComparedHit, ThresholdPosition
 from pentimento.policies.cache_selection import SelectionRules, Threshold, allowed_steps
-from pentimento.policies.followed_rules import RAISED, FollowedRow, followed_rows, in_force, row_of
-from pentimento.policies.reuse_rules import ModelReuse, ReuseTable
+from pentimento.policies.reuse_rules import RAISED, FollowedRow, ModelReuse, ReuseTable, followed_rows, in_force, row_of
 
 LATENTS = ReuseTable((Threshold(0.7, 0.1), Threshold(0.8, 0.2), Threshold(0.9, 0.3)), 0.9, "latents of heavy")
 IMAGES = ReuseTable((Threshold(0.25, 0.1),), 0.95, "images of light for heavy", reference_model_digest="sha256:heavy")

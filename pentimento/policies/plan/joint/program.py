@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
@@ -33,15 +32,6 @@ def solve_allocation(
     return program.solved_by_highs(math.inf, gap)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Map the meanings of a program's variables to their numbers."""
-
-    rates: Mapping[Course, int]
-    units: Mapping[PlannedPool, int]
-    new: Mapping[PlannedPool, int]
-
-
 class AllocationProgram:
     """Build the linear program of a problem, and search for its best values."""
 
@@ -51,17 +41,19 @@ class AllocationProgram:
         self._components = {component.name: component for component in problem.components}
         self._routes = {route.name: route for route in problem.routes}
         self._pools = {p: cost for component in problem.components for p, cost in batches_of(problem, component)}
-        rates = self._add_rates()
-        units = {pool: self._program.variable(high=self._most(pool), integer=True) for pool in self._pools}
+        # Numbers of the variables.
+        self._rates = self._add_rates()
         most_new = math.inf if problem.may_load else 0.0
-        new = {pool: self._program.variable(-_LOAD_WEIGHT, most_new) for pool in self._pools}
-        self._columns = _Columns(rates, units, new)
+        self._units = {
+            pool: self._program.variable(high=problem.devices[pool.kind], integer=True) for pool in self._pools
+        }
+        self._new = {pool: self._program.variable(-_LOAD_WEIGHT, most_new) for pool in self._pools}
         self._carry_work(self._add_aside())
         for component in problem.components:
             for kind in problem.devices:
                 self._count_loads(kind, component)
         for kind, count in problem.devices.items():
-            self._program.require([(unit, 1.0) for p, unit in units.items() if p.kind == kind], at_most=count)
+            self._program.require([(unit, 1.0) for p, unit in self._units.items() if p.kind == kind], at_most=count)
         self._searched: BranchAndBound | None = None
         # Upper bound of plans without loads, set by a finished search for them.
         self._best_held = math.inf
@@ -72,8 +64,8 @@ class AllocationProgram:
         """Return a solution within the share `gap` of the best and above the objective `above`, or the best one after
         `most_relaxations`; None if none is found."""
         if self._searched is None:
-            self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
-        new = list(self._columns.new.values())
+            self._searched = BranchAndBound(self._program.relaxation(), list(self._units.values()))
+        new = list(self._new.values())
         self._searched.bound(new, [math.inf if may_load else 0.0] * len(new))
         if may_load:
             known = self._held() if above >= self._best_held else ()
@@ -91,11 +83,11 @@ class AllocationProgram:
 
     def _solution(self, values: tuple[float, ...], is_optimal: bool) -> AllocationSolution:
         routes, worth = self._routes, self._problem.worth
-        rates = {course: values[rate] for course, rate in self._columns.rates.items() if values[rate] > 1e-9}
+        rates = {course: values[rate] for course, rate in self._rates.items() if values[rate] > 1e-9}
         wanted = self._problem.wanted
         served = sum(rate for course, rate in rates.items() if routes[course.route].start not in self._problem.rooms)
         return AllocationSolution(
-            {pool: round(values[unit]) for pool, unit in self._columns.units.items() if round(values[unit])},
+            {pool: round(values[unit]) for pool, unit in self._units.items() if round(values[unit])},
             rates,
             min(1.0, served / wanted) if wanted > 0 else 1.0,
             sum(rate * worth(routes[course.route]) for course, rate in rates.items()),
@@ -115,9 +107,6 @@ class AllocationProgram:
         for place, pool in enumerate(self._pools):
             own.setdefault((pool.kind, pool.component), {})[place] = 1
         return [Budget(costs, self._problem.held.get(key, 0)) for key, costs in own.items()]
-
-    def _most(self, pool: PlannedPool) -> int:
-        return self._problem.devices[pool.kind]
 
     def _add_rates(self) -> dict[Course, int]:
         rates: dict[Course, int] = {}
@@ -144,30 +133,27 @@ class AllocationProgram:
         aside: dict[PlannedPool, int] = {}
         for component, work_of in works.items():
             own = {pool: self._program.variable() for pool in self._pools if pool.component == component}
-            needed = [
-                (n, -work_of[course.route]) for course, n in self._columns.rates.items() if course.route in work_of
-            ]
+            needed = [(n, -work_of[course.route]) for course, n in self._rates.items() if course.route in work_of]
             self._program.require([*((amount, 1.0) for amount in own.values()), *needed], at_least=0.0)
             aside |= own
         return aside
 
     def _carry_work(self, aside: Mapping[PlannedPool, int]) -> None:
-        columns = self._columns
         terms: dict[PlannedPool, list[tuple[int, float]]] = {pool: [] for pool in self._pools}
         works = {route.name: [-use.work for use in route.on_path] for route in self._problem.routes}
-        for course, rate in columns.rates.items():
+        for course, rate in self._rates.items():
             for work, pool in zip(works[course.route], course.pools, strict=True):
                 terms[pool].append((rate, work))
         for pool, own in terms.items():
             throughput = self._pools[pool].throughput
             lost = min(self._components[pool.component].load_s / self._problem.horizon_s, 1.0)
-            own += [(columns.units[pool], throughput), (columns.new[pool], -lost * throughput)]
+            own += [(self._units[pool], throughput), (self._new[pool], -lost * throughput)]
             if pool in aside:
                 own.append((aside[pool], -1.0))
             self._program.require(own, at_least=0.0)
 
     def _count_loads(self, kind: str, component: Component) -> None:
-        units, new = self._columns.units, self._columns.new
+        units, new = self._units, self._new
         own = [pool for pool in self._pools if (pool.kind, pool.component) == (kind, component.name)]
         held = self._problem.held.get((kind, component.name), 0)
         terms = [*((new[pool], 1.0) for pool in own), *((units[pool], -1.0) for pool in own)]

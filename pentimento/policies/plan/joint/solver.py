@@ -68,10 +68,6 @@ class LinearProgram:
         self._integer.append(integer)
         return len(self._weights) - 1
 
-    def choice(self, weight: float = 0.0) -> int:
-        """Add a variable that is 0 or 1, and return its number."""
-        return self.variable(weight, 1.0, integer=True)
-
     def require(self, terms: Terms, at_least: float = -math.inf, at_most: float = math.inf) -> None:
         """Add a constraint: the sum of `terms` lies within the two limits."""
         for column, factor in terms:

@@ -9,7 +9,7 @@ from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.entry import EVERY_START, LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.layout import pool_names
-from pentimento.policies.plan.one_model import OneModel
+from pentimento.policies.plan.placement import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, worker
