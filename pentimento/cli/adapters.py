@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from pentimento.cli.calls import ask_controller, controller_options
+from pentimento.cli.calls import ask_controller
+from pentimento.cli.connection import controller_options
 from pentimento.cli.options import FiniteRange, json_option, say
 from pentimento.cli.programs import described
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient

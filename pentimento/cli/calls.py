@@ -7,20 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import grpc
 from grpc.aio import Channel
 
-from pentimento.cli.connection import (
-    frontdoor_address,
-    read_token,
-    running_suite,
-    state_dir_option,
-    tls_files,
-    tls_options,
-    token_option,
-)
-from pentimento.cli.options import json_option
+from pentimento.cli.connection import frontdoor_address, read_token, running_suite, tls_files
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
@@ -29,28 +19,16 @@ from pentimento.sdk.blocking import Client
 from pentimento.sdk.client import AsyncClient
 from pentimento.supervisor.state import Endpoint
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def controller_options(command: Command) -> Command:
-    """Add `--json` and the options for the controller's address and the token."""
-    address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
-    for option in (tls_options, token_option, address, state_dir_option):
-        command = option(command)
-    command = json_option(command)
-    return command
-
-
-def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaitable[T]]) -> T:
-    """Return the answer of the controller of `controller_options`. Without a token, a suite that runs here is called
-    with its own. Raises the controller's error; Unavailable names the address."""
-    address, token = options["controller_address"], read_token(options["token"])
-    settings = client_settings(**tls_files(options))
-    if not address:
-        suite = running_suite(options["state_dir"])
-        address = suite.controller
-        settings = replace(settings, service_token_file=own_token_file(suite, token))
+def ask_channel(
+    address: str, options: dict[str, Any], question: Callable[[Channel], Awaitable[T]], token_file: Path | None = None
+) -> T:
+    """Return the answer of the service at `address`, called with the token and TLS of the options. Raises its error;
+    Unavailable names the address."""
+    settings = replace(client_settings(**tls_files(options)), service_token_file=token_file)
+    token = read_token(options["token"])
 
     async def ask() -> T:
         async with open_channel(address, settings, token or None) as channel:
@@ -58,6 +36,15 @@ def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaita
 
     with naming(address):
         return asyncio.run(ask())
+
+
+def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaitable[T]]) -> T:
+    """Return the answer of the controller of `controller_options`. Without a token, a suite that runs here is called
+    with its own."""
+    if options["controller_address"]:
+        return ask_channel(options["controller_address"], options, question)
+    suite = running_suite(options["state_dir"])
+    return ask_channel(suite.controller, options, question, own_token_file(suite, read_token(options["token"])))
 
 
 def own_token_file(suite: Endpoint, token: str) -> Path | None:
@@ -68,7 +55,7 @@ def own_token_file(suite: Endpoint, token: str) -> Path | None:
 @contextmanager
 def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None) -> Iterator[Client]:
     """Yield a client of the frontdoor of `connection_options`. Unavailable names its address."""
-    address = frontdoor_address(options["address"], options["state_dir"])
+    address = frontdoor_address(options)
     token = read_token(options["token"])
     with naming(address), Client(address, token=token, retries=retries, **tls_files(options)) as client:
         yield client
@@ -77,7 +64,7 @@ def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None
 def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awaitable[T]]) -> T:
     """Return the answer of the frontdoor of `connection_options`; an interrupt cancels the call. Unavailable names the
     address."""
-    address = frontdoor_address(options["address"], options["state_dir"])
+    address = frontdoor_address(options)
 
     async def ask() -> T:
         token = read_token(options["token"])

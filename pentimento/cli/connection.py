@@ -21,9 +21,6 @@ state_dir_option = click.option(
     envvar="PENTIMENTO_STATE_DIR",
     help="directory of the suite that `pentimento up` started",
 )
-address_option = click.option(
-    "--address", envvar="PENTIMENTO_ADDRESS", help="host:port or unix:/path of a frontdoor, instead of the suite's here"
-)
 token_option = click.option(
     "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
 )
@@ -61,12 +58,16 @@ def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def connection_options(command: Command) -> Command:
-    """Add `--json` and the options for the frontdoor's address, the token and TLS."""
-    for option in (tls_options, token_option, address_option, state_dir_option):
-        command = option(command)
-    command = json_option(command)
-    return command
+def calling(address: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--json`, the option `address` and the options for the suite here, the token and
+    TLS."""
+
+    def decorate(command: Command) -> Command:
+        for option in (tls_options, token_option, address, state_dir_option, json_option):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def read_token(given: str) -> str:
@@ -93,5 +94,18 @@ def running_suite(state_dir: Path) -> Endpoint:
     return endpoint
 
 
-def frontdoor_address(address: str | None, state_dir: Path) -> str:
-    return address or running_suite(state_dir).frontdoor
+def frontdoor_address(options: Mapping[str, Any]) -> str:
+    """Return the address of `connection_options`, else that of the suite here."""
+    return str(options["address"] or running_suite(options["state_dir"]).frontdoor)
+
+
+connection_options = calling(
+    click.option(
+        "--address",
+        envvar="PENTIMENTO_ADDRESS",
+        help="host:port or unix:/path of a frontdoor, instead of the suite's here",
+    )
+)
+controller_options = calling(
+    click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
+)

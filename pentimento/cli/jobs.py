@@ -22,28 +22,8 @@ from pentimento.sdk.image_set import ImageSet
 
 # Waiting for a job continues through a restart of its frontdoor.
 PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)
-# Options that `generate` and `submit` share.
-REQUEST_OPTIONS = frozenset(
-    {
-        "negative_prompt",
-        "model",
-        "steps",
-        "guidance_scale",
-        "scheduler",
-        "seed",
-        "size",
-        "init_image",
-        "mask",
-        "strength",
-        "loras",
-        "controlnets",
-        "binding_steps",
-        "no_cache",
-        "pin",
-        "deadline",
-    }
-)
-NOT_OFFERED = frozenset(str(option.name) for option in generate.params) - REQUEST_OPTIONS
+# Options of `generate` that `submit` does not offer.
+NOT_OFFERED = frozenset({"prompts", "prompts_file", "count", "output", "output_dir", "parallel", "preview"})
 
 
 @click.group()
@@ -66,7 +46,9 @@ def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **opt
     click.echo(json.dumps(shown) if as_json else accepted.request_id)
 
 
-submit.params += [option for option in generate.params if option.name in REQUEST_OPTIONS]
+submit.params += [
+    option for option in generate.params if option.name not in NOT_OFFERED | {one.name for one in submit.params}
+]
 
 
 @jobs.command(name="list")

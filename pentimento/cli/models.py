@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.allocation_samples import plain_cascade
-from pentimento.cli.calls import ask_controller, controller_options
+from pentimento.cli.calls import ask_controller
+from pentimento.cli.connection import controller_options
 from pentimento.cli.options import say
 from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.models import ModelRepositoryClient

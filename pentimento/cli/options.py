@@ -18,20 +18,28 @@ def say(document: Any, words: str, *, as_json: bool) -> None:
     click.echo(json.dumps(document, ensure_ascii=False) if as_json else words)
 
 
-class FiniteRange(click.FloatRange):
-    """A finite float within bounds, if there are any; click's own types accept NaN and infinities."""
+class FiniteFloat(click.ParamType[float]):
+    """A finite float; click's own types accept NaN and infinities."""
 
     name = "float"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; NaN, infinities, numbers out of bounds and other texts are a usage error of the option."""
+        """Return the number; NaN, infinities and other texts are a usage error of the option."""
         number = float(click.FLOAT.convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"must be a finite number, got {number}", param, ctx)
-        return float(super().convert(number, param, ctx))
+        return number
 
 
-FINITE = FiniteRange()
+class FiniteRange(click.FloatRange):
+    """A finite float within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; NaN, numbers out of bounds and other texts are a usage error of the option."""
+        return float(super().convert(FINITE.convert(value, param, ctx), param, ctx))
+
+
+FINITE = FiniteFloat()
 _UNITS_S = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 # The limit of the contract; the server has a lower one.
 _MOST_MS = 2**63 - 1

@@ -1,6 +1,5 @@
 """`pentimento tenant`: tenants, their keys and quotas and usage."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -11,15 +10,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pentimento.cli.calls import naming
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
-from pentimento.cli.options import FINITE, duration_ms, json_option, say
+from pentimento.cli.calls import ask_channel
+from pentimento.cli.connection import calling, running_suite
+from pentimento.cli.options import FINITE, duration_ms, say
 from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
-from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import client_settings
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,17 +24,13 @@ BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute"
 LENGTHS = {"day": DAY_S, "hour": HOUR_S}
 
 
-def admin_options(command: Command) -> Command:
-    """Add `--json` and the options for the administration's address, the token and TLS."""
-    address = click.option(
+admin_options = calling(
+    click.option(
         "--admin-address",
         envvar="PENTIMENTO_ADMIN_ADDRESS",
         help="host:port or unix:/path of `--admin-listen`, instead of the suite's here",
     )
-    for option in (tls_options, token_option, address, state_dir_option):
-        command = option(command)
-    command = json_option(command)
-    return command
+)
 
 
 def quota_options(command: Command) -> Command:
@@ -185,14 +178,7 @@ def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None
 def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
     """Return the administration's answer, or raise its error; FailedPrecondition if a suite here has none."""
     address = options["admin_address"] or admin_of_suite(options)
-    settings, token = client_settings(**tls_files(options)), read_token(options["token"])
-
-    async def call() -> T:
-        async with open_channel(address, settings, token or None) as channel:
-            return await question(TenantsClient(channel))
-
-    with naming(address):
-        return asyncio.run(call())
+    return ask_channel(address, options, lambda channel: question(TenantsClient(channel)))
 
 
 def admin_of_suite(options: dict[str, Any]) -> str:
