@@ -1,6 +1,5 @@
 """`pentimento generate "a red circle"`."""
 
-import json
 import math
 import sys
 from collections.abc import Generator, Iterable, Sequence
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
-from pentimento.cli.connection import connection_options
+from pentimento.cli.connection import PRESENT, connection_options
 from pentimento.cli.many_images import Bars, Outcomes, Wish, generate_all, tell
-from pentimento.cli.options import FINITE, duration_ms
+from pentimento.cli.options import FINITE, duration_ms, say
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import (
@@ -126,10 +125,10 @@ MOST_PX = 2**63 - 1
 @click.option(
     "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64 [those of --init-image, or the model's own]"
 )
-@click.option("--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="image to start from")
+@click.option("--init-image", type=PRESENT, help="image to start from")
 @click.option(
     "--mask",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PRESENT,
     help="PNG of the size of --init-image: white or transparent where the image may change [where --init-image is"
     " transparent, or everywhere]",
 )
@@ -186,10 +185,7 @@ def generate_one(prompt: str, output: Path | None, options: dict[str, Any], *, a
         with closing(events):
             image = watch(events, output or folder / "image.png", quiet=as_json)
     saved = image.save(output or folder / f"image-{image.provenance.spec.seed}.png")
-    if as_json:
-        click.echo(json.dumps({"file": str(saved), **provenance_as_json(image.provenance)}, ensure_ascii=False))
-    else:
-        click.echo(summary(saved, image))
+    say({"file": str(saved), **provenance_as_json(image.provenance)}, summary(saved, image), as_json=as_json)
 
 
 def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str, ...]:
@@ -313,19 +309,17 @@ def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: 
                 case Accepted():
                     bar.update(task, description="accepted")
                 case Routed():
-                    bar.update(task, description=start_in_words(event))
+                    words = "from noise" if isinstance(event.route.start, FromNoise) else "from the cache"
+                    bar.update(task, description=words)
                 case StepsDone():
                     bar.update(task, completed=event.step, total=event.step_count)
-                    save_preview(event.preview, output)
+                    if event.preview:
+                        output.with_name(f"{output.stem}-preview.png").write_bytes(event.preview)
                 case Completed():
                     image = GeneratedImage.of(event)
     if image is None:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
     return image
-
-
-def start_in_words(event: Routed) -> str:
-    return "from noise" if isinstance(event.route.start, FromNoise) else "from the cache"
 
 
 def cascade_in_words(provenance: Provenance) -> list[str]:
@@ -340,11 +334,6 @@ def cascade_in_words(provenance: Provenance) -> list[str]:
     elif model == models[-1]:
         ended += f", after {', '.join(models[:-1])}"
     return [f"cascade {' → '.join(models)}: {ended}"]
-
-
-def save_preview(preview: bytes, output: Path) -> None:
-    if preview:
-        output.with_name(f"{output.stem}-preview.png").write_bytes(preview)
 
 
 def summary(saved: Path, image: GeneratedImage) -> str:

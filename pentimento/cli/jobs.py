@@ -1,6 +1,5 @@
 """`pentimento jobs`: requests that continue without their client."""
 
-import json
 import sys
 from contextlib import closing
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import generate, request_from, summary, watch
+from pentimento.cli.options import say
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
@@ -43,7 +43,7 @@ def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **opt
     with frontdoor_client(options) as client:
         accepted = client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook)
     shown = {"request_id": accepted.request_id, "replayed": accepted.replayed}
-    click.echo(json.dumps(shown) if as_json else accepted.request_id)
+    say(shown, accepted.request_id, as_json=as_json)
 
 
 submit.params += [
@@ -65,7 +65,7 @@ def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any)
     """List your jobs, newest first."""
     with frontdoor_client(options) as client, closing(client.jobs(*map(RequestState, states))) as found:
         for _, one in zip(range(limit), found, strict=False):
-            click.echo(json.dumps(document(one)) if as_json else line(one))
+            say(document(one), line(one), as_json=as_json)
 
 
 @jobs.command()
@@ -75,7 +75,7 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
     """Show the progress of a job."""
     with frontdoor_client(options) as client:
         status = client.get_request(request_id, omit_image=True)
-    click.echo(json.dumps(status_document(status)) if as_json else status_text(status))
+    say(status_document(status), status_text(status), as_json=as_json)
 
 
 @jobs.command()
@@ -115,8 +115,7 @@ def file_of(request_id: str, image: GeneratedImage) -> Path:
 
 def tell_saved(image: GeneratedImage, saved: Path, *, as_json: bool) -> None:
     """Print the file of an image."""
-    told = {"request_id": image.provenance.request_id, "file": str(saved)}
-    click.echo(json.dumps(told) if as_json else summary(saved, image))
+    say({"request_id": image.provenance.request_id, "file": str(saved)}, summary(saved, image), as_json=as_json)
 
 
 @jobs.command()
@@ -126,7 +125,7 @@ def cancel(request_id: str, as_json: bool, **options: Any) -> None:
     """Cancel a job and print its final state."""
     with frontdoor_client(options) as client:
         state = client.cancel(request_id)
-    click.echo(json.dumps({"request_id": request_id, "state": state.value}) if as_json else state.value)
+    say({"request_id": request_id, "state": state.value}, state.value, as_json=as_json)
 
 
 def document(one: RequestSummary) -> dict[str, Any]:

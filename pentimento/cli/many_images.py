@@ -1,7 +1,6 @@
 """Generate the images of several prompts, with a bounded number of concurrent requests."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from pentimento.cli.options import say
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageRequest
 from pentimento.domain.image_request import Progress as StepsDone
@@ -132,25 +132,12 @@ def tell(wishes: Sequence[Wish], outcomes: Outcomes, describe: Describe, *, as_j
     stdout."""
     for wish in wishes:
         for index in range(wish.count):
-            place = (wish.number, index)
+            place, numbers = (wish.number, index), {"prompt_number": wish.number, "image_index": index}
             if place in outcomes.images:
-                _print_image(place, outcomes, describe, as_json=as_json)
-            elif place in outcomes.errors:
-                _print_failure(place, outcomes.errors[place], as_json=as_json)
-
-
-def _print_image(place: tuple[int, int], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
-    file, image = outcomes.files[place], outcomes.images[place]
-    if not as_json:
-        click.echo(describe(file, image))
-        return
-    line = {"prompt_number": place[0], "image_index": place[1], "file": str(file)}
-    click.echo(json.dumps({**line, **provenance_as_json(image.provenance)}, ensure_ascii=False))
-
-
-def _print_failure(place: tuple[int, int], error: PentimentoError, *, as_json: bool) -> None:
-    if as_json:
-        failed = {"reason": error.reason, "message": error.message}
-        click.echo(json.dumps({"prompt_number": place[0], "image_index": place[1], "error": failed}))
-    else:
-        click.echo(f"prompt {place[0]}, image {place[1]}: {error.message}", err=True)
+                file, image = outcomes.files[place], outcomes.images[place]
+                document = {"file": str(file), **provenance_as_json(image.provenance)}
+                say({**numbers, **document}, describe(file, image), as_json=as_json)
+            elif (error := outcomes.errors.get(place)) is not None and as_json:
+                say({**numbers, "error": {"reason": error.reason, "message": error.message}}, "", as_json=True)
+            elif error is not None:
+                click.echo(f"prompt {wish.number}, image {index}: {error.message}", err=True)

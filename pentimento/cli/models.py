@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pentimento.cli.allocation_samples import plain_cascade
 from pentimento.cli.calls import ask_controller
-from pentimento.cli.connection import controller_options
+from pentimento.cli.connection import PRESENT, controller_options
 from pentimento.cli.options import say
 from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.models import ModelRepositoryClient
@@ -22,7 +22,6 @@ from pentimento.files.json_values import from_json, to_json
 from pentimento.supervisor.models import find_model
 
 T = TypeVar("T")
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 PROFILES = click.Path(exists=True, path_type=Path)
 CALL_TIMEOUT_S = 10.0
 _SHOWN_DIGEST = 19
@@ -53,8 +52,8 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
 
 
 @models.command("add-cascade", cls=RenamedOptions)
-@click.argument("file", type=FILE)
-@click.option("--profiles", multiple=True, type=FILE, help="file of `profile handover`, one for each hand-over")
+@click.argument("file", type=PRESENT)
+@click.option("--profiles", multiple=True, type=PRESENT, help="file of `profile handover`, one for each hand-over")
 @controller_options
 def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Register the cascade in FILE, as JSON: `models`, light first, and `handovers`, one for each but the last, with

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from pentimento.cli import cli
+from pentimento.cli.connection import PRESENT
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.plugins import COMMANDS, load_plugin, plugin_module
 from pentimento.plugins import SERVICES as SERVICES_GROUP
@@ -162,7 +163,6 @@ KINDS = {
     "lora": "steps that may run before a LoRA takes effect",
 }
 WITH_ENCODER = ("reuse", "steps", "handover")
-PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class ProfileCommand(ForwardingCommand):

@@ -1,7 +1,6 @@
 """`pentimento replay IMAGE.png`."""
 
 import io
-import json
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from pentimento.cli.calls import frontdoor_client
-from pentimento.cli.connection import connection_options
+from pentimento.cli.connection import PRESENT, connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.cli.options import FINITE, duration_ms, say
 from pentimento.domain.errors import InvalidArgument
@@ -25,23 +24,15 @@ INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "c
 
 
 @click.command()
-@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("image", metavar="IMAGE", type=PRESENT)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [IMAGE-replay.png]")
-@click.option(
-    "--init-image",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="the request's input image, if it had one",
-)
-@click.option(
-    "--mask",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="the request's mask, if it had one",
-)
+@click.option("--init-image", type=PRESENT, help="the request's input image, if it had one")
+@click.option("--mask", type=PRESENT, help="the request's mask, if it had one")
 @click.option(
     "--conditioning-image",
     "conditioning_images",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PRESENT,
     help="conditioning image of the request's first ControlNet; repeat for the others, in order",
 )
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
@@ -62,13 +53,9 @@ def replay(image: Path, output: Path | None, as_json: bool, **options: Any) -> i
     bare = without_provenance(png)
     same_bytes = replayed.data == bare
     same_pixels = same_bytes or have_same_pixels(replayed.data, bare)
-    if as_json:
-        same = {"same_pixels": same_pixels, "same_bytes": same_bytes}
-        told = {"file": str(saved), **same, **provenance_as_json(replayed.provenance)}
-        click.echo(json.dumps(told, ensure_ascii=False))
-    else:
-        said = verdict(image, replayed, same_pixels=same_pixels, same_bytes=same_bytes)
-        click.echo(f"{summary(saved, replayed)}\n{said}")
+    same = {"same_pixels": same_pixels, "same_bytes": same_bytes}
+    document = {"file": str(saved), **same, **provenance_as_json(replayed.provenance)}
+    say(document, f"{summary(saved, replayed)}\n{verdict(image, replayed, **same)}", as_json=as_json)
     return 0 if same_pixels else 3
 
 
@@ -118,7 +105,7 @@ def verdict(image: Path, replayed: GeneratedImage, *, same_pixels: bool, same_by
 
 
 @click.command()
-@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("image", metavar="IMAGE", type=PRESENT)
 @click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
 @connection_options
 def pin(image: Path, duration: str, as_json: bool, **options: Any) -> None:
@@ -141,7 +128,7 @@ def told(image: Path, pinned: PinnedImage) -> str:
 
 
 @click.command()
-@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("image", metavar="IMAGE", type=PRESENT)
 @connection_options
 def unpin(image: Path, as_json: bool, **options: Any) -> None:
     """End the pin of IMAGE: the cache may evict its start again."""

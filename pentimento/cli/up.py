@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pentimento.cli.connection import state_dir_option
+from pentimento.cli.connection import PRESENT, state_dir_option
 from pentimento.cli.control import start_detached
 from pentimento.cli.options import FiniteRange, json_option
 from pentimento.cli.programs import RenamedOptions
@@ -37,7 +37,6 @@ from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, SuiteSettings
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
-EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # Options that are settings of the suite under the same name.
 UNCHANGED = ("copies", "device", "threads", "policy", "slo_s", "thinning", "handover", "unprofiled_reuse")
 UNCHANGED += ("controlnet_copies", "pipelining")
@@ -78,10 +77,10 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     help="GPUs of controlnet_svc, unet_worker or unet_worker/MODEL; overrides --devices; may be repeated",
 )
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads per process")
-@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings for every service")
+@click.option("--config", "config_file", type=PRESENT, help="TOML settings for every service")
 @click.option(
     "--token-file",
-    type=EXISTING_FILE,
+    type=PRESENT,
     help="tokens of callers (see `pentimento token new`); without it anyone may call",
 )
 @click.option(
@@ -92,7 +91,7 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
 )
 @click.option(
     "--emulate",
-    type=EXISTING_FILE,
+    type=PRESENT,
     metavar="FLEET.TOML",
     help="emulated devices instead of models",
 )

@@ -69,23 +69,19 @@ def _packaged(name: str) -> Path:
 def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
     """Return the registry file for `--controlnets`: the tiny models' for `tiny`, else the given file; None if empty.
     Raises NotFound."""
-    if not given:
-        return None
     path = weights / "registry.json" if given == "tiny" else Path(given).resolve()
-    if not path.is_file():
+    if given and not path.is_file():
         raise NotFound("MODEL_NOT_FOUND", f"controlnets must be `tiny` or a file, and there is no file {path}")
-    return path
+    return path if given else None
 
 
 def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
     """Return the directory for `--loras`: the tiny models' for `tiny`, else the given directory; None if empty.
     Raises NotFound."""
-    if not given:
-        return None
     path = weights if given == "tiny" else Path(given).resolve()
-    if not path.is_dir():
+    if given and not path.is_dir():
         raise NotFound("MODEL_NOT_FOUND", f"loras must be `tiny` or a directory, and there is no directory {path}")
-    return path
+    return path if given else None
 
 
 def find_discriminator(given: str, cascade: tuple[str, ...], encoder: Path, weights: Path = WEIGHTS) -> Path:

@@ -198,10 +198,7 @@ class LogFiles:
     def write(self, name: str, text: str) -> None:
         """Append a line to the file of `name`. Raises OSError."""
         try:
-            file = self._file(name)
-            rest = f"{text}\n".encode(errors="replace")
-            while rest:
-                rest = rest[file.write(rest) :]
+            write_line(self._file(name).fileno(), text)
         except OSError:
             self._forget(name)
             raise

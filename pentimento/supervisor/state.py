@@ -166,7 +166,7 @@ class StateDirectory:
 
     def publish(self, endpoint: Endpoint) -> None:
         """Write the endpoint files, so that clients find the suite. Changes state."""
-        for file in filter(_is_in_folder, self.endpoint_files):
+        for file in (file for file in self.endpoint_files if file.parent.is_dir()):
             fresh = file.with_suffix(".new")
             fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
             fresh.replace(file)
@@ -193,10 +193,6 @@ class StateDirectory:
     def endpoint_files(self) -> tuple[Path, Path]:
         """Return the endpoint file, and its copy that outlives the state directory."""
         return self.path / ENDPOINT_FILE, self.sockets / ENDPOINT_FILE
-
-
-def _is_in_folder(file: Path) -> bool:
-    return file.parent.is_dir()
 
 
 def _endpoint(file: Path) -> Endpoint | None:

@@ -111,13 +111,10 @@ class Planner:
             # The policy was replaced during the call, and its successor could not read this memory.
             return None
         self._before, self._decision, self._asked = last, made.decision, made.asked
-        return self._publish(made.plan)
-
-    def _publish(self, plan: Plan) -> Plan | None:
-        last = self.plan
-        if last is None or last.version.leader_epoch != self._epoch:
-            last = Plan(PlanVersion(self._epoch, 0))
-        if (new := numbered(plan, last)) is not None:
+        before = self.plan
+        if before is None or before.version.leader_epoch != self._epoch:
+            before = Plan(PlanVersion(self._epoch, 0))
+        if (new := numbered(made.plan, before)) is not None:
             self.plan = new
             PLAN_SEQUENCE.set(new.version.sequence)
         return new

@@ -81,9 +81,8 @@ class Registry:
 
     def forget_silent(self, now_s: float) -> None:
         """Drop replicas that were silent for longer than the retention. Changes state."""
-        silent = [name for name, entry in self._entries.items() if now_s - entry.received_s > self._retention_s]
-        for name in silent:
-            del self._entries[name]
+        kept = {n: entry for n, entry in self._entries.items() if now_s - entry.received_s <= self._retention_s}
+        self._entries = kept
 
     def forgive(self, seconds: float, now_s: float) -> None:
         """Extend leases by the seconds of a pause of the controller. Changes state."""
@@ -116,7 +115,11 @@ class Registry:
             if other.address != replica.address or other.instance_id == replica.instance_id:
                 continue
             if self._is_live(entry, now_s) and other.generation >= replica.generation:
-                raise _address_taken(replica, other)
+                message = (
+                    f"{replica.instance_id} is rejected: {other.instance_id}, which started later, advertises"
+                    f" {other.address} too; each needs an address of its own"
+                )
+                raise FailedPrecondition(Reason.REPLICA_ADDRESS_TAKEN, message)
             del self._entries[other.instance_id]
 
     def _make_room(self, now_s: float) -> None:
@@ -154,14 +157,6 @@ def _superseded(instance_id: str, generation: int, newer: Replica) -> FailedPrec
         " both are to run, each needs an instance id of its own"
     )
     return FailedPrecondition(Reason.REPLICA_SUPERSEDED, message)
-
-
-def _address_taken(replica: Replica, newer: Replica) -> FailedPrecondition:
-    message = (
-        f"{replica.instance_id} is rejected: {newer.instance_id}, which started later, advertises {newer.address} too;"
-        " each needs an address of its own"
-    )
-    return FailedPrecondition(Reason.REPLICA_ADDRESS_TAKEN, message)
 
 
 def _status(entry: _RegisteredReplica, live: bool, now_s: float) -> ReplicaStatus:

@@ -166,16 +166,8 @@ class UploadedAdapters:
 
     def _adapter_of(self, row: RegisteredRow) -> Adapter:
         said = json.loads(row.document)
-        return Adapter(
-            name=row.name,
-            kind=AdapterKind.LORA,
-            digest=row.digest,
-            family=said["family"],
-            base_digest=said["base_digest"],
-            licence=said["licence"],
-            object=ObjectReference(self._key_of(row.digest), row.digest, said["size_bytes"]),
-            latest_start_fraction=said["latest_start_fraction"],
-        )
+        stored = ObjectReference(self._key_of(row.digest), row.digest, said.pop("size_bytes"))
+        return Adapter(name=row.name, kind=AdapterKind.LORA, digest=row.digest, object=stored, **said)
 
     def _key_of(self, digest: str) -> str:
         return self._prefix + digest.removeprefix("sha256:")
@@ -185,7 +177,7 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
     parts, size_bytes, loop = [], 0, asyncio.get_running_loop()
     began_s = loop.time()
     try:
-        async with asyncio.timeout(silence_s) as limit:
+        async with asyncio.timeout(silence_s) as waiting:
             async for chunk in chunks:
                 parts.append(chunk)
                 size_bytes += len(chunk)
@@ -193,18 +185,15 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
                     break
                 if chunk:
                     in_time_s = began_s + size_bytes / LEAST_BYTES_PER_S
-                    limit.reschedule(min(loop.time(), in_time_s) + silence_s)
+                    waiting.reschedule(min(loop.time(), in_time_s) + silence_s)
     except TimeoutError:
-        raise _stalled(upload, size_bytes, silence_s) from None
+        limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
+        message = f"{limit}, after {size_bytes} of {upload.size_bytes} bytes"
+        raise DeadlineExceeded("UPLOAD_STALLED", message) from None
     if size_bytes != upload.size_bytes:
         got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
         raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
     return b"".join(parts)
-
-
-def _stalled(upload: LoraUpload, size_bytes: int, silence_s: float) -> DeadlineExceeded:
-    limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
-    return DeadlineExceeded("UPLOAD_STALLED", f"{limit}, after {size_bytes} of {upload.size_bytes} bytes")
 
 
 def _judge(upload: LoraUpload, data: bytes) -> None:
@@ -214,13 +203,7 @@ def _judge(upload: LoraUpload, data: bytes) -> None:
 
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:
-    said = {
-        "family": upload.family,
-        "base_digest": upload.base_digest,
-        "licence": upload.licence,
-        "size_bytes": upload.size_bytes,
-        "latest_start_fraction": upload.latest_start_fraction,
-    }
+    said = {name: value for name, value in vars(upload).items() if name not in ("name", "digest")}
     return RegisteredRow(KIND, upload.name, upload.digest, json.dumps(said, sort_keys=True))
 
 
