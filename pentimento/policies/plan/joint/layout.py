@@ -10,7 +10,7 @@ first would be too late: a cascade without a threshold.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import (
@@ -30,9 +30,7 @@ from pentimento.policies.plan.joint.devices import Counts, settle_sizes, share_o
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
     AllocationSolution,
-    Course,
     PlannedPool,
-    PlannedRoute,
 )
 from pentimento.policies.plan.joint.routes import kind_of, quickest_routes
 from pentimento.policies.plan.placement import place, scored_stage
@@ -50,7 +48,6 @@ def lay_out(
     may_load: bool = True,
 ) -> Plan:
     """Return the plan that implements the solution. `may_load`: whether spare devices may change their models."""
-    routes = {route.name: route for route in problem.routes}
     models = [component.name for component in problem.components]
     counts = share_out(problem, solution, may_load)
     units = settle_sizes(problem, solution, counts, _sizes_in_force(context))
@@ -73,18 +70,14 @@ def lay_out(
     members = {
         slot: [one.worker_id for one, pool in placed if speeds.get(pool, 0.0) <= slowest[slot]] for slot in slowest
     }
-    quickest = quickest_routes(problem.components, problem.routes)
-    entries = _Entries(slots, routes, {start: route.uses[0].component for start, route in quickest.items()})
-    for course, rate in sorted(solution.rates.items(), key=lambda item: (item[0].route, item[0].pools)):
-        if routes[course.route].start not in problem.rooms:
-            entries.add(course, rate)
-    shares = entries.shares()
+    ways = _ways(problem, solution, slots)
+    shares = _shares(ways)
     _serve_the_rest(shares, assignments, models)
     carried = {pool: count * pool.batch_size / speeds[pool] for pool, count in units.items()}
-    thinned = _thinned(solution, routes, carried)
+    thinned = _thinned(problem, solution, carried)
     pools = _pools(assignments, members, shares, models, _is_worth_hits(problem, models[0]), thinned)
     admission_rate = solution.served_share if solution.served_share < _WHOLE else 1.0
-    return Plan(UNNUMBERED, assignments, pools, admission_rate, cascades=entries.cascades())
+    return Plan(UNNUMBERED, assignments, pools, admission_rate, cascades=_cascades(ways))
 
 
 def _is_worth_hits(problem: AllocationProblem, model: str) -> bool:
@@ -95,18 +88,16 @@ def _is_worth_hits(problem: AllocationProblem, model: str) -> bool:
     return worths.get(model, -math.inf) >= max(worths.values(), default=-math.inf)
 
 
-def _thinned(
-    solution: AllocationSolution, routes: Mapping[str, PlannedRoute], carried: Mapping[PlannedPool, float]
-) -> str:
+def _thinned(problem: AllocationProblem, solution: AllocationSolution, carried: Mapping[PlannedPool, float]) -> str:
     """Return the model that skips steps; empty for none.
 
     The solution skips steps for most of its images, and its pools could not carry all images whole (`carried`, runs a
     second). For a smaller part, a pool skips steps only when too many requests wait.
     """
-    model = next((one.models[-1] for one in routes.values() if one.left_out > 0.0), "")
+    model = next((one.models[-1] for one in problem.routes if one.left_out > 0.0), "")
     whole = thinned = 0.0
     for course, rate in solution.rates.items():
-        planned = routes[course.route]
+        planned = problem.route(course.route)
         work = sum(use.work for use in planned.uses if use.component == model)
         work *= rate / (1.0 - planned.left_out)
         whole += work
@@ -217,14 +208,14 @@ def planned_models(context: PlanInput) -> dict[str, str]:
 def as_planned(context: PlanInput) -> PlanInput:
     """Return the input with every worker holding its model of the plan in force."""
     planned = planned_models(context)
-    return replace(context, replicas=tuple(_holding(view, planned) for view in context.replicas))
 
+    def holding(view: ReplicaView) -> ReplicaView:
+        model = planned.get(view.replica.instance_id, view.replica.held_model)
+        if model == view.replica.held_model:
+            return view
+        return replace(view, replica=replace(view.replica, resident_models=(model,)))
 
-def _holding(view: ReplicaView, planned: Mapping[str, str]) -> ReplicaView:
-    model = planned.get(view.replica.instance_id, view.replica.held_model)
-    if model == view.replica.held_model:
-        return view
-    return replace(view, replica=replace(view.replica, resident_models=(model,)))
+    return replace(context, replicas=tuple(map(holding, context.replicas)))
 
 
 @dataclass(frozen=True)
@@ -241,65 +232,60 @@ class _Way:
     handover: Handover | None = None
 
 
-class _Entries:
-    """Collect the rates of each way, by kind of start."""
+Ways = dict[str, dict[_Way, float]]
+"""The requests a second of each way, by kind of start."""
 
-    def __init__(
-        self, slots: Mapping[PlannedPool, str], routes: Mapping[str, PlannedRoute], stand_ins: Mapping[str, str]
-    ) -> None:
-        """Start without rates. `stand_ins`: the model that stands in, by start."""
-        self._slots = slots
-        self._routes = routes
-        self._stand_ins = stand_ins
-        self._rates: dict[str, dict[_Way, float]] = {}
 
-    def add(self, course: Course, rate: float) -> None:
-        """Add the rate of a course to its way. Changes state."""
-        planned = self._routes[course.route]
-        first, *rest = (self._slots.get(pool, pool.component) for pool in course.pools)
-        start = planned.start
-        model, stand_in = course.pools[0].component, self._stand_ins.get(start, "")
-        way = _Way(first, stand_in) if stand_in and stand_in != model else _Way(first)
+def _ways(problem: AllocationProblem, solution: AllocationSolution, slots: Mapping[PlannedPool, str]) -> Ways:
+    """Return the ways of a solution: a model without a cascade is followed by the quickest model of the same start."""
+    quickest = quickest_routes(problem.components, problem.routes)
+    found: Ways = {}
+    for course, rate in sorted(solution.rates.items(), key=lambda item: (item[0].route, item[0].pools)):
+        planned = problem.route(course.route)
+        if planned.start in problem.rooms:
+            continue
+        first, *rest = (slots.get(pool, pool.component) for pool in course.pools)
+        stand_in = quickest[planned.start].uses[0].component if planned.start in quickest else ""
+        way = _Way(first, stand_in) if stand_in != course.pools[0].component else _Way(first)
         if rest:
             way = _Way(first, rest[0], planned.threshold, planned.handover)
-        rates = self._rates.setdefault(start, {})
+        rates = found.setdefault(planned.start, {})
         rates[way] = rates.get(way, 0.0) + rate
-
-    def shares(self) -> dict[str, list[RouteShare]]:
-        """Return the shares of each pool."""
-        found: dict[str, list[RouteShare]] = {}
-        for start, rates in sorted(self._rates.items(), key=lambda item: STARTS.index(item[0])):
-            total = sum(rates.values())
-            for way, rate in rates.items():
-                share = RouteShare(start, min(1.0, rate / total), self._name(start, way) if way.beyond else "")
-                found.setdefault(way.pool, []).append(share)
-        return found
-
-    def cascades(self) -> tuple[CascadePlan, ...]:
-        """Return a cascade for each way with a second pool. Its name does not change with its threshold."""
-        return tuple(
-            CascadePlan(
-                self._name(start, way),
-                (scored_stage(way.pool, _thresholds(start, way), way.handover), StagePlan(way.beyond)),
-            )
-            for start, rates in self._rates.items()
-            for way in rates
-            if way.beyond
-        )
-
-    def _name(self, start: str, way: _Way) -> str:
-        if way.threshold is None:
-            return f"{start}:{way.pool}~{way.beyond}"
-        alike = sorted(
-            other.threshold
-            for other in self._rates[start]
-            if (other.pool, other.beyond) == (way.pool, way.beyond) and other.threshold is not None
-        )
-        return f"{start}:{way.pool}>{way.beyond}#{alike.index(way.threshold)}"
+    return found
 
 
-def _thresholds(start: str, way: _Way) -> tuple[StartThreshold, ...]:
-    return () if way.threshold is None else (StartThreshold(start, way.threshold),)
+def _shares(ways: Ways) -> dict[str, list[RouteShare]]:
+    """Return the shares of each pool."""
+    found: dict[str, list[RouteShare]] = {}
+    for start, rates in sorted(ways.items(), key=lambda item: STARTS.index(item[0])):
+        total = sum(rates.values())
+        for way, rate in rates.items():
+            share = RouteShare(start, min(1.0, rate / total), _way_name(start, way, rates) if way.beyond else "")
+            found.setdefault(way.pool, []).append(share)
+    return found
+
+
+def _cascades(ways: Ways) -> tuple[CascadePlan, ...]:
+    """Return a cascade for each way with a second pool. Its name does not change with its threshold."""
+    found = []
+    for start, rates in ways.items():
+        for way in rates:
+            if way.beyond:
+                thresholds = () if way.threshold is None else (StartThreshold(start, way.threshold),)
+                stages = (scored_stage(way.pool, thresholds, way.handover), StagePlan(way.beyond))
+                found.append(CascadePlan(_way_name(start, way, rates), stages))
+    return tuple(found)
+
+
+def _way_name(start: str, way: _Way, others: Iterable[_Way]) -> str:
+    if way.threshold is None:
+        return f"{start}:{way.pool}~{way.beyond}"
+    alike = sorted(
+        other.threshold
+        for other in others
+        if (other.pool, other.beyond) == (way.pool, way.beyond) and other.threshold is not None
+    )
+    return f"{start}:{way.pool}>{way.beyond}#{alike.index(way.threshold)}"
 
 
 def _pools(

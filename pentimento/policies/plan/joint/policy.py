@@ -56,15 +56,6 @@ class JointMemory:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """Hold the best solution, and whether it serves all requests in the best way."""
-
-    problem: AllocationProblem
-    solution: AllocationSolution
-    is_enough: bool
-
-
-@dataclass(frozen=True)
 class JointPolicy:
     """Turn profiles, f(t) and demand into the allocation problem, and its solution into a plan.
 
@@ -107,15 +98,13 @@ class JointPolicy:
         routes, planned = routes_of(context, settings, components, demand), as_planned_for(context, settings, demand)
         problem = self._problem(context, kinds, components, routes, planned)
         problem = with_backlogs(problem, backlogs(context, components, settings.slo_s))
-        chosen = self._solve_patiently(problem, may_load)
-        plan = lay_out(
-            context, kinds, chosen.problem, beside_others(chosen.solution), may_load=may_load and chosen.is_enough
-        )
+        problem, solution, is_enough = self._solve_patiently(problem, may_load)
+        plan = lay_out(context, kinds, problem, beside_others(solution), may_load=may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, plan, demand))
         if not any(seen.arrivals_per_s > 0.0 for seen in context.demand):
             # The share of hits is unknown before the first request, and so is what can be carried.
             plan = replace(plan, admission_rate=1.0)
-        if (kept_s := chosen.problem.slo_s) > self.settings.slo_s:
+        if (kept_s := problem.slo_s) > self.settings.slo_s:
             notes.append(f"no image can be generated within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
         notes += learnt.notes(self.settings)
         models = (model for model in (self.settings.heavy, self.settings.light, *self.settings.small_models) if model)
@@ -131,15 +120,18 @@ class JointPolicy:
         demand = observed_demand(context, self.settings, known)
         return JointMemory(demand, learnt.seen(context, self.settings, self.settings.deferral.bent(demand.bend)))
 
-    def _solve_patiently(self, problem: AllocationProblem, may_load: bool) -> _Chosen:
-        """Return the best solution, by a longer horizon if the usual one serves few requests."""
+    def _solve_patiently(
+        self, problem: AllocationProblem, may_load: bool
+    ) -> tuple[AllocationProblem, AllocationSolution, bool]:
+        """Return the problem, its best solution, and whether it serves all requests in the best way: by a longer
+        horizon if the usual one serves few requests."""
         solution, is_enough = self._solve(problem, may_load)
         patient = replace(problem, horizon_s=_LOADS_OF_PATIENCE * _longest_load_s(problem.components))
         if solution.served_share < _MANY_SERVED and patient.horizon_s > problem.horizon_s:
             # No load for the other requests pays within the horizon, so they would be rejected as long as they arrive.
             problem = patient
             solution, is_enough = self._solve(problem, may_load)
-        return _Chosen(problem, solution, is_enough)
+        return problem, solution, is_enough
 
     def _problem(
         self,

@@ -26,6 +26,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import ge
 
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.costs import BatchCost
@@ -114,6 +115,14 @@ class AllocationProblem:
     def wanted(self) -> float:
         """Return the requests a second, without rooms."""
         return sum(rate for start, rate in self.demand.items() if start not in self.rooms)
+
+    @cached_property
+    def _route_by_name(self) -> Mapping[str, PlannedRoute]:
+        return {route.name: route for route in self.routes}
+
+    def route(self, name: str) -> PlannedRoute:
+        """Return the route of that name."""
+        return self._route_by_name[name]
 
     def worth(self, route: PlannedRoute) -> float:
         """Return the gain of the objective by a request a second on that route."""
@@ -236,13 +245,9 @@ def _fastest(choices: list[tuple[Pools, Speeds]]) -> Iterator[Pools]:
         alike.sort(key=lambda choice: choice[1], reverse=True)
         kept: list[Speeds] = []
         for pools, speeds in alike:
-            if not any(other != speeds and _is_no_slower(other, speeds) for other in kept):
+            if not any(other != speeds and all(map(ge, other, speeds)) for other in kept):
                 kept.append(speeds)
                 yield pools
-
-
-def _is_no_slower(speeds: Speeds, others: Speeds) -> bool:
-    return all(speed >= other for speed, other in zip(speeds, others, strict=True))
 
 
 def single_plans(problem: AllocationProblem, heavy: str, light: str) -> Mapping[str, AllocationProblem]:
@@ -254,12 +259,11 @@ def single_plans(problem: AllocationProblem, heavy: str, light: str) -> Mapping[
         CASCADE: lambda route: route.models in ((light,), (light, heavy)),
         MIXTURE: lambda route: len(route.models) == 1 and (route.start == IMAGE or route.models == (heavy,)),
     }
-    plans = {name: _with_routes(problem, is_allowed) for name, is_allowed in allowed.items()}
     starts = {route.start for route in problem.routes}
-    return {name: plan for name, plan in plans.items() if {route.start for route in plan.routes} == starts}
-
-
-def _with_routes(problem: AllocationProblem, is_allowed: Callable[[PlannedRoute], bool]) -> AllocationProblem:
-    """Return the problem with the allowed routes, and those for rooms and backlogs, which every plan carries."""
-    kept = [route for route in problem.routes if route.start in problem.rooms or is_allowed(route)]
-    return replace(problem, routes=kept)
+    plans = {}
+    for name, is_allowed in allowed.items():
+        # Every plan carries rooms and backlogs.
+        kept = [route for route in problem.routes if route.start in problem.rooms or is_allowed(route)]
+        if {route.start for route in kept} == starts:
+            plans[name] = replace(problem, routes=kept)
+    return plans

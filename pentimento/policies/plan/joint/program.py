@@ -39,7 +39,6 @@ class AllocationProgram:
         self._problem = problem
         self._program = LinearProgram()
         self._components = {component.name: component for component in problem.components}
-        self._routes = {route.name: route for route in problem.routes}
         self._pools = {p: cost for component in problem.components for p, cost in batches_of(problem, component)}
         # Numbers of the variables.
         self._rates = self._add_rates()
@@ -82,15 +81,15 @@ class AllocationProgram:
         return self._solution(solved.values, solved.is_optimal) if solved is not None else None
 
     def _solution(self, values: tuple[float, ...], is_optimal: bool) -> AllocationSolution:
-        routes, worth = self._routes, self._problem.worth
+        route_of, worth = self._problem.route, self._problem.worth
         rates = {course: values[rate] for course, rate in self._rates.items() if values[rate] > 1e-9}
         wanted = self._problem.wanted
-        served = sum(rate for course, rate in rates.items() if routes[course.route].start not in self._problem.rooms)
+        served = sum(rate for course, rate in rates.items() if route_of(course.route).start not in self._problem.rooms)
         return AllocationSolution(
             {pool: round(values[unit]) for pool, unit in self._units.items() if round(values[unit])},
             rates,
             min(1.0, served / wanted) if wanted > 0 else 1.0,
-            sum(rate * worth(routes[course.route]) for course, rate in rates.items()),
+            sum(rate * worth(route_of(course.route)) for course, rate in rates.items()),
             is_optimal,
         )
 

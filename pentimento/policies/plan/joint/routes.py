@@ -21,7 +21,7 @@ from pentimento.policies.plan.joint.problem import (
     PlannedRoute,
     Use,
 )
-from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 
 _THRESHOLD_COUNT = 11
 # Share of the heavy model's work; plans do not rely on skipping a smaller share.
@@ -202,17 +202,12 @@ def _cascades(settings: ServingSettings, curve: DeferralCurve, heavy_left: float
     for number in range(1, _THRESHOLD_COUNT - 1):
         deferred = number / (_THRESHOLD_COUNT - 1)
         threshold = min(curve.confidence(deferred), 1.0)
-        quality = _cascade_quality(own, heavy, deferred)
+        # The kept light images are the most confident ones: the fewer, the better they are.
+        quality = (1.0 - deferred) * (own.quality + own.spread * deferred / 2.0) + deferred * heavy.quality
         uses = (Use(light, 1.0, 1.0), Use(settings.heavy, deferred * heavy_left))
         if threshold > 0.0:
             name = f"{NOISE}:{light}>{settings.heavy}@{number}"
             yield PlannedRoute(name, NOISE, uses, quality, threshold, settings.handover)
-
-
-def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float) -> float:
-    """Return the mean quality. The kept light images are the most confident ones: the fewer, the better they are."""
-    stays = light.quality + light.spread * deferred / 2.0
-    return (1.0 - deferred) * stays + deferred * heavy.quality
 
 
 def _thinned(
@@ -276,18 +271,13 @@ def backlogs(context: PlanInput, components: Iterable[Component], slo_s: float) 
     return found
 
 
-def backlog_routes(components: Iterable[str]) -> list[PlannedRoute]:
-    """Return the routes of a backlog, named as their starts: a whole run of the component."""
-    names = ((f"{_BACKLOG}{component}", component) for component in components)
-    return [PlannedRoute(name, name, (Use(component, 1.0),), 0.0) for name, component in names]
-
-
 def with_backlogs(problem: AllocationProblem, waiting: Mapping[str, float]) -> AllocationProblem:
     """Return the problem with `waiting` requests of each component to serve within its horizon."""
     if not waiting:
         return problem
-    routes = backlog_routes(waiting)
-    rates = {route.start: count / problem.horizon_s for route, count in zip(routes, waiting.values(), strict=True)}
+    rates = {f"{_BACKLOG}{component}": count / problem.horizon_s for component, count in waiting.items()}
+    # A whole run of the component, named as its start.
+    routes = [PlannedRoute(name, name, (Use(one, 1.0),), 0.0) for name, one in zip(rates, waiting, strict=True)]
     return replace(
         problem,
         demand={**problem.demand, **rates},
