@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.emulation.adapter_costs import AdapterCosts
+from lab.emulation.cost_draws import draw
 
 # Names with their weights, in a fixed order.
 LoraSet = tuple[tuple[str, float], ...]
@@ -50,7 +51,7 @@ class DeviceAdapters:
         for name in names:
             if name not in self._kept:
                 self.loaded_count += 1
-                here_s += self._costs.load.draw(self._random)
+                here_s += draw(self._costs.load, self._random)
             self._kept[name] = self._kept.pop(name, here_s)
         until_s = max((self._kept[name] for name in names), default=now_s)
         while len(self._kept) > max(self._costs.resident_count, 1):
@@ -71,7 +72,7 @@ class DeviceAdapters:
         if wanted == self._in_weights:
             return 0.0
         self._in_weights = wanted
-        return self._costs.patch.draw(self._random)
+        return draw(self._costs.patch, self._random)
 
     def wait_s(self, batch: Iterable[AttemptAdapters]) -> float:
         """Return how long a step of this batch waits for residuals, 0 without ControlNets."""

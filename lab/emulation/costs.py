@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
+from lab.emulation.cost_draws import added, slower
 from lab.emulation.fleet_file import EmulatedModel
 from pentimento.profiles.costs import NOTHING, Cost, SizeProfile, for_every_batch, steady
 
@@ -44,14 +45,14 @@ class ModelCosts:
         return replace(
             self,
             steps=_slower(self.steps, factor),
-            prepare=self.prepare.times(factor),
-            finish=self.finish.times(factor),
+            prepare=slower(self.prepare, factor),
+            finish=slower(self.finish, factor),
             sizes={key: _slower(steps, factor) for key, steps in self.sizes.items()},
         )
 
 
 def _slower(costs: tuple[Cost, ...], factor: float) -> tuple[Cost, ...]:
-    return tuple(cost.times(factor) for cost in costs)
+    return tuple(slower(cost, factor) for cost in costs)
 
 
 def from_latencies(
@@ -86,7 +87,7 @@ def costs_of(model: EmulatedModel) -> ModelCosts:
         model.steps,
         sizes[(model.width_px, model.height_px, model.guided)],
         once.prepare,
-        once.decode.then(once.encode),
+        added(once.decode, once.encode),
         model.load,
         sizes,
     )

@@ -19,6 +19,7 @@ from typing import Generic
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from lab.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
+from lab.emulation.cost_draws import draw
 from lab.emulation.costs import ModelCosts
 from lab.emulation.finisher import EmulatedFinisher
 from lab.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
@@ -264,7 +265,7 @@ class EmulatedDevice(Generic[Owner]):
         at_s = began_s
         for job in batch:
             if not job.running:
-                seconds = self.costs.prepare.draw(self._random)
+                seconds = draw(self.costs.prepare, self._random)
                 job.running, job.began_s, job.device_s = True, max(at_s, job.arrived_s), seconds
                 at_s += seconds
                 job.prepared_s = max(at_s, job.arrived_s)
@@ -280,7 +281,7 @@ class EmulatedDevice(Generic[Owner]):
         cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
         steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
-        self._step_s = slowness * cost.draw(self._random, steps) + wait_s
+        self._step_s = slowness * draw(cost, self._random, steps) + wait_s
         self._note_end()
 
     def _length(self, batch: list[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
@@ -361,7 +362,7 @@ class EmulatedDevice(Generic[Owner]):
         if self.batches_steps and not job.yielded:
             self._yield_place(job)
         job.denoised_s = max(ended_s, job.prepared_s)
-        job.finish_s = self.costs.finish.draw(self._random)
+        job.finish_s = draw(self.costs.finish, self._random)
         self._finisher.take(job)
 
     def _finished(self, job: EmulatedJob[Owner]) -> None:
@@ -377,7 +378,7 @@ class EmulatedDevice(Generic[Owner]):
         if self._jobs or self._batch or not self._finisher.idle or self._hold_count:
             return
         self._loading = self._next[0]
-        self._timers.at(self._timers.now + self._loading.load.draw(self._random), self._loaded, self._incarnation)
+        self._timers.at(self._timers.now + draw(self._loading.load, self._random), self._loaded, self._incarnation)
 
     def _loaded(self, incarnation: int) -> None:
         """Hold the loaded model. If another one was assigned meanwhile, load that one."""

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
+from lab.emulation.cost_draws import slower
 from lab.emulation.speed import STEADY, SpeedChanges
 from lab.files.thresholds import read_thresholds
 from lab.files.toml_document import TomlTable, read_toml
@@ -341,7 +342,7 @@ def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
     most = max((largest_batch(model, devices) for devices in holding), default=1)
     measured = measured_batches(model)
     kept = [batch for batch in measured if batch.batch_size <= most] or list(measured[:1])
-    batches = tuple(replace(batch, steps=tuple(step.times(slowness) for step in batch.steps)) for batch in kept)
+    batches = tuple(replace(batch, steps=tuple(slower(step, slowness) for step in batch.steps)) for batch in kept)
     return replace(model.profile, model=model.name, batches=batches)
 
 

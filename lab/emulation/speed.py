@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from lab.emulation.cost_draws import draw
 from pentimento.profiles.costs import Cost
 
 
@@ -29,7 +30,7 @@ class SpeedChanges:
             yield 1.0, math.inf
         speed = Cost(1.0, self.variation**2, 2)
         while True:
-            yield speed.draw(source), source.expovariate(1.0 / self.period_s)
+            yield draw(speed, source), source.expovariate(1.0 / self.period_s)
 
 
 STEADY = SpeedChanges()

@@ -2,6 +2,7 @@
 
 from random import Random
 
+from lab.emulation.cost_draws import draw
 from lab.runs import Outcome, RequestRecord, StartKind
 from lab.simulator.agenda import Agenda
 from lab.simulator.controller import SimulatedController
@@ -55,7 +56,7 @@ class Endings:
         ended_s = self._agenda.now
         cost = self._scenario.delays.answer
         if cost.mean_s > 0.0:
-            ended_s += cost.draw(self._random)
+            ended_s += draw(cost, self._random)
         late = ended_s > request.arrival.at_s + request.arrival.deadline_s
         if late:
             self._controller.count_late(painted.pool)

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from lab.emulation.attempt_steps import AttemptSteps
+from lab.emulation.cost_draws import draw
 from lab.emulation.device import EmulatedDevice
 from lab.emulation.jobs import EmulatedJob
 from lab.runs import RequestRecord, StageSpan
@@ -162,7 +163,7 @@ class Simulation:
         if cost.mean_s <= 0.0:
             self._events.append(event)
             return 0.0
-        seconds, now = cost.draw(self._random), self._agenda.now
+        seconds, now = draw(cost, self._random), self._agenda.now
         self._agenda.at(now + seconds, self.submit, event)
         if request is not None:
             request.stages.append(StageSpan(stage, now, now + seconds))
@@ -334,7 +335,7 @@ class Simulation:
         if cost.mean_s <= 0.0:
             self._start(effect)
         else:
-            seconds, now = cost.draw(self._random), self._agenda.now
+            seconds, now = draw(cost, self._random), self._agenda.now
             self._requests[effect.request_id].stages.append(StageSpan("send", now, now + seconds))
             self._agenda.at(now + seconds, self._start, effect)
 

@@ -4,7 +4,6 @@
 """
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,25 +48,6 @@ class Cost:
         mean = self.mean_s + share * (other.mean_s - self.mean_s)
         variance = self.variance_s2 + share * (other.variance_s2 - self.variance_s2)
         return Cost(mean, variance, min(self.sample_count, other.sample_count))
-
-    def times(self, factor: float) -> "Cost":
-        """Return the cost on a device that takes `factor` times as long."""
-        return Cost(self.mean_s * factor, self.variance_s2 * factor * factor, self.sample_count)
-
-    def then(self, other: "Cost") -> "Cost":
-        """Return the cost of this and `other` in sequence."""
-        samples = min(self.sample_count, other.sample_count)
-        return Cost(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2, samples)
-
-    def draw(self, source: random.Random, count: int = 1) -> float:
-        """Draw the seconds of one measurement, or the mean of `count` independent ones.
-
-        They are log-normal with this mean and variance, so never below 0.
-        """
-        if self.variance_s2 <= 0.0 or self.mean_s <= 0.0:
-            return self.mean_s
-        variance = math.log1p(self.variance_s2 / count / (self.mean_s * self.mean_s))
-        return source.lognormvariate(math.log(self.mean_s) - variance / 2.0, math.sqrt(variance))
 
 
 NOTHING = Cost(0.0, 0.0, 1)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from itertools import permutations
 
+from lab.emulation.cost_draws import draw
 from lab.emulation.fleet_file import label_of
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
@@ -69,7 +70,7 @@ class EmulatedScorer:
 
     async def score(self, cascade: str, images: Sequence[ImageToScore]) -> ImageScores:
         confidences = [_confidence(index, entry.image) for index, entry in enumerate(images)]
-        seconds = sum(self._cost.draw(self._source) for _ in images)
+        seconds = sum(draw(self._cost, self._source) for _ in images)
         self._busy(seconds)
         self._free_at = max(self._free_at, self._loop.time()) + seconds
         await asyncio.sleep(self._free_at - self._loop.time())

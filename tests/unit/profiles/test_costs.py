@@ -1,7 +1,6 @@
 """Profiles: what is written is what is read, and what is broken is named."""
 
 import json
-import random
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -120,27 +119,6 @@ def test_costs_from_json_names_broken_field() -> None:
     for text in ("", "{", "[]", "3"):
         with pytest.raises(InvalidArgument, match="profile"):
             costs_from_json(text)
-
-
-@settings(deadline=None)
-@given(st.floats(0.01, 10), st.floats(0.01, 1.0), st.integers(0, 5))
-def test_draws_have_mean_and_variance_of_cost(mean_s: float, spread: float, seed: int) -> None:
-    cost = Cost(mean_s, (spread * mean_s) ** 2, 5)
-    source = random.Random(seed)
-
-    drawn = [cost.draw(source) for _ in range(4000)]
-
-    assert min(drawn) > 0
-    assert statistics.fmean(drawn) == pytest.approx(mean_s, rel=0.1)
-    assert statistics.stdev(drawn) == pytest.approx(spread * mean_s, rel=0.35)
-
-
-def test_draw_of_cost_without_spread_is_its_mean() -> None:
-    assert [cost.draw(random.Random(0)) for cost in (Cost(0.5, 0.0, 1), Cost(0.0, 1.0, 2))] == [0.5, 0.0]
-
-
-def test_cost_times_factor_scales_mean_and_variance() -> None:
-    assert Cost(0.5, 0.01, 3).times(2.0) == Cost(1.0, 0.04, 3)
 
 
 def test_step_cost_between_measured_batches_is_linear() -> None:
