@@ -10,6 +10,9 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, Replica
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.inputs import ReplicaView
 
+# Fields of a report that the status repeats.
+_REPORTED = ("draining", "queue_length", "running_count", "busy_share", "completed_count", "failed_count")
+
 
 @dataclass(frozen=True)
 class _RegisteredReplica:
@@ -161,14 +164,5 @@ def _superseded(instance_id: str, generation: int, newer: Replica) -> FailedPrec
 
 def _status(entry: _RegisteredReplica, live: bool, now_s: float) -> ReplicaStatus:
     report = entry.report or ReplicaReport(entry.replica.instance_id, entry.replica.generation)
-    return ReplicaStatus(
-        replica=entry.replica,
-        last_report_age_ms=max(0, round((now_s - entry.received_s) * 1000)),
-        live=live,
-        draining=report.draining,
-        queue_length=report.queue_length,
-        running_count=report.running_count,
-        busy_share=report.busy_share,
-        completed_count=report.completed_count,
-        failed_count=report.failed_count,
-    )
+    counted = {name: getattr(report, name) for name in _REPORTED}
+    return ReplicaStatus(entry.replica, max(0, round((now_s - entry.received_s) * 1000)), live, **counted)

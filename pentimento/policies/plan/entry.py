@@ -127,7 +127,13 @@ class PlanIndex:
     @cached_property
     def stages(self) -> Mapping[str, tuple[Stage, ...]]:
         """Return the stages of each cascade."""
-        return {cascade.cascade: _stages_of(cascade, self.models) for cascade in self.cascades}
+        return {
+            cascade.cascade: tuple(
+                Stage(model=self.models[stage.pool], cascade=cascade.cascade, planned=True, **vars(stage))
+                for stage in cascade.stages
+            )
+            for cascade in self.cascades
+        }
 
     def stages_at(self, entry: "EnteredPool") -> tuple[Stage, ...]:
         """Return the stages of a request that enters at `entry`."""
@@ -137,23 +143,6 @@ class PlanIndex:
     def pools_of(self, worker_id: str, model: str) -> tuple[str, ...]:
         """Return the model's pools that list the worker; the pool with the model's name if none does."""
         return tuple(p.pool for p in self.pools if p.model == model and worker_id in p.worker_ids) or (model,)
-
-
-def _stages_of(cascade: CascadePlan, models: Mapping[str, str]) -> tuple[Stage, ...]:
-    return tuple(
-        Stage(
-            stage.pool,
-            models[stage.pool],
-            cascade.cascade,
-            stage.discriminator,
-            stage.thresholds,
-            planned=True,
-            skip_below=stage.skip_below,
-            reuse_share=stage.reuse_share,
-            discriminator_digest=stage.discriminator_digest,
-        )
-        for stage in cascade.stages
-    )
 
 
 @dataclass(frozen=True, slots=True)
