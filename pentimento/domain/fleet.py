@@ -14,8 +14,7 @@ MAX_TOLD_COUNT = 1024
 MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
-# Policies that a controller can plan by; `policies.plan` has their decisions.
-# Policies of every installation.
+# Policies of every installation; `policies.plan` has their decisions.
 POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint")
 
 
@@ -95,13 +94,10 @@ class MeasuredDeferral:
 
 @dataclass(frozen=True)
 class Replica:
-    """A process that registers with the controller.
-
-    `address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are the
-    measured costs of the available models. `adapters`: LoRAs that a worker can use, ControlNets that a ControlNet
-    replica serves. `deferrals`: f(t) of a discriminator's cascades. `held_model_digest`: digest of the first resident
-    model, as a worker's loader found it; empty where unknown.
-    """
+    """A process that registers with the controller. `address` is `unix:/path` or `host:port`; `generation` tells apart
+    the starts of one instance. `costs` are the measured costs of the available models. `adapters`: LoRAs that a worker
+    can use, ControlNets that a ControlNet replica serves. `deferrals`: f(t) of a discriminator's cascades.
+    `held_model_digest`: digest of the first resident model, as a worker's loader found it; empty where unknown."""
 
     instance_id: str
     kind: ReplicaKind
@@ -172,15 +168,12 @@ class StartThreshold:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage of a cascade.
-
-    `discriminator`: the cascade `light>heavy` as discriminators know it; empty for the pair of its model and the next.
-    `discriminator_digest`: the discriminator that the thresholds were planned with; scores of others do not count.
-    Empty for any. Images from a kind of start that `thresholds` does not name are not scored: they are good enough.
-    `skip_below`: the stage is skipped where the prompt alone predicts that its image is good enough with less than this
-    probability (0..1) and the threshold would refuse it; 0 for never. `reuse_share` (0..1) of the next stage's steps
-    are saved because it starts from this stage's image; 0: it starts from noise.
-    """
+    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for the pair of
+    its model and the next. `discriminator_digest`: the discriminator that the thresholds were planned with; scores of
+    others do not count. Empty for any. Images from a kind of start that `thresholds` does not name are not scored: they
+    are good enough. `skip_below`: the stage is skipped where the prompt alone predicts that its image is good enough
+    with less than this probability (0..1) and the threshold would refuse it; 0 for never. `reuse_share` (0..1) of the
+    next stage's steps are saved because it starts from this stage's image; 0: it starts from noise."""
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()
@@ -200,14 +193,11 @@ class CascadePlan:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Rules of admission to the cache and of its use.
-
-    `admits`: kinds of start that may enter with their images and latents; `admits_light`: whether a cascade's earlier
-    stages may. `alpha`: the share of the from-scratch quality that hits must keep where a request does not say; None
-    leaves it to the gateway. `bias` moves every K of the selector by that many tenths of the steps (NIRVANA, section
-    5.3.1).
-    `eviction` names the eviction rule; empty: the gateway's own.
-    """
+    """Rules of admission to the cache and of its use. `admits`: kinds of start that may enter with their images and
+    latents; `admits_light`: whether a cascade's earlier stages may. `alpha`: the share of the from-scratch quality that
+    hits must keep where a request does not say; None leaves it to the gateway. `bias` moves every K of the selector by
+    that many tenths of the steps (NIRVANA, section 5.3.1). `eviction` names the eviction rule; empty: the gateway's
+    own."""
 
     admits: tuple[str, ...] = ("noise", "latent", "image")
     admits_light: bool = True
@@ -256,13 +246,10 @@ class RegisteredDigest:
 
 @dataclass(frozen=True)
 class Plan:
-    """Intent; workers report the truth.
-
-    `drops_late`: drop requests that are predicted to miss their deadline. `placements`: adapters as the replicas
-    reported them; `components`: components that services are to hold. `notes`: models left unplanned, and why.
-    `registered`: workers that hold another digest under one of the names get no requests. `moves_models`: workers load
-    the models assigned to them; otherwise the assignments say what they hold.
-    """
+    """Intent; workers report the truth. `drops_late`: drop requests that are predicted to miss their deadline.
+    `placements`: adapters as the replicas reported them; `components`: components that services are to hold. `notes`:
+    models left unplanned, and why. `registered`: workers that hold another digest under one of the names get no
+    requests. `moves_models`: workers load the models assigned to them; otherwise the assignments say what they hold."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -316,14 +303,12 @@ class AdapterDemand:
 
 @dataclass(frozen=True)
 class PoolDemand:
-    """Requests of a pool since the last report, including deferred requests from earlier stages.
-
-    `pool` is empty where it has its model's name. Of the `scored_count` a cascade deferred `deferred_count` to the next
-    pool, and `stood_in_count` without a score (ADR 0008). `confidences` are the scores by CONFIDENCE_BINS equal parts
-    of 0..1, or none. `starts` and `adapters` count requests that came to this pool first. `compared`: quality that
-    light images kept of the heavy model's, by the same parts of confidence, or none; `hits`: quality that starts from
-    the cache kept.
-    """
+    """Requests of a pool since the last report, including deferred requests from earlier stages. `pool` is empty where
+    it has its model's name. Of the `scored_count` a cascade deferred `deferred_count` to the next pool, and
+    `stood_in_count` without a score (ADR 0008). `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
+    none. `starts` and `adapters` count requests that came to this pool first. `compared`: quality that light images
+    kept of the heavy model's, by the same parts of confidence, or none; `hits`: quality that starts from the cache
+    kept."""
 
     model: str
     arrived_count: int = 0

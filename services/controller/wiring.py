@@ -87,9 +87,8 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         leadership = Leadership(ledger, lease, server.instance_id, clock)
         state_dir, rise, keep = None, leadership.rise, leadership.keep
     epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
-    planner = Planner(
-        settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below
-    )
+    skipped = settings.skip_light_below
+    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=skipped)
     repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
     controller = Controller(
         Registry(settings.lease_s, RETENTION_S, settings.max_replicas),
