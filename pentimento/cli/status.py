@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -36,7 +36,7 @@ LOOK_S = 1.0
 CALL_TIMEOUT_S = 2.0
 SHOWN_LOOKS = 60
 NOBODY_ANSWERED = 1
-ADDRESSES = ("controller_address", "frontdoor_address", "gateway_address")
+PLACES = ("controller", "frontdoor", "gateway")
 
 
 @click.command()
@@ -53,24 +53,17 @@ ADDRESSES = ("controller_address", "frontdoor_address", "gateway_address")
 @tls_options
 @token_option
 @state_dir_option
-def status(
-    watch: bool,
-    record: Path | None,
-    as_json: bool,
-    token: str,
-    state_dir: Path,
-    **options: Any,
-) -> None:
+def status(watch: bool, record: Path | None, as_json: bool, token: str, state_dir: Path, **options: Any) -> None:
     """Show replicas, their models, queues, running work, the cache and the plan. The exit code is 1 if no process
     answers. With --watch --json each refresh is a line."""
     if record is not None and not watch:
         raise click.UsageError("--record needs --watch")
-    addresses = {name: options[name] for name in ADDRESSES}
-    places = find_places(addresses, read_token(token), client_settings(**tls_files(options)), state_dir)
+    given = {name: address for name in PLACES if (address := options[f"{name}_address"])}
+    addresses, opening = find_places(given, read_token(token), client_settings(**tls_files(options)), state_dir)
     if watch:
-        asyncio.run(keep_looking(places, record, as_json=as_json))
+        asyncio.run(keep_looking(addresses, opening, record, as_json=as_json))
         return
-    found = asyncio.run(look(places))
+    found = asyncio.run(look(addresses, opening))
     if as_json:
         click.echo(line_of(found))
     else:
@@ -79,47 +72,38 @@ def status(
         raise click.exceptions.Exit(NOBODY_ANSWERED)
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
-    """The addresses to call, "" for none."""
-
-    controller: str
-    frontdoor: str
-    gateway: str
-    opening: ChannelOpener
-
-
-def find_places(addresses: dict[str, str | None], token: str, channels: RpcChannelSettings, state_dir: Path) -> Places:
-    """Return the addresses of the suite that runs here, replaced by the given `addresses`; only these if none runs
-    here."""
-    given = {name.removesuffix("_address"): address for name, address in addresses.items() if address}
-    if len(given) < len(addresses) and (not given or StateDirectory(state_dir).endpoint() is not None):
+def find_places(
+    given: dict[str, str], token: str, channels: RpcChannelSettings, state_dir: Path
+) -> tuple[dict[str, str], ChannelOpener]:
+    """Return the addresses of the suite that runs here, replaced by the `given` ones, or only these if none runs here;
+    and what opens channels to them."""
+    if len(given) < len(PLACES) and (not given or StateDirectory(state_dir).endpoint() is not None):
         suite = running_suite(state_dir)
-        found = {"controller": suite.controller, "frontdoor": suite.frontdoor, "gateway": suite.gateway}
         channels = dataclasses.replace(channels, service_token_file=own_token_file(suite, token))
-        given = {**found, **given}
-    places = {name: given.get(name, "") for name in ("controller", "frontdoor", "gateway")}
-    return Places(**places, opening=channel_opener(channels, token or None))
+        given = {name: getattr(suite, name) for name in PLACES} | given
+    return given, channel_opener(channels, token or None)
 
 
-async def look(places: Places) -> SuiteStatus:
+async def look(addresses: Mapping[str, str], opening: ChannelOpener) -> SuiteStatus:
     """Read the status of all processes concurrently; one that does not answer has a reason in place of its part."""
 
-    async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T | None:
-        if not address:
+    async def ask(place: str, question: Callable[[Channel], Awaitable[T]]) -> T | None:
+        if not (address := addresses.get(place)):
             return None
         with naming(address):
-            async with places.opening(address) as channel:
+            async with opening(address) as channel:
                 return await question(channel)
 
     return await gathered(
-        ask(places.controller, lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
-        ask(places.frontdoor, lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
-        ask(places.gateway, lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S)),
+        ask("controller", lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
+        ask("frontdoor", lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
+        ask("gateway", lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S)),
     )
 
 
-async def keep_looking(places: Places, record: Path | None, *, as_json: bool) -> None:
+async def keep_looking(
+    addresses: Mapping[str, str], opening: ChannelOpener, record: Path | None, *, as_json: bool
+) -> None:
     """Read the status every second; show the fleet and the history of its allocation, or print a line per status. Write
     the samples to `record`, if any."""
     history: deque[AllocationSample] = deque(maxlen=SHOWN_LOOKS)
@@ -127,7 +111,7 @@ async def keep_looking(places: Places, record: Path | None, *, as_json: bool) ->
     with lines() if as_json else live_view(history) as show, open_record(record) as file:
         while True:
             started = time.monotonic()
-            found = await look(places)
+            found = await look(addresses, opening)
             if (sample := sample_of(found, started - began)) is not None:
                 history.append(sample)
                 file.write(sample_line(sample))

@@ -17,6 +17,8 @@ from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 
 _DEFAULT = ServingSettings("")
+# Settings that ServingSettings has as they are.
+_UNCHANGED = ("heavy", "light", "small", "overprovision", "batch_sizes", "run_price", "modm_mode")
 # Upper limits of quality, spread and reuse.
 _MOST = (1.0, 1.0, 2.0)
 # Flags of the fields that a policy may need.
@@ -87,17 +89,8 @@ class PolicySettings:
 
     def serving(self) -> ServingSettings:
         """Return the settings of policies. Raises ValueError naming the flag that is wrong."""
-        serving = ServingSettings(
-            heavy=self.heavy,
-            light=self.light,
-            small=self.small,
-            slo_s=self.slo_s or math.inf,
-            deferral=self._deferral(),
-            overprovision=self.overprovision,
-            batch_sizes=self.batch_sizes,
-            run_price=self.run_price,
-            modm_mode=self.modm_mode,
-        )
+        same = {name: getattr(self, name) for name in _UNCHANGED}
+        serving = ServingSettings(slo_s=self.slo_s or math.inf, deferral=self._deferral(), **same)
         qualities = self._qualities({serving.heavy, serving.light, *serving.small_models})
         return replace(serving, qualities=qualities, **self._options())
 

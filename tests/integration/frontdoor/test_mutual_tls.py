@@ -113,11 +113,11 @@ async def test_commands_show_theirs_to_whomever_they_call(address: str, authorit
 @pytest.mark.slow
 async def test_looks_go_on_while_certificates_are_written(address: str, authority: Authority, folder: Path) -> None:
     shown = authority.issue("watcher")
-    addresses: dict[str, str | None] = {f"{name}_address": address for name in ("controller", "frontdoor", "gateway")}
-    places = find_places(addresses, "", client_settings(**files(authority, shown)), folder)
+    given = dict.fromkeys(("controller", "frontdoor", "gateway"), address)
+    places = find_places(given, "", client_settings(**files(authority, shown)), folder)
     shown.key.write_text("-----BEGIN ")
 
-    assert (await look(places)).frontdoor is not None
+    assert (await look(*places)).frontdoor is not None
 
 
 async def test_files_may_stand_in_the_environment(

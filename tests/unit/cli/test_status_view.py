@@ -166,7 +166,7 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
     fleet = Fleet((replica,), Plan(PlanVersion(7, 2)), 7)
     looks, clock = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)]), SetClock()
 
-    async def look(places: status.Places) -> SuiteStatus:
+    async def look(*places: object) -> SuiteStatus:
         found = next(looks, None)
         if found is None:
             raise KeyboardInterrupt
