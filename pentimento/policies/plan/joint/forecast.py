@@ -133,34 +133,26 @@ def _with_thinnable(context: PlanInput, settings: ServingSettings, known: Demand
 
 
 def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
-    shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
-    counts = {LATENT: known.latent_told, IMAGE: known.image_told}
-    for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
+    found: dict[str, float] = {}
+    for kind in (LATENT, IMAGE):
+        share, saved, counted = (getattr(known, f"{kind}_{part}") for part in ("share", "saved", "told"))
         # Models that cannot start from an image report no hits of images.
         told = [
             start
             for demand in context.demand
             for start in demand.starts
-            if kind == LATENT or starts_from_images(context, settings, demand.model, before)
+            if kind == LATENT or starts_from_images(context, settings, demand.model, saved)
         ]
         total = sum(start.request_count for start in told)
         # The first requests have equal weights: an average that began at 0 would count the first hits as misses.
-        weight = max(share_weight(total), total / max(counts[kind] + total, 1.0))
-        counts[kind] = min(counts[kind] + total, SHARED_COUNT)
+        weight = max(share_weight(total), total / max(counted + total, 1.0))
         own = [start for start in told if start.kind == kind and start.step_count > 0]
         count = sum(start.request_count for start in own)
-        shares[kind] += weight * (count / max(total, 1) - shares[kind])
         newest = sum(start.request_count * start.start_step / start.step_count for start in own) / max(count, 1)
-        saved[kind] = before + weight * (newest - before) if count else before
-    return replace(
-        known,
-        latent_share=shares[LATENT],
-        image_share=shares[IMAGE],
-        latent_saved=saved[LATENT],
-        image_saved=saved[IMAGE],
-        latent_told=counts[LATENT],
-        image_told=counts[IMAGE],
-    )
+        found[f"{kind}_share"] = share + weight * (count / max(total, 1) - share)
+        found[f"{kind}_saved"] = saved + weight * (newest - saved) if count else saved
+        found[f"{kind}_told"] = min(counted + total, SHARED_COUNT)
+    return replace(known, **found)
 
 
 def _bend(context: PlanInput, settings: ServingSettings, before: float) -> float:
