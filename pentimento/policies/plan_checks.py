@@ -9,7 +9,7 @@ from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.plan.entry import SPARE, STARTS
 
 MAX_BIAS = 16
-# What only earlier stages may have.
+# Limits of fields that only earlier stages may have.
 _OF_THE_LAST = {
     "reuse_share": "must be 0: no stage starts from the last one's image",
     "skip_below": "must be 0: the last stage is never left out",

@@ -98,7 +98,7 @@ def process_of(
     on: str = "",
 ) -> ProcessSpec:
     """Return a process with its `flags` (see `arguments`), the flags that every process has, and `more`. `on`: the name
-    by which `--place` gives it GPUs; empty for a process without a device."""
+    that `--place` has for it; empty for a process without a device."""
     devices = settings.devices_of(on) if on else None
     given = {"listen": unix_address(state, name), **flags, "instance-id": name}
     given |= {"config": settings.config_file, "token-file": settings.token_file}
@@ -112,7 +112,7 @@ def process_of(
 
 
 def arguments(flags: Mapping[str, object]) -> tuple[str, ...]:
-    """Return flags with their values as arguments: none for None, False and what is empty, a switch for True, a list
+    """Return flags with their values as arguments: none for None, False and empty values, a switch for True, a list
     for a tuple. Raises InvalidArgument for a list that services could not read."""
     found: list[str] = []
     for name, value in flags.items():

@@ -17,7 +17,7 @@ from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 
 _DEFAULT = ServingSettings("")
-# Settings that ServingSettings has as they are.
+# Settings that ServingSettings has unchanged.
 _UNCHANGED = ("heavy", "light", "small", "overprovision", "batch_sizes", "run_price", "modm_mode")
 # Upper limits of quality, spread and reuse.
 _MOST = (1.0, 1.0, 2.0)
