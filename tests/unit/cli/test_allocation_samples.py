@@ -3,7 +3,17 @@
 import math
 from dataclasses import replace
 
-from pentimento.cli.allocation_samples import AllocationSample, sample_of_plan, sparkline, violation_shares
+import pytest
+
+from pentimento.cli.allocation_samples import (
+    AllocationSample,
+    plain_cascade,
+    plain_pool,
+    plain_stage,
+    sample_of_plan,
+    sparkline,
+    violation_shares,
+)
 from pentimento.domain.fleet import CascadePlan, Plan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 
@@ -50,3 +60,38 @@ def test_an_answer_that_came_late_breaks_its_slo_too() -> None:
 
 def test_a_line_of_characters_rises_with_its_values() -> None:
     assert sparkline((0.0, 0.5, 1.0, math.nan, 2.0, -1.0), 1.0) == "▁▅█ █▁"
+
+
+MODELS = {"heavy": "heavy", "heavy.1": "heavy", "sd-1.5": "sd-1.5", "sd-1.5.1": "sd-1.5"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "plain"),
+    [
+        ("heavy", "heavy"),
+        ("heavy.1", "heavy (pool 2)"),
+        ("sd-1.5", "sd-1.5"),
+        ("sd-1.5.1", "sd-1.5 (pool 2)"),
+        ("unplanned.1", "unplanned.1"),
+    ],
+)
+def test_plain_pool_is_called_by_its_model(pool: str, plain: str) -> None:
+    assert plain_pool(pool, MODELS) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("light>heavy", "light → heavy"),
+        ("a>b>c", "a → b → c"),
+        ("noise:light>heavy#0", "light → heavy from noise"),
+        ("latent:light>heavy#1", "light → heavy from latent, threshold 2"),
+        ("image:light~heavy", "light → heavy from image, unscored"),
+    ],
+)
+def test_plain_cascade_is_light_to_heavy(name: str, plain: str) -> None:
+    assert plain_cascade(name) == plain
+
+
+def test_plain_stage_names_cascade_and_pool() -> None:
+    assert plain_stage("noise:light>heavy#0 heavy.1", MODELS) == "light → heavy from noise, at heavy (pool 2)"

@@ -1,10 +1,25 @@
 """Average demand and shares, and find the demand for a model."""
 
+from typing import Any
+
 import pytest
 
-from pentimento.policies.plan.demand import averaged_demand, demand_of, settled_weight, share_weight, smoothed
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
+from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.policies.plan.demand import (
+    DemandWindow,
+    averaged_demand,
+    demand_of,
+    settled_weight,
+    share_weight,
+    smoothed,
+)
 from pentimento.policies.plan.entry import scaled_start_step
-from pentimento.policies.plan.inputs import ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
+from pentimento.wire.codec import decode, encode
 
 
 @pytest.mark.parametrize(
@@ -67,3 +82,144 @@ def test_share_weight_is_a_fiftieth_a_request() -> None:
     assert share_weight(0) == 0.0
     assert share_weight(1) == pytest.approx(0.02)
     assert share_weight(50) == pytest.approx(1 - 0.98**50)
+
+
+LIVE = tuple(ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, "unix:/a", 1)) for name in ("f1", "f2", "w1"))
+
+
+@pytest.fixture
+def window() -> DemandWindow:
+    return DemandWindow()
+
+
+def report(door: str = "f1", model: str = "heavy", **counts: Any) -> ReplicaReport:
+    return ReplicaReport(door, 1, demand=(PoolDemand(model, **counts),))
+
+
+def test_arrivals_are_a_rate_over_the_time_that_reports_cover_summed_over_front_doors(window):
+    window.add(report("f1", arrived_count=10), 1.0)
+    window.add(report("f1", arrived_count=20), 2.0)
+    window.add(report("f2", arrived_count=10), 2.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.model, heavy.arrivals_per_s) == ("heavy", 15.0)
+
+
+def test_what_waits_is_what_waits_at_front_doors_and_at_workers_now_and_on_average(window):
+    for at_door, at_worker in ((9, 4), (3, 2)):
+        window.add(report(queue_length=at_door), 1.0)
+        window.add(ReplicaReport("w1", 1, ("heavy",), at_worker), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.queue_length, heavy.mean_queue_length) == (5, 9.0)
+
+
+def test_queues_of_one_model_add_up_within_a_report() -> None:
+    window = DemandWindow()
+    for quick, full in ((4, 1), (2, 3)):
+        pools = (PoolDemand("heavy", pool="quick", queue_length=quick), PoolDemand("heavy", queue_length=full))
+        window.add(ReplicaReport("f1", 1, demand=pools), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.queue_length, heavy.mean_queue_length) == (5, 5.0)
+
+
+def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window):
+    window.add(ReplicaReport("w1", 1, ("light",), 2), 1.0)
+    window.add(ReplicaReport("w1", 1, ("heavy",), 0), 1.0)
+
+    assert [(demand.model, demand.arrivals_per_s, demand.queue_length) for demand in window.take(LIVE)] == [
+        ("light", 0.0, 2)
+    ]
+
+
+def test_the_deferred_share_is_that_of_all_that_were_scored(window):
+    window.add(report(scored_count=1, deferred_count=1, stood_in_count=5), 1.0)
+    window.add(report(), 1.0)
+    window.add(report("f2", scored_count=3), 1.0)
+
+    assert window.take(LIVE)[0].deferred_share == 0.25
+
+
+def test_that_none_was_deferred_is_told_over_the_wire(window: DemandWindow) -> None:
+    for message in (report(scored_count=3), report("f2", scored_count=1, deferred_count=1)):
+        window.add(decode(encode(message, controller_pb.ReportRequest), ReplicaReport), 1.0)
+
+    assert window.take(LIVE)[0].deferred_share == 0.25
+
+
+def test_starts_are_counted_by_step_and_broken_slos_together(window):
+    window.add(report(dropped_count=1, starts=(StartShare(0, 3), StartShare(5, 1))), 1.0)
+    window.add(report("f2", late_count=2, starts=(StartShare(5, 4),)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.starts, heavy.violation_count) == ((StartShare(0, 3), StartShare(5, 5)), 3)
+
+
+def test_what_was_taken_is_not_taken_again(window):
+    window.add(report(arrived_count=10, dropped_count=1), 1.0)
+    window.take(LIVE)
+    window.add(report(arrived_count=4), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.arrivals_per_s, heavy.violation_count) == (4.0, 0)
+
+
+def test_a_front_door_that_is_gone_counts_no_more(window):
+    window.add(report("f1", arrived_count=10), 1.0)
+    window.add(report("f2", arrived_count=10), 1.0)
+
+    assert window.take(LIVE[:1])[0].arrivals_per_s == 10.0
+
+
+def test_pools_of_one_model_are_added_up() -> None:
+    window = DemandWindow()
+    window.add(report(arrived_count=4, scored_count=4, deferred_count=1, stood_in_count=1), 1.0)
+    window.add(report("f2", pool="quick", arrived_count=6), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.arrivals_per_s, heavy.sent_on_per_s) == (10.0, 2.0)
+
+
+def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_are_counted() -> None:
+    window = DemandWindow()
+    starts = (StartShare(5, 1, "latent", 50, "heavy"), StartShare(5, 2, "image", 50, "light"))
+    counts = (1, *(0,) * 18, 3)
+    asked = (AdapterDemand(AdapterKind.LORA, "neon", 2),)
+    for door in ("f1", "f2"):
+        window.add(report(door, starts=starts, confidences=counts, adapters=asked), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert heavy.starts == (StartShare(5, 4, "image", 50, "light"), StartShare(5, 2, "latent", 50, "heavy"))
+    assert (heavy.confidences[0], heavy.confidences[19]) == (2, 6)
+    assert heavy.adapters == (AdapterDemand(AdapterKind.LORA, "neon", 4),)
+
+
+def test_compared_images_add_up_over_front_doors() -> None:
+    window = DemandWindow()
+    compared = (KeptQuality(1, 0.5, 0.25), *(NOTHING_KEPT,) * 19)
+    for door in ("f1", "f2"):
+        window.add(report(door, compared=compared, hits=KeptQuality(1, 0.75, 0.5625)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.compared[0], len(heavy.compared)) == (KeptQuality(2, 1.0, 0.5), 20)
+    assert heavy.hits == KeptQuality(2, 1.5, 1.125)
+
+
+def test_what_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:
+    window = DemandWindow()
+    window.add(report(thinnable=ThinnableSteps(4, 2.0, 0.5)), 1.0)
+    window.add(report(pool="quick", thinnable=ThinnableSteps(1, 0.5, 0.25)), 1.0)
+    window.add(report("f2", thinnable=ThinnableSteps(2, 0.0, 0.0)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert heavy.thinnable == ThinnableSteps(7, 2.5, 0.75)

@@ -5,12 +5,24 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import AdapterPlacement, Capability, Plan
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, UnplannedModel
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.plan.inputs import Decision, PlanInput, ReplicaView, hold_resident
-from pentimento.policies.plan.maker import FleetFacts, keeps_models, make_plan, numbered
-from pentimento.policies.plan.registry import CacheUse, ServingPolicy
+from pentimento.policies.plan.inputs import (
+    AllocationProfile,
+    Decision,
+    ModelDemand,
+    PlanInput,
+    ReplicaView,
+    hold_resident,
+)
+from pentimento.policies.plan.maker import FleetFacts, keeps_models, make_plan, numbered, unprofiled_models
+from pentimento.policies.plan.mixture import MixturePolicy
+from pentimento.policies.plan.placement import place
+from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse, ServingPolicy
+from pentimento.policies.plan.settings import ServingSettings
 from tests.support.values import a_worker
+from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, hits, profiles, repeat, worker
 
 WORKER = ReplicaView(a_worker("w1", "heavy"))
 OWN = ServingPolicy("own", hold_resident, CacheUse.LATENTS, "lcbfu", cache_hits=False, drops_late=False)
@@ -67,3 +79,67 @@ PLAN = Plan(PlanVersion(), admission_rate=0.5)
 )
 def test_numbered_plan_follows_the_last(plan: Plan, last: Plan | None, version: PlanVersion | None) -> None:
     assert numbered(plan, last) == (replace(plan, version=version) if version is not None else None)
+
+
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+
+
+def on(device: str, view: ReplicaView) -> ReplicaView:
+    return ReplicaView(replace(view.replica, device=device))
+
+
+def test_a_model_without_a_profile_on_a_device_is_named_with_it() -> None:
+    fleet = (on("a", worker(0)), on("b", worker(1)))
+    measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 1.0, 0))
+
+    assert unprofiled_models(PlanInput(0.0, fleet, (), measured)) == (UnplannedModel("turbo", "b", "PROFILE_MISSING"),)
+
+
+def test_resident_loras_lack_no_profile() -> None:
+    view = worker(0, "turbo", ("turbo",))
+    styled = ReplicaView(replace(view.replica, resident_models=("turbo", "neon")))
+
+    assert unprofiled_models(PlanInput(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
+
+
+def test_who_has_no_profile_of_a_model_is_not_given_it_and_does_not_keep_it() -> None:
+    fleet = (on("a", worker(0, "turbo")), on("b", worker(1, "turbo")), on("b", worker(2, "sd15")))
+    measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "b", 1, 1.0, 0))
+
+    placed = place(PlanInput(0.0, fleet, (), measured), {"turbo": 2, "sd15": 1}, {})
+
+    assert {each.worker_id: each.model for each in placed} == {"w000": "turbo", "w002": "sd15"}
+
+
+def test_a_small_model_without_a_profile_is_passed_over_for_the_next_one() -> None:
+    settings = ServingSettings(heavy="sd15", small=("unmeasured", "turbo"), batch_sizes=(1,))
+    models = ("sd15", "unmeasured", "turbo")
+    fleet = tuple(worker(index, "sd15", models) for index in range(8))
+    asked = PlanInput(
+        0.0, fleet, (ModelDemand("sd15", 8.0, starts=hits((0, 20), (25, 80))),), profiles(sd15=SD15, turbo=TURBO)
+    )
+
+    last, _ = repeat(MixturePolicy(settings), asked, 3, 5.0)
+
+    assert set(counts(last)) == {"sd15", "turbo"}
+
+
+def test_a_small_model_that_loses_its_profile_is_left_at_once() -> None:
+    settings = ServingSettings(heavy="sd15", small=("better", "turbo"), batch_sizes=(1,))
+    fleet = tuple(worker(index, "sd15", ("sd15", "better", "turbo")) for index in range(8))
+    demand = (ModelDemand("sd15", 8.0, starts=hits((0, 20), (25, 80))),)
+    tables = {"sd15": SD15, "turbo": TURBO}
+    asked = PlanInput(0.0, fleet, demand, profiles(**tables, better=TURBO))
+    before = decide(MixturePolicy(settings), asked)
+
+    after = decide(MixturePolicy(settings), replace(asked, now_s=1.0, profiles=profiles(**tables), last=before))
+
+    assert (set(counts(before)), set(counts(after))) == ({"sd15", "better"}, {"sd15", "turbo"})
+
+
+@pytest.mark.parametrize("name", ["diffserve", "modm"])
+def test_without_the_profile_of_a_model_that_it_cannot_do_without_a_policy_says_which(name: str) -> None:
+    asked = replace(context(4, ModelDemand("turbo", 3.0)), profiles=profiles(turbo=TURBO))
+
+    with pytest.raises(FailedPrecondition, match="model sd15 has no profile"):
+        SERVING_POLICIES[name](SETTINGS).allocator(asked)

@@ -1,4 +1,4 @@
-"""What is wanted of a running suite's processes, written by several commands at once."""
+"""Wanted numbers of processes, written by several commands at once."""
 
 import threading
 from pathlib import Path

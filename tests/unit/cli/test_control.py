@@ -1,4 +1,4 @@
-"""`pentimento up --detach`: what is started in the background, and what becomes of it."""
+"""A suite in the background: its start, what becomes of it, and its numbers of processes."""
 
 import signal
 import subprocess
@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from pentimento.cli import control
+from pentimento.cli.control import wait_until_settled
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
 from pentimento.supervisor.state import StateDirectory
 
 
@@ -77,3 +80,11 @@ def test_whoever_interrupts_the_start_has_no_suite(tmp_path: Path, monkeypatch: 
     finally:
         started[0].kill()
         started[0].wait()
+
+
+def test_a_suite_that_stops_meanwhile_is_told_of(tmp_path: Path) -> None:
+    files = ReplicaFiles(tmp_path)
+    files.forget()
+
+    with pytest.raises(FailedPrecondition, match="embedder: the suite has stopped"):
+        wait_until_settled(files, "embedder", 2, GroupStatus(1), 60.0)
