@@ -80,7 +80,7 @@ def test_solve_knapsack_equals_enumeration() -> None:
     weights = [rng.randint(1, 30) for _ in range(12)]
     rows = [[rng.randint(1, 30) for _ in range(12)] for _ in range(3)]
     program = LinearProgram()
-    things = [program.choice(float(weight)) for weight in weights]
+    things = [program.variable(float(weight), 1.0, integer=True) for weight in weights]
     for row in rows:
         program.require(zip(things, map(float, row), strict=True), at_most=sum(row) // 3)
 
@@ -97,7 +97,7 @@ def test_solve_knapsack_equals_enumeration() -> None:
 
 def test_solve_without_time_is_not_optimal() -> None:
     program = LinearProgram()
-    items = [program.choice(weight=math.sqrt(index + 2)) for index in range(60)]
+    items = [program.variable(math.sqrt(index + 2), 1.0, integer=True) for index in range(60)]
     program.require(((item, math.sqrt(7 * index + 3)) for index, item in enumerate(items)), at_most=100.0)
 
     solved = program.solve(limit_s=0.0)
