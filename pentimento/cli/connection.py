@@ -58,12 +58,13 @@ def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def calling(address: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def calling(address: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Return the decorator that adds `--json`, the option `address` and the options for the suite here, the token and
     TLS."""
 
     def decorate(command: Command) -> Command:
-        for option in (tls_options, token_option, address, state_dir_option, json_option):
+        options: tuple[Callable[[Any], Any], ...] = (tls_options, token_option, address, state_dir_option, json_option)
+        for option in options:
             command = option(command)
         return command
 

@@ -81,11 +81,12 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     """Construct the process. Call it inside the event loop that the process runs on. The caller closes the ledger."""
     clock = SystemClock()
     server = RpcServer(settings.rpc, "controller")
-    leadership, state_dir, rise, keep = None, settings.state_dir, None, None
+    leadership = None
     if ledger is not None:
         lease = LedgerLease(ledger, server.instance_id, settings.leader_lease_s)
         leadership = Leadership(ledger, lease, server.instance_id, clock)
-        state_dir, rise, keep = None, leadership.rise, leadership.keep
+    kept = (None, leadership.rise, leadership.keep) if leadership is not None else (settings.state_dir, None, None)
+    state_dir, rise, keep = kept
     epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
     skipped = settings.skip_light_below
     planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=skipped)
