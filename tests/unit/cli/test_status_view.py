@@ -218,7 +218,7 @@ def test_status_shows_why_policy_does_not_plan() -> None:
 
     lines = [line.strip() for line in console.export_text().splitlines()]
     assert "plan      7.2 by resident, 0 workers assigned" in lines
-    assert "joint cannot plan (heavy has no profile)" in lines
+    assert "note      joint cannot plan (heavy has no profile)" in lines
     assert (
         "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento profile cost heavy`,"
         " then `pentimento up … --profiles heavy-cost.json`" in lines
