@@ -90,7 +90,7 @@ from services.controller.allocating import AllocatorStuck, AllocatorThreads, run
 
 def hanging():
     program, source = LinearProgram(), random.Random(1)
-    choices = [program.choice() for _ in range(60)]
+    choices = [program.variable(high=1.0, integer=True) for _ in range(60)]
     for _ in range(7):
         factors = [float(source.randint(1, 99)) for _ in choices]
         half = sum(factors) // 2
