@@ -34,7 +34,8 @@ class GroupStatus:
 
 
 class ReplicaFiles:
-    """Read and write the files of one state directory. Each file is replaced whole."""
+    """Read and write the files of one state directory, each replaced whole: the wanted numbers of processes, written by
+    `pentimento scale`, and the running ones, written by the supervisor."""
 
     def __init__(self, state_directory: Path) -> None:
         self._wanted = state_directory / "wanted.json"
