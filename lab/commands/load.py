@@ -173,7 +173,7 @@ def load(workload: Path | None, **options: Any) -> None:
     """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: no request waits for another's image,
     and a latency counts from the time the request was due. Prints the run's report, also of a run that Ctrl-C ends:
     running requests are cancelled then."""
-    address = frontdoor_address(options["address"], options["state_dir"])
+    address = frontdoor_address(options)
     tokens = {"": read_token(options["token"])} | dict(_tenant_token(given) for given in options["tenant_token"])
     run_load(workload, address, tokens, options)
 

@@ -38,7 +38,16 @@ from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, Sui
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 # Options that are settings of the suite under the same name.
-UNCHANGED = ("copies", "device", "threads", "policy", "slo_s", "thinning", "handover", "unprofiled_reuse")
+UNCHANGED: tuple[str, ...] = (
+    "copies",
+    "device",
+    "threads",
+    "policy",
+    "slo_s",
+    "thinning",
+    "handover",
+    "unprofiled_reuse",
+)
 UNCHANGED += ("controlnet_copies", "pipelining")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")

@@ -53,7 +53,14 @@ ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 FILE_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 WEIGHTS_SUFFIX = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_COUNTS = ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count")
+_COUNTS: tuple[str, ...] = (
+    "arrived_count",
+    "completed_count",
+    "dropped_count",
+    "late_count",
+    "queue_length",
+    "scored_count",
+)
 _COUNTS += ("deferred_count", "stood_in_count")
 
 

@@ -6,6 +6,7 @@ takes `load_s` to load is planned for the demand at that time, if it is larger t
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pentimento.policies.plan.costs import profiled_steps
 from pentimento.policies.plan.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
@@ -133,7 +134,7 @@ def _with_thinnable(context: PlanInput, settings: ServingSettings, known: Demand
 
 
 def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandForecast) -> DemandForecast:
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for kind in (LATENT, IMAGE):
         share, saved, counted = (getattr(known, f"{kind}_{part}") for part in ("share", "saved", "told"))
         # Models that cannot start from an image report no hits of images.
