@@ -15,8 +15,7 @@ from torch import Tensor
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
-from pentimento.diffusion.latent_frames import UnknownLatentFormat
-from pentimento.diffusion.latents import latent_from_bytes
+from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes
 from pentimento.diffusion.painting import (
     ImageStart,
     LatentStart,
