@@ -27,10 +27,10 @@ from lab.runs.intervals import paired_ratio
 from lab.runs.measure import Figure, Options, at_most, counted, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     BatchLimits,
-    EagerDenoiser,
+    Denoiser,
+    EngineJob,
+    EngineObserver,
     EngineSettings,
-    PaintingTicket,
-    SilentObserver,
     StepLoop,
 )
 from pentimento.diffusion.engine.probe import example_input
@@ -95,18 +95,17 @@ def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps
 def play(model: DiffusionModel, history: Sequence[Joining]) -> list[LatentListener]:
     """Play the history tick by tick, so that the clock has no influence."""
     limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
-    loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
+    loop = StepLoop(model, Denoiser(model), limits, settings, EngineObserver(), lambda: 0.0)
     listeners = [LatentListener() for _ in history]
-    tickets: list[PaintingTicket] = []
+    jobs: list[EngineJob] = []
     tick = 0
-    while len(tickets) < len(history) or not loop.idle:
-        for one, listener in zip(history[len(tickets) :], listeners[len(tickets) :], strict=True):
+    while len(jobs) < len(history) or not loop.idle:
+        for one, listener in zip(history[len(jobs) :], listeners[len(jobs) :], strict=True):
             if one.comes_at <= tick:
-                tickets.append(PaintingTicket(one.request, listener, 0.0))
-                loop.submit(tickets[-1])
-        for one, ticket in zip(history, tickets, strict=False):
+                jobs.append(loop.submit(one.request, listener))
+        for one, job in zip(history, jobs, strict=False):
             if one.stopped_at == tick:
-                ticket.stop(STOP)
+                job.stop(STOP)
         loop.tick()
         tick += 1
     return listeners

@@ -23,7 +23,6 @@ from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
     Denoiser,
-    EagerDenoiser,
     EngineSettings,
     StepEngine,
 )
@@ -124,7 +123,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def sides_of(options: Options, directory: Path) -> dict[str, Side]:
     model = load_model(directory, torch.device("cpu"), torch.float32)
     steps = options.rest["steps"]
-    eager, _ = engine_side(model, EagerDenoiser(model), steps)
+    eager, _ = engine_side(model, Denoiser(model), steps)
     sides = {"diffusers eager": diffusers_side(directory, steps, compiled=False), "eager": eager}
     if not options.rest["no_compile"]:
         denoiser = CompiledDenoiser(model, CompileMode.COMPILE)

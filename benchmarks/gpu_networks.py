@@ -13,12 +13,10 @@ from pentimento.diffusion.controlnets.unet_controlnet import UNetControlNet
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
-    DenoiserEncoding,
     DenoiserInput,
-    PerSampleAdapters,
     PromptStates,
 )
-from pentimento.diffusion.families.unet import UNetDenoiser
+from pentimento.diffusion.families.unet import UNetFamily
 from pentimento.diffusion.kernels import fuse
 
 _SDXL_BLOCKS = {
@@ -87,7 +85,7 @@ SIZES = {("sd15", False): SD15, ("sdxl", False): SDXL, ("sd15", True): TINY_SD15
 _TOKENS = 77
 
 
-class RandomUNet:
+class RandomUNet(UNetFamily):
     """Provide what `CompiledDenoiser` and `example_input` use of a `DiffusionModel`."""
 
     def __init__(
@@ -102,9 +100,8 @@ class RandomUNet:
             unet.to(dtype)
         else:
             unet.load_state_dict(weights, assign=True)
-        self.denoiser: Any = unet.eval().requires_grad_(False)
-        self._unet = UNetDenoiser(self.denoiser, dtype)
-        self.info = SimpleNamespace(train_step_count=1000, sees_mask=False)
+        self._hold(unet.eval().requires_grad_(False))
+        self.info: Any = SimpleNamespace(train_step_count=1000, sees_mask=False)
 
     def twin(self) -> "RandomUNet":
         """Return another network over the same weights, with layers that may be replaced."""
@@ -129,23 +126,8 @@ class RandomUNet:
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(texts.states, texts.pooled, sizes)
 
-    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        return self._unet.project(conditioning, adapters)
-
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        return None if self.size.pooled_width else self._unet.time_terms(timestep, row_count)
-
-    def predict(self, inputs: DenoiserInput) -> Tensor:
-        return self._unet.predict(inputs, added_of(inputs))
-
-    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        return self._unet.encode(inputs, added_of(inputs))
-
-    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
-        return self._unet.decode(inputs, encoding, added_of(inputs))
-
-    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        return self._unet.example_residuals(encoding)
+        return None if self.size.pooled_width else super().time_terms(timestep, row_count)
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)
@@ -169,11 +151,3 @@ class RandomControlNet:
     def residuals(self, inputs: DenoiserInput) -> ControlResiduals:
         """Return the residuals of one guided image."""
         return self._network.residuals([ControlStep(inputs, self._embedded, ControlSetting())])[0]
-
-
-def added_of(inputs: DenoiserInput) -> dict[str, Tensor] | None:
-    """Return SDXL's conditions other than the text states."""
-    texts = inputs.conditioning
-    return (
-        None if texts.pooled is None or texts.sizes is None else {"text_embeds": texts.pooled, "time_ids": texts.sizes}
-    )

@@ -23,7 +23,6 @@ from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
     Denoiser,
-    EagerDenoiser,
     EngineSettings,
     StepEngine,
     cuda_recorder,
@@ -199,7 +198,7 @@ def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, i
 def _engine_generate(
     setup: GpuSetup, model: DiffusionModel, size: NetworkSize, image_count: int, *, captures: bool
 ) -> Generate:
-    denoiser: Denoiser = EagerDenoiser(model)
+    denoiser: Denoiser = Denoiser(model)
     if captures:
         compiler = replaying(cuda_recorder(setup.device))
         model.record_texts(compiler)

@@ -33,10 +33,9 @@ from lab.fixtures.latent_listener import LatentListener
 from lab.fixtures.worker_process import START_S, start_on
 from pentimento.diffusion.engine import (
     BatchLimits,
-    EagerDenoiser,
+    Denoiser,
+    EngineObserver,
     EngineSettings,
-    PaintingTicket,
-    SilentObserver,
     StepLoop,
 )
 from pentimento.diffusion.families import DiffusionModel, load_model
@@ -65,14 +64,14 @@ class WholeBatches:
         self._together = together
         limits = BatchLimits(max_batch, None, time.monotonic)
         settings = EngineSettings(max_batch=max_batch)
-        self._loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), time.monotonic)
+        self._loop = StepLoop(model, Denoiser(model), limits, settings, EngineObserver(), time.monotonic)
 
     @torch.inference_mode()
     def generate(self, orders: Sequence[StepOrder]) -> list[bytes]:
         listeners = [LatentListener() for _ in orders]
         for group in self._groups(list(zip(orders, listeners, strict=True))):
             for order, one in group:
-                self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
+                self._loop.submit(self._request(order), one)
             while self._loop.tick():
                 pass
         return [self._png(one) for one in listeners]

@@ -12,11 +12,10 @@ from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
     Denoiser,
+    EngineObserver,
     EngineSettings,
     FinishedPainting,
-    PaintingTicket,
-    SilentListener,
-    SilentObserver,
+    PaintingListener,
     StepLoop,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, batch_key
@@ -95,7 +94,7 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 
 @dataclass
-class _Painted(SilentObserver, SilentListener):
+class _Painted(EngineObserver, PaintingListener):
     """Collect the events of one batch of requests and of its loop."""
 
     step_seconds: list[float] = field(default_factory=list)
@@ -139,7 +138,7 @@ class _Run:
         listener = self._listener
         listener.step_seconds, listener.finished_ones = [], []
         for _ in range(self._load.batch_size):
-            self._loop.submit(PaintingTicket(self._next_request(), listener, time.perf_counter()))
+            self._loop.submit(self._next_request(), listener)
         while self._loop.tick():
             pass
         if listener.errors and not listener.ran_out:

@@ -13,11 +13,10 @@ from torch import Tensor
 from pentimento.diffusion.engine import (
     BatchLimits,
     Denoiser,
+    EngineObserver,
     EngineSettings,
     FinishedPainting,
-    PaintingTicket,
-    SilentListener,
-    SilentObserver,
+    PaintingListener,
     StepLoop,
 )
 from pentimento.diffusion.families import DiffusionModel
@@ -37,7 +36,7 @@ class StudiedPicture:
 
 
 @dataclass
-class _Heard(SilentListener):
+class _Heard(PaintingListener):
     """Collect the latents and the outcome of one request."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class ReusePainter:
         self._max_batch = max_batch
         limits = BatchLimits(max_batch, None, time.perf_counter)
         settings = EngineSettings(max_batch=max_batch)
-        self._loop = StepLoop(model, denoiser, limits, settings, SilentObserver(), time.perf_counter)
+        self._loop = StepLoop(model, denoiser, limits, settings, EngineObserver(), time.perf_counter)
 
     @property
     def model(self) -> DiffusionModel:
@@ -82,7 +81,7 @@ class ReusePainter:
     def _paint_batch(self, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
         heard = [_Heard() for _ in requests]
         for request, listener in zip(requests, heard, strict=True):
-            self._loop.submit(PaintingTicket(request, listener, time.perf_counter()))
+            self._loop.submit(request, listener)
         while self._loop.tick():
             pass
         return [self._picture(listener) for listener in heard]

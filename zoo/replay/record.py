@@ -24,7 +24,7 @@ from lab.emulation.recording import (
     ScoreCost,
 )
 from lab.runs.machine import current_commit, describe_machine, now
-from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
@@ -137,7 +137,7 @@ def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
 
 def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelProfile:
     """Profile as `pentimento profile cost` does."""
-    denoiser = EagerDenoiser(model)
+    denoiser = Denoiser(model)
     return ModelProfile(
         model=folder.name,
         model_digest=model.info.model_digest,

@@ -3,7 +3,7 @@ shows the step of each residual."""
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,8 @@ from pentimento.diffusion.families.model import (
     ControlResiduals,
     DenoiserEncoding,
     DenoiserInput,
+    DiffusionModel,
     LoadedModelInfo,
-    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig, SchedulerConfig
@@ -29,20 +29,20 @@ ADAPTED_LAYER = "adapted"
 PICTURE_SIDE_PX = 64
 
 
-class PacedModel:
-    """See `families.model.DiffusionModel`. On the CPU, where it computes next to nothing."""
+class PacedModel(DiffusionModel):
+    """Sleep for the times of a pace, on the CPU, where it computes next to nothing."""
 
     def __init__(self, pace: DevicePace, dtype: torch.dtype) -> None:
         self.pace = pace
         self.dtype = dtype
         self.device = torch.device("cpu")
-        self.denoiser = nn.Sequential()
+        self.denoiser: nn.Module = nn.Sequential()
         # the LoRAs' target
         self._adapted = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self._adapted.weight)
         self.denoiser.add_module(ADAPTED_LAYER, self._adapted.to(dtype))
-        self.picture_decoder = nn.Identity()
-        self.adaptable: Mapping[str, nn.Module] = {"unet": self.denoiser}
+        self.picture_decoder: nn.Module = nn.Identity()
+        self.adaptable = {"unet": self.denoiser}
         self.info = _info(pace)
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
@@ -72,17 +72,9 @@ class PacedModel:
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype)
         return Conditioning(given.states, given.pooled, sizes)
 
-    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning unchanged."""
-        return conditioning
-
     def forget_time_terms(self) -> None:
         """Take as long as changing the weights does: it is called after each change, and nothing is kept."""
         time.sleep(self.pace.patch_s)
-
-    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """Return None."""
-        return None
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Take as long as both halves."""
@@ -94,10 +86,6 @@ class PacedModel:
         with self._taking(inputs, self.pace.encode):
             return DenoiserEncoding((inputs.latents.clone(),))
 
-    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding unchanged: a UNet has one seam."""
-        return encoding
-
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Take as long as the second half, or as both where there is no encoding."""
         if not encoding.tensors:
@@ -105,17 +93,9 @@ class PacedModel:
         with self._taking(inputs, self.pace.decode):
             return self._prediction(encoding.tensors[0], inputs.residuals)
 
-    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        """Return None: no part is compiled."""
-        return None
-
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Return a latent of zeros."""
         return torch.zeros(self.latent_shape(pixels.shape[3], pixels.shape[2]), dtype=self.dtype)
-
-    def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
-        """Return the pixels."""
-        return pixels
 
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Take as long as the autoencoder; return a small image of one shade."""

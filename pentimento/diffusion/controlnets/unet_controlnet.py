@@ -21,7 +21,7 @@ from pentimento.diffusion.controlnets.network import (
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
-from pentimento.diffusion.families.unet_passes import EncoderPasses, covers
+from pentimento.diffusion.families.unet_passes import EncoderPasses, added_conditions, covers
 from pentimento.domain.errors import InvalidArgument
 
 
@@ -85,7 +85,7 @@ class _ForwardPass:
         self, latents: Tensor, timesteps: Tensor, embedded: Tensor, states: Tensor, *texts: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Return the residuals of the down blocks, then of the mid block."""
-        network, added = self._network, _added(Conditioning(states, *texts)) if self._takes_added else None
+        network, added = self._network, added_conditions(Conditioning(states, *texts)) if self._takes_added else None
         if self._passes is None:
             given = {"controlnet_cond": embedded, "added_cond_kwargs": added, "return_dict": False}
             down, mid = network(latents, timesteps, states, **given)
@@ -95,11 +95,6 @@ class _ForwardPass:
         layers = zip(network.controlnet_down_blocks, encoded.skips, strict=True)
         found = (*(layer(skip) for layer, skip in layers), network.controlnet_mid_block(encoded.hidden))
         return tuple(one.mean(dim=(2, 3), keepdim=True) for one in found) if self._pools else found
-
-
-def _added(conditioning: Conditioning) -> dict[str, Tensor]:
-    assert conditioning.pooled is not None and conditioning.sizes is not None
-    return {"text_embeds": conditioning.pooled, "time_ids": conditioning.sizes}
 
 
 def _pooled_width(config: Mapping[str, Any]) -> int:

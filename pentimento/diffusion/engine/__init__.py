@@ -7,13 +7,13 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 | `loop` | one step of one batch, in ten lines |
 | `limits` | how many requests fit |
 | `rows` | the buffers of a group's forward passes |
-| `job` | one request inside the engine |
+| `job` | one request inside the engine, and the handle that stops it |
 | `pairing` | guidance halves computed on a peer |
 | `seams` | ControlNet residuals and LoRAs, by rows |
 | `denoiser` | the forward pass, eager or compiled |
 | `captured` | forward passes recorded as CUDA graphs |
 | `probe` | memory of a forward pass, measured before serving |
-| `listening` | tickets, listeners and observers |
+| `listening` | listeners and observers |
 """
 
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
@@ -21,18 +21,15 @@ from pentimento.diffusion.engine.denoiser import (
     CompiledDenoiser,
     CompileMode,
     Denoiser,
-    EagerDenoiser,
     batch_sizes_up_to,
 )
+from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits, MemoryBudget, MemoryModel
 from pentimento.diffusion.engine.listening import (
     BatchReport,
     EngineObserver,
     FinishedPainting,
     PaintingListener,
-    PaintingTicket,
-    SilentListener,
-    SilentObserver,
 )
 from pentimento.diffusion.engine.loop import StepLoop
 from pentimento.diffusion.engine.probe import Interrupted, MemoryProbe
@@ -45,7 +42,7 @@ __all__ = [
     "CompileMode",
     "CompiledDenoiser",
     "Denoiser",
-    "EagerDenoiser",
+    "EngineJob",
     "EngineObserver",
     "EngineSettings",
     "FinishedPainting",
@@ -54,9 +51,6 @@ __all__ = [
     "MemoryModel",
     "MemoryProbe",
     "PaintingListener",
-    "PaintingTicket",
-    "SilentListener",
-    "SilentObserver",
     "StepEngine",
     "StepLoop",
     "batch_sizes_up_to",

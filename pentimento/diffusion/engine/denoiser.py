@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,42 +24,14 @@ from pentimento.diffusion.families.model import (
 MAX_GRAPHS = 64
 
 
-class Denoiser(Protocol):
-    """Describe the forward pass that the engine calls on its thread."""
-
-    def padded(self, key: BatchKey, request_count: int) -> int:
-        """Return the number of requests computed for a batch of `request_count`, padding included."""
-        ...
-
-    def predict(self, inputs: DenoiserInput) -> Tensor:
-        """Return the prediction, shaped as the latents; the caller may keep it."""
-        ...
-
-    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return the pass's first half; the caller may keep it."""
-        ...
-
-    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding after `blocks_done` of a transformer's blocks; the caller may keep it."""
-        ...
-
-    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
-        """Return the prediction from an encoding of the same rows and their residuals; the caller may keep it."""
-        ...
-
-    def release_memory(self) -> None:
-        """Release the device memory held for later passes."""
-        ...
-
-
-class EagerDenoiser:
-    """Run the model's forward pass eagerly."""
+class Denoiser:
+    """Run the model's forward pass eagerly; the engine calls it on its thread. The caller may keep all results."""
 
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
 
     def padded(self, key: BatchKey, request_count: int) -> int:
-        """Return `request_count`: nothing is padded."""
+        """Return the number of requests computed for a batch of `request_count`, padding included."""
         return request_count
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
@@ -75,11 +47,11 @@ class EagerDenoiser:
         return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
-        """Return the prediction from an encoding of the same rows."""
+        """Return the prediction from an encoding of the same rows and their residuals."""
         return self._model.decode(inputs, encoding)
 
     def release_memory(self) -> None:
-        """Do nothing: no memory is held."""
+        """Release the device memory held for later passes."""
 
 
 class CompileMode(Enum):
@@ -90,11 +62,11 @@ class CompileMode(Enum):
     CAPTURE = "capture"
 
 
-class CompiledDenoiser:
+class CompiledDenoiser(Denoiser):
     """Apply torch.compile to the family's forward pass. Only shapes that `warm` ran are compiled, padded to the next
     warm batch size; all others run eagerly, so that no request waits for a compiler. Capture needs no compiler: any
     repeated shape is captured. Weights stay inputs of the graphs (nothing is frozen or prepacked), so patched weights
-    take effect. Adapters run eagerly.
+    take effect. Adapters run eagerly, and so do the parts between a transformer's blocks: their number varies.
 
     With `halves` the passes before and after the ControlNet residuals are compiled too, separately, for passes that
     have residuals or wait for them in between (Katz, section 8). Without it, and if the number of residuals depends on
@@ -110,7 +82,7 @@ class CompiledDenoiser:
     ) -> None:
         if mode is not CompileMode.CAPTURE:  # capture needs no compiler, and importing one takes time and memory
             torch._dynamo.config.recompile_limit = MAX_GRAPHS
-        self._model = model
+        super().__init__(model)
         # Captures run any shape; the next run overwrites the result.
         self._is_captured = mode is CompileMode.CAPTURE
         self._forward = compiler(_forward_of(model), dynamic=False)
@@ -153,10 +125,6 @@ class CompiledDenoiser:
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the pass's first half, compiled if its shape is warm, else eager."""
         return self._run_encoder(inputs) if self._has_halves(inputs) else self._model.encode(inputs)
-
-    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding after `blocks_done` of a transformer's blocks, run eagerly: the number varies."""
-        return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding, compiled if its shape is warm and it has residuals, else eager."""

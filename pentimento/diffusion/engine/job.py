@@ -1,10 +1,11 @@
 """Hold the state of one request inside the engine."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
+from pentimento.diffusion.engine.listening import FinishedPainting, PaintingListener
 from pentimento.diffusion.families.model import (
     BatchKey,
     ControlResiduals,
@@ -15,20 +16,36 @@ from pentimento.diffusion.families.model import (
 )
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
-from pentimento.diffusion.painting import Painting, model_input, thin
+from pentimento.diffusion.painting import Painting, PaintingRequest, model_input, thin
 from pentimento.diffusion.schedulers import SamplerState
 from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
 
 
 class EngineJob:
-    """Hold a ticket and, once it has begun, its denoising state. Only the engine's thread uses it."""
+    """Hold a submitted request and, once it has begun, its denoising state. Only the engine's thread uses it, except
+    for `stop` and `thin`."""
 
-    def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: PaintingRequest,
+        listener: PaintingListener,
+        queued_at: float = 0.0,
+        due_at: float = 0.0,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
         self.number = number
-        self.ticket = ticket
+        self.request = request
+        self.listener = listener
+        self.queued_at = queued_at
+        self._wake = wake
+        # The first error given is reported.
+        self._stop_error: PentimentoError | None = None
+        # Steps from `thin` that the engine has not handled yet.
+        self._asked_steps: tuple[int, ...] = ()
         # `whole_shape` counts both guidance rows; `shape` counts the rows computed here and selects the buffers.
-        self.whole_shape: BatchKey = batch_key(ticket.request.spec)
+        self.whole_shape: BatchKey = batch_key(request.spec)
         self.shape: BatchKey = self.whole_shape
         self.urgency: Urgency = (due_at, number)
         self.painting: Painting | None = None
@@ -56,12 +73,24 @@ class EngineJob:
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
         self.lora_patch_step: int | None = None
-        self._told_step = ticket.request.start.first_step
+        self._told_step = request.start.first_step
+
+    def thin(self, steps: tuple[int, ...]) -> None:
+        """Request that only these steps are taken from `steps[0]` on. Ignored if the request has passed `steps[0]` or
+        was thinned before; `FinishedPainting` reports the steps taken."""
+        self._asked_steps = steps
+        self._wake()
+
+    def stop(self, error: PentimentoError) -> None:
+        """End the request with `error` at the next step."""
+        if self._stop_error is None:
+            self._stop_error = error
+            self._wake()
 
     @property
     def key(self) -> BatchKey:
         """Return the key that requests must share to be in one forward pass."""
-        return replace(self.shape, alone=self.number + 1) if self.ticket.request.alone else self.shape
+        return replace(self.shape, alone=self.number + 1) if self.request.alone else self.shape
 
     @property
     def guided(self) -> bool:
@@ -71,7 +100,7 @@ class EngineJob:
     @property
     def controlled(self) -> bool:
         """Return whether the request has a ControlNet."""
-        return self.ticket.request.control is not None
+        return self.request.control is not None
 
     def be_whole(self) -> None:
         """Compute all rows of the next step here."""
@@ -103,14 +132,14 @@ class EngineJob:
 
     def stop_error(self, now: float) -> PentimentoError | None:
         """Return the error that ends the request now; None if it may continue."""
-        deadline = self.ticket.request.deadline
-        if self.ticket.stop_error is None and deadline is not None and now >= deadline:
+        deadline = self.request.deadline
+        if self._stop_error is None and deadline is not None and now >= deadline:
             return DeadlineExceeded("DEADLINE_EXCEEDED", DEADLINE_PASSED)
-        return self.ticket.stop_error
+        return self._stop_error
 
     def takes_input(self) -> bool:
         """Take the next step's latents if another worker samples them; return whether the input is complete."""
-        start = self.ticket.request.start
+        start = self.request.start
         if not isinstance(start, HalfStart):
             return True
         asked = start.steps.asked
@@ -120,7 +149,7 @@ class EngineJob:
 
     def takes_adapters(self) -> bool:
         """Take the LoRAs if they arrive between two steps; return True only in that call."""
-        source = self.ticket.request.loras
+        source = self.request.loras
         if source is None or self.lora_patch_step is not None or self.encoding is not None:
             return False
         taken = source.take(self._next_step)
@@ -132,18 +161,18 @@ class EngineJob:
     @property
     def may_go_on_without_adapters(self) -> bool:
         """Return whether the LoRAs have arrived, or the next step may run without them."""
-        source = self.ticket.request.loras
+        source = self.request.loras
         return source is None or self.lora_patch_step is not None or self._next_step < source.latest_step
 
     @property
     def _next_step(self) -> int:
-        return self.painting.state.step_index if self.painting else self.ticket.request.start.first_step
+        return self.painting.state.step_index if self.painting else self.request.start.first_step
 
     @property
     def awaits_residuals(self) -> bool:
         """Return whether residuals of the next step are still missing; False without a ControlNet."""
         residuals = self.residuals
-        return self.ticket.request.control is not None and (residuals is None or residuals.awaited_count > 0)
+        return self.request.control is not None and (residuals is None or residuals.awaited_count > 0)
 
     @property
     def reach(self) -> int:
@@ -158,7 +187,7 @@ class EngineJob:
 
     def has_residuals(self, model: DiffusionModel) -> bool:
         """Request the next step's residuals and return whether all have arrived; True without a ControlNet."""
-        source = self.ticket.request.control
+        source = self.request.control
         if source is None or self.painting is None:
             return True
         self.ask_residuals(model)
@@ -173,7 +202,7 @@ class EngineJob:
 
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Request the next step's residuals, unless they were requested or no step follows."""
-        source, painting = self.ticket.request.control, self.painting
+        source, painting = self.request.control, self.painting
         if source is None or painting is None or painting.done or not self.takes_input():
             return
         step = painting.state.step_index
@@ -196,7 +225,7 @@ class EngineJob:
 
     def thin_if_asked(self, model: DiffusionModel) -> None:
         """Thin the steps as requested since the last step, if they are still ahead."""
-        steps, self.ticket.asked_steps = self.ticket.asked_steps, ()
+        steps, self._asked_steps = self._asked_steps, ()
         if steps and self.painting is not None:
             thin(model, self.painting, steps)
 
@@ -206,7 +235,7 @@ class EngineJob:
 
     def tell_step(self) -> None:
         """Report the step just taken to the listener. Raises any exception of the listener."""
-        painting, listener = self.begun, self.ticket.listener
+        painting, listener = self.begun, self.listener
         step, request = painting.state.step_index, painting.request
         if step in request.capture_steps and not painting.done and not painting.is_thinned:
             latent = painting.schedule.to_variance_preserving(painting.state).clone()
@@ -228,7 +257,7 @@ class EngineJob:
             taken_count=painting.schedule.order.count_from(painting.request.start.first_step),
             thinned_steps=painting.schedule.order.thinned,
             prompt_truncated=painting.prompt_truncated,
-            queued_at=self.ticket.queued_at,
+            queued_at=self.queued_at,
             started_at=self.started_at,
             prepared_at=self.prepared_at,
             finished_at=now,

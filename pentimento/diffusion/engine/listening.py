@@ -1,12 +1,10 @@
-"""Define the engine's interface: request tickets, listeners of one request, observers of the batches."""
+"""Define the engine's interface: listeners of one request, observers of the batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import PentimentoError
 
 
@@ -36,73 +34,24 @@ class FinishedPainting:
     thinned_steps: tuple[int, ...] = ()
 
 
-class PaintingListener(Protocol):
+class PaintingListener:
     """Receive the events of one request, on the engine's thread; must not block. The last event is one `finished` or
-    `failed`."""
+    `failed`. A subclass overrides the ones it needs."""
 
     def started(self, first_step: int, step_count: int) -> None:
         """Handle the start of denoising at `first_step` of `step_count` steps."""
-        ...
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
         """Handle the end of a step: `step` steps are done; `predicted_clean` is given when a preview is due."""
-        ...
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         """Receive a copy of the latent before `step`, at unit variance."""
-        ...
 
     def finished(self, painting: FinishedPainting) -> None:
         """Receive the final latent and its costs."""
-        ...
 
     def failed(self, error: PentimentoError) -> None:
         """Receive the error that ended the request."""
-        ...
-
-
-class SilentListener:
-    """Ignore all events; a subclass overrides the ones it needs."""
-
-    def started(self, first_step: int, step_count: int) -> None:
-        """Ignore it."""
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        """Ignore it."""
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        """Ignore it."""
-
-    def finished(self, painting: FinishedPainting) -> None:
-        """Ignore it."""
-
-    def failed(self, error: PentimentoError) -> None:
-        """Ignore it."""
-
-
-@dataclass(eq=False)
-class PaintingTicket:
-    """Hold a submitted request. Any thread may call `stop` and `thin`; the first error given is reported."""
-
-    request: PaintingRequest
-    listener: PaintingListener
-    queued_at: float
-    wake: Callable[[], None] = field(default=lambda: None, repr=False)
-    stop_error: PentimentoError | None = None
-    # Steps from `thin` that the engine has not handled yet.
-    asked_steps: tuple[int, ...] = ()
-
-    def thin(self, steps: tuple[int, ...]) -> None:
-        """Request that only these steps are taken from `steps[0]` on. Ignored if the request has passed `steps[0]` or
-        was thinned before; `FinishedPainting` reports the steps taken."""
-        self.asked_steps = steps
-        self.wake()
-
-    def stop(self, error: PentimentoError) -> None:
-        """End the request with `error` at the next step."""
-        if self.stop_error is None:
-            self.stop_error = error
-            self.wake()
 
 
 @dataclass(frozen=True)
@@ -114,37 +63,17 @@ class BatchReport:
     seconds: float
 
 
-class EngineObserver(Protocol):
-    """Receive events of the whole engine, on its thread; must not block."""
+class EngineObserver:
+    """Receive events of the whole engine, on its thread; must not block. A subclass overrides the ones it needs."""
 
     def admitted(self, waited_s: float) -> None:
         """Handle a request that left the queue after `waited_s`."""
-        ...
 
     def ran(self, report: BatchReport) -> None:
         """Receive the report of a batch."""
-        ...
 
     def preempted(self, request_count: int) -> None:
         """Handle the preemption of `request_count` ready requests by more urgent ones."""
-        ...
 
     def ran_out_of_memory(self, request_count: int) -> None:
         """Handle a forward pass of `request_count` requests that the device had no memory for."""
-        ...
-
-
-class SilentObserver:
-    """Ignore all events."""
-
-    def admitted(self, waited_s: float) -> None:
-        """Ignore it."""
-
-    def ran(self, report: BatchReport) -> None:
-        """Ignore it."""
-
-    def preempted(self, request_count: int) -> None:
-        """Ignore it."""
-
-    def ran_out_of_memory(self, request_count: int) -> None:
-        """Ignore it."""

@@ -29,13 +29,13 @@ from pentimento.diffusion.engine.faults import (
 )
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits
-from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
+from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingListener
 from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.engine.split_passes import SplitPasses
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
-from pentimento.diffusion.painting import condition_anew, prepare, take_step
+from pentimento.diffusion.painting import PaintingRequest, condition_anew, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.step_batching import GroupTurns, due_at
@@ -82,16 +82,23 @@ class StepLoop:
         self._adapters = DenoiserAdapters(model)
         self.pairs = GuidancePairs(model, monotonic)
         self._numbers = count()
-        self._inbox: deque[PaintingTicket] = deque()
+        self._inbox: deque[EngineJob] = deque()
         self._jobs: dict[int, EngineJob] = {}
         self._split = SplitPasses(denoiser, self._poll, monotonic)
         self._turns = GroupTurns()
         self._last_batch: frozenset[int] = frozenset()
         self._groups: dict[BatchKey, RowBuffers] = {}
 
-    def submit(self, ticket: PaintingTicket) -> None:
-        """Add a request, on any thread; the next tick takes it in."""
-        self._inbox.append(ticket)
+    def submit(
+        self, request: PaintingRequest, listener: PaintingListener, wake: Callable[[], None] = lambda: None
+    ) -> EngineJob:
+        """Add a request, on any thread; the next tick takes it in. `wake` is called when it is to stop or to skip
+        steps."""
+        now = self._monotonic()
+        due = due_at(now, request.deadline, self._settings.aging_limit_s)
+        job = EngineJob(next(self._numbers), request, listener, now, due, wake)
+        self._inbox.append(job)
+        return job
 
     def tick(self) -> bool:
         """Take one denoising step of the next batch; return False if no request was ready."""
@@ -125,7 +132,7 @@ class StepLoop:
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of a request or a peer; None if there is none."""
-        deadlines = [self.pairs.next_deadline(), *(job.ticket.request.deadline for job in self._jobs.values())]
+        deadlines = [self.pairs.next_deadline(), *(job.request.deadline for job in self._jobs.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def fail_all(self, error: PentimentoError) -> None:
@@ -141,9 +148,8 @@ class StepLoop:
 
     def _take_in(self) -> None:
         while self._inbox:
-            ticket, number = self._inbox.popleft(), next(self._numbers)
-            due = due_at(ticket.queued_at, ticket.request.deadline, self._settings.aging_limit_s)
-            self._jobs[number] = EngineJob(number, ticket, due)
+            job = self._inbox.popleft()
+            self._jobs[job.number] = job
 
     def _drop_stopped(self) -> None:
         self._take_in()
@@ -187,14 +193,14 @@ class StepLoop:
 
     def _begin(self, job: EngineJob) -> None:
         job.started_at = self._monotonic()
-        self._observer.admitted(job.started_at - job.ticket.queued_at)
+        self._observer.admitted(job.started_at - job.queued_at)
         self._settle_adapters(job)
-        painting = prepare(self._model, self._prompts, job.ticket.request, job.adapters, job.adapter_row)
+        painting = prepare(self._model, self._prompts, job.request, job.adapters, job.adapter_row)
         job.painting = painting
         job.prepared_at = self._monotonic()
         job.device_s = job.prepared_at - job.started_at
         job.begins_step(job.prepared_at)
-        job.ticket.listener.started(painting.state.step_index, painting.schedule.step_count)
+        job.listener.started(painting.state.step_index, painting.schedule.step_count)
         self._finish_if_done(job)
 
     def _settle_adapters(self, *jobs: EngineJob) -> None:
@@ -335,7 +341,7 @@ class StepLoop:
             return
         finished = job.finished(self._monotonic())
         self._retire(job)
-        job.ticket.listener.finished(finished)
+        job.listener.finished(finished)
 
     def _guard(self, job: EngineJob, act: Callable[[EngineJob], T]) -> T | None:
         """Call `act` on the request and return its result. An error ends the request, never the loop."""
@@ -353,7 +359,7 @@ class StepLoop:
             return
         self._retire(job)
         try:
-            job.ticket.listener.failed(error)
+            job.listener.failed(error)
         except Exception as raised:
             logger.error("a listener raised %s", type(raised).__name__)
 

@@ -54,13 +54,13 @@ class GuidancePairs:
     def ask_ahead(self, job: EngineJob) -> None:
         """Begin the next step right after the last one, if the request is not done and its LoRAs, if any, are in
         effect: the peer starts to compute."""
-        request = job.ticket.request
+        request = job.request
         if not job.begun.done and (request.loras is None or job.lora_patch_step is not None):
             self.begin_step(job)
 
     def begin_step(self, job: EngineJob) -> None:
         """Decide once per step whether a peer computes half of it, and ask the peer."""
-        peer, painting = job.ticket.request.peer, job.painting
+        peer, painting = job.request.peer, job.painting
         if peer is None or painting is None or job.decided_step == painting.state.step_index:
             return
         job.decided_step = painting.state.step_index
@@ -94,7 +94,7 @@ class GuidancePairs:
     def joined(self, job: EngineJob) -> Tensor | None:
         """Return both halves once they have arrived; None before. If the peer's fails or is late, the job computes the
         whole step."""
-        step, peer = self._steps[job.number], job.ticket.request.peer
+        step, peer = self._steps[job.number], job.request.peer
         assert step.own is not None and peer is not None
         try:
             other = peer.take(step.step_index)
@@ -133,7 +133,7 @@ class GuidancePairs:
     def _may_pair(self, job: EngineJob) -> bool:
         """Return whether a peer may compute half of the next step. Its conditioning is fixed when the stream opens:
         not before the LoRAs are in effect."""
-        request = job.ticket.request
+        request = job.request
         settled = request.loras is None or job.lora_patch_step is not None
         if not settled or not job.guided or request.alone or job.controlled_whole:
             return False
@@ -146,7 +146,7 @@ class GuidancePairs:
         self._be_whole(job)
 
     def _be_whole(self, job: EngineJob) -> None:
-        peer = job.ticket.request.peer
+        peer = job.request.peer
         if peer is not None and job.controlled and not job.controlled_whole:
             job.controlled_whole = True
             peer.leave()

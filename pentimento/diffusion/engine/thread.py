@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import torch
 
-from pentimento.diffusion.engine.denoiser import Denoiser, EagerDenoiser
+from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import as_typed
+from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits
-from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener, PaintingTicket, SilentObserver
+from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener
 from pentimento.diffusion.engine.loop import StepLoop
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel, batch_key
@@ -46,7 +47,7 @@ class StepEngine:
         self._monotonic = monotonic
         self.limits = BatchLimits(settings.max_batch, None, monotonic)
         self._loop = StepLoop(
-            model, denoiser or EagerDenoiser(model), self.limits, settings, observer or SilentObserver(), monotonic
+            model, denoiser or Denoiser(model), self.limits, settings, observer or EngineObserver(), monotonic
         )
         self._calls: deque[Callable[[], None]] = deque()
         # Also waits for descriptors that bring residuals or halves from other processes.
@@ -60,17 +61,16 @@ class StepEngine:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
-        """Queue a request; its listener receives the events. Raises InvalidArgument if it does not fit the memory
-        budget, Unavailable once the engine is closed."""
+    def submit(self, request: PaintingRequest, listener: PaintingListener) -> EngineJob:
+        """Queue a request, and return the handle that stops it; its listener receives the events. Raises
+        InvalidArgument if it does not fit the memory budget, Unavailable once the engine is closed."""
         self.limits.check(batch_key(request.spec))
-        ticket = PaintingTicket(request, listener, self._monotonic(), self.wake)
         with self._held:
             if self._closing:
                 raise Unavailable("ENGINE_CLOSED", "the engine has stopped")
-            self._loop.submit(ticket)
+            job = self._loop.submit(request, listener, self.wake)
         self.wake()
-        return ticket
+        return job
 
     def call(self, act: Callable[[], T]) -> "Future[T]":
         """Run `act` on the engine's thread between two steps, unless its future is cancelled before. Raises Unavailable

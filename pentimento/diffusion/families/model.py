@@ -1,9 +1,10 @@
 """Define the interface of a model family to the step engine: conditioning, prediction, and the autoencoder."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -275,112 +276,92 @@ def batch_key(spec: GenerationSpec) -> BatchKey:
     return BatchKey(spec.width_px, spec.height_px, is_guided(spec))
 
 
-class DiffusionModel(Protocol):
-    """Describe a loaded model. Only the engine's thread calls it; one other thread may call `decode_latent`."""
+class DiffusionModel(ABC):
+    """Describe a loaded model. Only the engine's thread calls it; one other thread may call `decode_latent`. A subclass
+    inherits what its family does not use: cached projections and time terms, passes in parts, encoded conditions.
 
-    @property
-    def info(self) -> LoadedModelInfo:
-        """Return the model's description and limits."""
-        ...
+    `denoiser` is the network of `predict`, `picture_decoder` that of `decode_latent`, for changes of their layers;
+    `adaptable` holds the networks that a LoRA may change, by the pipeline's component name, the denoiser first. `dtype`
+    is the type of latents and weights."""
 
-    @property
-    def device(self) -> torch.device:
-        """Return the device that the model runs on."""
-        ...
+    info: LoadedModelInfo
+    device: torch.device
+    dtype: torch.dtype
+    denoiser: torch.nn.Module
+    picture_decoder: torch.nn.Module
+    adaptable: Mapping[str, torch.nn.Module]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the type of latents and weights."""
-        ...
-
-    @property
-    def denoiser(self) -> torch.nn.Module:
-        """Return the network of `predict`, for changes of its layers: compilation, adapters."""
-        ...
-
-    @property
-    def picture_decoder(self) -> torch.nn.Module:
-        """Return the network of `decode_latent`, for changes of its layers."""
-        ...
-
-    @property
-    def adaptable(self) -> Mapping[str, torch.nn.Module]:
-        """Return the networks that a LoRA may change, by the pipeline's component name; the denoiser first."""
-        ...
-
+    @abstractmethod
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
-        """Return the configuration of one of the
-        model's schedulers."""
-        ...
+        """Return the configuration of one of the model's schedulers."""
 
+    @abstractmethod
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent,
-        (1, channels, height, width),
-        for an image of that size."""
-        ...
+        """Return the shape of a latent, (1, channels, height, width), for an image of that size."""
 
+    @abstractmethod
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
         """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt counts as absent:
         some families encode it as zeros."""
-        ...
 
+    @abstractmethod
     def record_texts(self, compiler: Callable[..., Any]) -> None:
         """Compile the prompt encoders with `compiler`, which `CompiledDenoiser` receives too."""
-        ...
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """Return one row with all conditioning of the family."""
-        ...
+        return prompt.conditioning
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
         """Return the conditioning with `projected` if the family uses it; for the rows of one image and their
         adapters."""
-        ...
+        return conditioning
 
+    @abstractmethod
     def forget_time_terms(self) -> None:
         """Drop the time terms computed with weights that have changed."""
-        ...
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return `DenoiserInput.time_terms` of an image's rows; None if they depend on more than the timestep."""
-        ...
+        return None
 
+    @abstractmethod
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents. `as_alone` is honoured if possible (see
         `row_kernels`)."""
-        ...
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the encoding computed before any residual is needed: a UNet's encoder and mid block, a transformer's
         first block (Katz, section 5). Empty if the network has no halves."""
-        ...
+        return DenoiserEncoding()
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
         """Return the encoding of the same rows after `blocks_done` of a transformer's blocks, fewer than all; the
-        residuals are in `inputs.residuals`. A UNet's encoding is returned unchanged."""
-        ...
+        residuals are in `inputs.residuals`. A UNet's encoding is returned unchanged: it takes residuals at one
+        point."""
+        return encoding
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows and `inputs.residuals`, with the bits of
         `predict`."""
-        ...
+        return self.predict(inputs)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
         """Return zeros shaped as every ControlNet's residuals for rows of this encoding; None if the shapes depend on
         the ControlNet."""
-        ...
+        return None
 
+    @abstractmethod
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1; a stochastic encoder draws from
         `generator`."""
-        ...
 
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
         """Return the input of the family's ControlNets for pixels (1, 3, height, width) in 0..1: the pixels for a UNet;
         for a transformer a latent for each row of the image, drawn from `generator`, without the autoencoder's shift if
         `unshifted`."""
-        ...
+        return pixels.to(self.device, self.dtype)
 
+    @abstractmethod
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels (1, 3, height, width), about -1..1, of a clean latent."""
-        ...

@@ -1,7 +1,7 @@
 """Serve Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP
 text encoders, and T5 if the checkpoint has it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,30 +11,28 @@ from torch.nn.functional import pad
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
-from pentimento.diffusion.families.clip_text import ClipText
-from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.loading import (
+from pentimento.diffusion.families.base import (
+    DiffusersFamily,
     DigestsLater,
     check_token_limits,
     check_width,
     default_size_px,
     load_schedulers,
 )
+from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import (
     Conditioning,
-    ControlResiduals,
     DenoiserEncoding,
     DenoiserInput,
     LoadedModelInfo,
-    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.t5_text import T5Text, absent_t5
+from pentimento.diffusion.families.texts import ClipText, T5Text, absent_t5
 from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
-from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, SchedulerConfig
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.domain.generation import NoiseForm
 
 # T5's tokens of a prompt in diffusers' pipeline; a checkpoint without T5 gets zeros of that length. A checkpoint that
 # was trained with another number states it as "max_sequence_length" in its model_index.json.
@@ -49,7 +47,7 @@ def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dt
     return StableDiffusion3(checkpoint, digests, device, dtype)
 
 
-class StableDiffusion3:
+class StableDiffusion3(DiffusersFamily):
     """Adapt diffusers' modules of this family to the engine. `t5_token_count` rows of T5 follow CLIP's text states."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
@@ -59,18 +57,20 @@ class StableDiffusion3:
         self._schedulers = load_schedulers(checkpoint, FLOW_SCHEDULERS)
         parts = load_components(checkpoint, device, dtype)
         check_token_limits(checkpoint, parts, ["tokenizer"])
-        self._clips = (
+        self._texts = (
             ClipText(parts["tokenizer"], parts["text_encoder"], device),
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
         )
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
-        self.denoiser = parts["transformer"]
+        self.denoiser: Any = parts["transformer"]
         self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
         _check_widths(checkpoint, parts)
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
         self._passes = TransformerPasses(self.denoiser) if covers_transformer(self.denoiser) else None
-        self._autoencoder = _autoencoder(parts["vae"], device, dtype)
+        scale = LatentScale.of(parts["vae"].config, shifted=True)
+        self._autoencoder = Autoencoder(parts["vae"], scale, device, dtype)
+        self.picture_decoder = self._autoencoder.decoder
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
 
@@ -95,18 +95,9 @@ class StableDiffusion3:
             longest_side_px=config.pos_embed_max_size * config.patch_size * factor,
         )
 
-    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
-        """Return the configuration of one of the model's schedulers."""
-        return self._schedulers[scheduler]
-
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
-        """Return the shape of a latent for an image of that size."""
-        return self._autoencoder.latent_shape(width_px, height_px)
-
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states from this family's encoders."""
-        limit = self._clips[0].token_limit
-        first, second = (clip.penultimate_states(prompt, limit) for clip in self._clips)
+        limit = self._texts[0].token_limit
+        first, second = (clip.penultimate_states(prompt, limit) for clip in self._texts)
         assert first.pooled is not None and second.pooled is not None
         width = self.denoiser.config.joint_attention_dim
         clip_states = torch.cat([first.states, second.states], dim=-1)
@@ -116,28 +107,7 @@ class StableDiffusion3:
         pooled = torch.cat([first.pooled, second.pooled], dim=-1).to(self.dtype)
         return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
 
-    def record_texts(self, compiler: Callable[..., Any]) -> None:
-        """Compile the CLIP encoders with `compiler`."""
-        for clip in self._clips:
-            clip.record(compiler)
-
-    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """Return one row with all conditioning of this family."""
-        return prompt.conditioning
-
-    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning unchanged: a transformer's text states change from layer to layer."""
-        return conditioning
-
-    def forget_time_terms(self) -> None:
-        """Do nothing: no terms are stored."""
-
-    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """Return None: the terms depend on the pooled text, too."""
-        return None
-
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """Return the network's prediction, shaped as the latents."""
         residuals = inputs.residuals
         with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
             prediction: Tensor = self.denoiser(
@@ -151,14 +121,12 @@ class StableDiffusion3:
         return prediction
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
-        """Return the encoding computed before any residual is needed: up to the first block."""
         if self._passes is None:
             return DenoiserEncoding()
         with self._kernels.held(inputs, "encoder"), adapted(self.denoiser, inputs.adapters):
             return self._passes.encode(inputs)
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
-        """Return the encoding of the same rows after `blocks_done` blocks."""
         if self._passes is None or not encoding.tensors:
             return encoding
         part = f"blocks {encoding.blocks_done} to {blocks_done}"
@@ -166,39 +134,17 @@ class StableDiffusion3:
             return self._passes.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
-        """Return the prediction from an encoding of the same rows."""
         if self._passes is None or not encoding.tensors:
             return self.predict(inputs)
         part = f"decoder from {encoding.blocks_done}"
         with self._kernels.held(inputs, part), adapted(self.denoiser, inputs.adapters):
             return self._passes.decode(inputs, encoding)
 
-    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
-        """Return None: the number of residuals depends on the ControlNet's number of blocks."""
-        return None
-
-    def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
-        return self._autoencoder.encode(pixels, generator)
-
     def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
         """Return latents (rows, channels, height, width) of pixels in 0..1, each with separate noise, as diffusers
         draws it."""
         rows = (2.0 * pixels - 1.0).expand(row_count, -1, -1, -1)
         return self._autoencoder.encode(rows, generator, unshifted=unshifted)
-
-    @property
-    def picture_decoder(self) -> torch.nn.Module:
-        """Return the network of `decode_latent`."""
-        return self._autoencoder.decoder
-
-    def decode_latent(self, latent: Tensor) -> Tensor:
-        """Return the pixels of a clean latent."""
-        return self._autoencoder.decode(latent)
-
-
-def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:
-    return Autoencoder(vae, LatentScale.of(vae.config, shifted=True), device, dtype)
 
 
 def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:

@@ -1,18 +1,26 @@
-"""Run a UNet2DConditionModel for the families that share it."""
+"""Serve the families that share a UNet2DConditionModel."""
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.adapters import adapted
-from pentimento.diffusion.families.autoencoder import Autoencoder
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
+from pentimento.diffusion.families.base import (
+    DiffusersFamily,
+    DigestsLater,
+    check_token_limits,
+    check_width,
+    default_size_px,
+    load_schedulers,
+)
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.loading import DigestsLater, check_width, default_size_px
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -22,9 +30,11 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, covers
-from pentimento.diffusion.schedulers import DiffusionConfig, SchedulerConfig
-from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.diffusion.families.texts import ClipText
+from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, added_conditions, covers
+from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
+from pentimento.diffusion.weights import load_components
+from pentimento.domain.generation import NoiseForm
 
 # Settings of other families and conditionings; a checkpoint that sets one would be served wrongly.
 FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
@@ -34,35 +44,89 @@ FOREIGN_SWITCHES = ("dual_cross_attention",)
 # diffusers' pipelines of both families need sides that are multiples of 8, for any factor of the autoencoder.
 _PIPELINE_SIZE_MULTIPLE = 8
 
-
 _TIME_LAYERS = ("time_embedding.", "time_emb_proj", "add_embedding.")
 # Timesteps with stored terms: enough for several schedules.
 _KEPT_TIMESTEPS = 512
 
 
-class UNetDenoiser:
-    """Run a UNet for `DiffusionModel.predict`: with `unet_passes` if they support it, else with diffusers'
-    forward."""
+class UNetFamily(DiffusersFamily):
+    """Run a UNet with `unet_passes` if they support it, else with diffusers' forward. A subclass names its text
+    encoders and the scheduler's settings that diffusers' pipelines override."""
 
-    def __init__(self, unet: Any, dtype: torch.dtype) -> None:
-        """Wrap `unet` and make its attention modules skip their signature checks (changes the network)."""
+    name: ClassVar[str]
+    encoders: ClassVar[tuple[str, ...]]
+    overrides: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        digests: DigestsLater,
+        device: torch.device,
+        dtype: torch.dtype,
+        least_sample_size: int = 0,
+    ) -> None:
+        """Load the components. A sample size below `least_sample_size` is raised to it."""
+        self.device = device
+        self.dtype = dtype
+        self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS, self.overrides)
+        parts = load_components(checkpoint, device, dtype)
+        tokenizers = [name.replace("text_encoder", "tokenizer") for name in self.encoders]
+        check_token_limits(checkpoint, parts, tokenizers)
+        _check_texts(checkpoint, parts["unet"], sum(parts[name].config.hidden_size for name in self.encoders))
+        self._texts = [
+            ClipText(parts[tokenizer], parts[encoder], device, expands_inversions=True)
+            for tokenizer, encoder in zip(tokenizers, self.encoders, strict=True)
+        ]
+        self.adaptable = {name: parts[name] for name in ("unet", *self.encoders)}
+        self._hold(parts["unet"])
+        self._autoencoder = self._with_scale(parts["vae"])
+        self.picture_decoder = self._autoencoder.decoder
+        sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
+        self._check_widths(checkpoint, parts)
+        self.info = self._describe(digests, sees_mask=sees_mask, least_sample_size=least_sample_size)
+
+    def _with_scale(self, vae: Any) -> Autoencoder:
+        return Autoencoder(vae, LatentScale.of(vae.config), self.device, self.dtype)
+
+    def _check_widths(self, checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
+        """Raise BadCheckpoint for parts of different models."""
+
+    def _describe(self, later: DigestsLater, *, sees_mask: bool, least_sample_size: int) -> LoadedModelInfo:
+        """Return the model's description; waits for the digests."""
+        own, factor = next(iter(self._schedulers.values())), self._autoencoder.factor
+        assert isinstance(own, DiffusionConfig)
+        digests = later()
+        width, height = default_size_px(self.denoiser.config.sample_size, factor, least_sample_size)
+        return LoadedModelInfo(
+            family=self.name,
+            model_digest=digests.model,
+            vae_digest=digests.components["vae"],
+            scheduler_digest=digests.components["scheduler"],
+            prediction_type=own.prediction_type.value,
+            noise_form=NoiseForm.VARIANCE_PRESERVING,
+            default_width_px=width,
+            default_height_px=height,
+            size_multiple_px=math.lcm(_PIPELINE_SIZE_MULTIPLE, factor),
+            schedulers=tuple(self._schedulers),
+            train_step_count=own.num_train_timesteps,
+            sees_mask=sees_mask,
+        )
+
+    def _hold(self, unet: Any) -> None:
+        """Set the network, and make its attention modules skip their signature checks (changes the network)."""
         skip_signature_checks(unet)
-        self._unet = unet
-        self._dtype = dtype
-        self._device = unet.device
+        self.denoiser: Any = unet
         self._kernels = RowKernels(unet)
         self._passes = UNetPasses(unet) if covers(unet) else None
         self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
-        """Return the conditioning with keys and values of its text states, the rows' adapters applied."""
         if self._passes is None:
             return conditioning
-        with adapted(self._unet, adapters):
+        with adapted(self.denoiser, adapters):
             return replace(conditioning, projected=self._passes.project_text(conditioning.states))
 
     def forget_time_terms(self) -> None:
-        """Drop the time terms computed with weights that have changed."""
         self._terms.clear()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
@@ -72,45 +136,41 @@ class UNetDenoiser:
             return None
         terms = self._terms.pop((timestep, row_count), None)
         if terms is None:
-            timesteps = torch.full((row_count,), timestep, dtype=torch.float32, device=self._device)
-            terms = self._passes.time_terms(timesteps, self._dtype)
+            timesteps = torch.full((row_count,), timestep, dtype=torch.float32, device=self.device)
+            terms = self._passes.time_terms(timesteps, self.dtype)
         self._terms[timestep, row_count] = terms
         while len(self._terms) > _KEPT_TIMESTEPS:
             self._terms.popitem(last=False)
         return terms
 
-    def predict(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
-        """Return the prediction, shaped as the latents; `added` is SDXL's conditioning besides the text states."""
+    def predict(self, inputs: DenoiserInput) -> Tensor:
         if self._passes is None:
             with self._kernels.held(inputs):
-                return predict_with_unet(self._unet, inputs, added)
-        with self._kernels.held(inputs), adapted(self._unet, inputs.adapters):
-            texts, terms = self._texts(self._passes, inputs), self._terms_of(self._passes, inputs, added)
+                return predict_with_unet(self.denoiser, inputs)
+        with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
+            texts, terms = _projected(self._passes, inputs), self._terms_of(self._passes, inputs)
             encoded = self._passes.encode(_seen_latents(inputs), texts, terms)
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
 
-    def encode(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> DenoiserEncoding:
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the mid block's output, the skip connections, and the terms of the timesteps if they had to be
         computed. Empty if diffusers' forward runs."""
         if self._passes is None:
             return DenoiserEncoding()
-        with self._kernels.held(inputs, "encoder"), adapted(self._unet, inputs.adapters):
-            terms = self._terms_of(self._passes, inputs, added)
-            encoded = self._passes.encode(_seen_latents(inputs), self._texts(self._passes, inputs), terms)
+        with self._kernels.held(inputs, "encoder"), adapted(self.denoiser, inputs.adapters):
+            terms = self._terms_of(self._passes, inputs)
+            encoded = self._passes.encode(_seen_latents(inputs), _projected(self._passes, inputs), terms)
         computed = () if terms is inputs.time_terms else (terms,)
         return DenoiserEncoding((encoded.hidden, *encoded.skips, *computed))
 
-    def decode(
-        self, inputs: DenoiserInput, encoding: DenoiserEncoding, added: dict[str, Tensor] | None = None
-    ) -> Tensor:
-        """Return the prediction from an encoding of the same rows."""
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         if self._passes is None or not encoding.tensors:
-            return self.predict(inputs, added)
+            return self.predict(inputs)
         hidden, *rest = encoding.tensors
         skips, computed = tuple(rest[: self._passes.skip_count]), rest[self._passes.skip_count :]
-        with self._kernels.held(inputs, "decoder"), adapted(self._unet, inputs.adapters):
-            terms = computed[0] if computed else self._terms_of(self._passes, inputs, added)
-            texts = self._texts(self._passes, inputs)
+        with self._kernels.held(inputs, "decoder"), adapted(self.denoiser, inputs.adapters):
+            terms = computed[0] if computed else self._terms_of(self._passes, inputs)
+            texts = _projected(self._passes, inputs)
             return self._passes.decode(UNetEncoding(hidden, skips), texts, terms, inputs.residuals)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
@@ -120,14 +180,16 @@ class UNetDenoiser:
         hidden, *skips = encoding.tensors[: 1 + self._passes.skip_count]
         return ControlResiduals(tuple(torch.zeros_like(skip) for skip in skips), torch.zeros_like(hidden))
 
-    def _texts(self, passes: UNetPasses, inputs: DenoiserInput) -> Tensor:
-        texts = inputs.conditioning.projected
-        return passes.project_text(inputs.conditioning.states) if texts is None else texts
-
-    def _terms_of(self, passes: UNetPasses, inputs: DenoiserInput, added: dict[str, Tensor] | None) -> Tensor:
+    def _terms_of(self, passes: UNetPasses, inputs: DenoiserInput) -> Tensor:
         if inputs.time_terms is not None and not _changes_time_terms(inputs.adapters):
             return inputs.time_terms
-        return passes.time_terms(inputs.timesteps.expand(inputs.latents.shape[0]), self._dtype, added)
+        timesteps = inputs.timesteps.expand(inputs.latents.shape[0])
+        return passes.time_terms(timesteps, self.dtype, added_conditions(inputs.conditioning))
+
+
+def _projected(passes: UNetPasses, inputs: DenoiserInput) -> Tensor:
+    texts = inputs.conditioning.projected
+    return passes.project_text(inputs.conditioning.states) if texts is None else texts
 
 
 def _changes_time_terms(adapters: PerSampleAdapters | None) -> bool:
@@ -143,7 +205,7 @@ def _seen_latents(inputs: DenoiserInput) -> Tensor:
     return inputs.latents if masked is None else torch.cat([inputs.latents, masked], dim=1)
 
 
-def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
+def predict_with_unet(unet: Any, inputs: DenoiserInput) -> Tensor:
     """Return the prediction of diffusers' forward pass."""
     residuals = inputs.residuals
     with adapted(unet, inputs.adapters):
@@ -151,7 +213,7 @@ def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor]
             _seen_latents(inputs),
             inputs.timesteps,
             encoder_hidden_states=inputs.conditioning.states,
-            added_cond_kwargs=added,
+            added_cond_kwargs=added_conditions(inputs.conditioning),
             down_block_additional_residuals=(residuals.down_block_residuals or None) if residuals else None,
             mid_block_additional_residual=residuals.mid_block_residual if residuals else None,
             return_dict=False,
@@ -159,40 +221,8 @@ def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor]
     return prediction
 
 
-def check_unet_texts(checkpoint: Checkpoint, unet: Any, made: int) -> None:
+def _check_texts(checkpoint: Checkpoint, unet: Any, made: int) -> None:
     """Raise BadCheckpoint if a layer of a UNet attends to text states of another width than the encoders return."""
     for name, layer in unet.named_modules():
         if name.endswith("attn2.to_k"):
             check_width(checkpoint, "unet", "text states", layer.in_features, made)
-
-
-def describe_unet_model(
-    family: str,
-    unet: Any,
-    autoencoder: Autoencoder,
-    schedulers: dict[Scheduler, SchedulerConfig],
-    later: DigestsLater,
-    *,
-    sees_mask: bool = False,
-    least_sample_size: int = 0,
-) -> LoadedModelInfo:
-    """Return the model's description; waits for the digests. A sample size below `least_sample_size` is raised to
-    it."""
-    own = next(iter(schedulers.values()))
-    assert isinstance(own, DiffusionConfig)
-    digests = later()
-    width, height = default_size_px(unet.config.sample_size, autoencoder.factor, least_sample_size)
-    return LoadedModelInfo(
-        family=family,
-        model_digest=digests.model,
-        vae_digest=digests.components["vae"],
-        scheduler_digest=digests.components["scheduler"],
-        prediction_type=own.prediction_type.value,
-        noise_form=NoiseForm.VARIANCE_PRESERVING,
-        default_width_px=width,
-        default_height_px=height,
-        size_multiple_px=math.lcm(_PIPELINE_SIZE_MULTIPLE, autoencoder.factor),
-        schedulers=tuple(schedulers),
-        train_step_count=own.num_train_timesteps,
-        sees_mask=sees_mask,
-    )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.diffusion.kernels.layers import (
     FusedLayerNorm,
     FusedNorm,
@@ -138,6 +138,13 @@ def covers(network: Any) -> bool:
         and getattr(network, "encoder_hid_proj", None) is None
         and network.config.addition_embed_type in (None, "text_time")
     )
+
+
+def added_conditions(conditioning: Conditioning) -> dict[str, Tensor] | None:
+    """Return SDXL's conditioning besides the text states; None for a family without."""
+    if conditioning.pooled is None or conditioning.sizes is None:
+        return None
+    return {"text_embeds": conditioning.pooled, "time_ids": conditioning.sizes}
 
 
 def _embedded_conditions(network: Any, added: dict[str, Tensor], dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from pentimento.diffusion.engine import BatchReport
+from pentimento.diffusion.engine import BatchReport, EngineObserver
 from services.unet_worker import metrics
 from services.unet_worker.device.busy import BusyMeter
 
 
-class EngineMetrics:
+class EngineMetrics(EngineObserver):
     """Record engine metrics. `meters` add up the device's busy seconds: one for each reader of a share."""
 
     def __init__(self, meters: Sequence[BusyMeter]) -> None:

@@ -10,7 +10,6 @@ from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
     Denoiser,
-    EagerDenoiser,
     cuda_recorder,
     replaying,
 )
@@ -71,13 +70,13 @@ def denoiser_for(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
     the log has the reason."""
     mode = compile_mode(choice, model.device)
     if mode is CompileMode.OFF:
-        return EagerDenoiser(model)
+        return Denoiser(model)
     if mode is not CompileMode.CAPTURE:
         return CompiledDenoiser(model, mode)
     try:
         recorder = cuda_recorder(model.device)
     except FailedPrecondition as error:
         logger.warning("the forward pass runs eagerly: %s", error.message, extra={"reason": error.reason})
-        return EagerDenoiser(model)
+        return Denoiser(model)
     model.record_texts(replaying(recorder))
     return CompiledDenoiser(model, mode, replaying(recorder), halves=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting, PaintingTicket, StepEngine
+from pentimento.diffusion.engine import EngineJob, PaintingListener, StepEngine
 from pentimento.diffusion.families import Conditioning, DiffusionModel, batch_key
 from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.painting import PaintingRequest
@@ -190,7 +190,7 @@ def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) ->
     )
 
 
-class OpenHalf:
+class OpenHalf(PaintingListener):
     """Hold one half of one request, and listen to the engine's events. On the event loop only, except for those events;
     one step at a time."""
 
@@ -205,9 +205,9 @@ class OpenHalf:
         self._control = control
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._steps = AskedSteps(order.step_count, self._answer)
+        self._steps = AskedSteps.of(order.step_count, self._answer)
         self._request = painting(self._steps)
-        self._ticket: PaintingTicket | None = None
+        self._job: EngineJob | None = None
         self._last_step = -1
         self._failure: PentimentoError | None = None
         self._answered: asyncio.Future[Tensor] = self._loop.create_future()
@@ -256,8 +256,8 @@ class OpenHalf:
         if self._failure is not None:
             raise self._failure
         self._steps.ask(AskedStep(self._last_step, timestep, latent))
-        if self._ticket is None:
-            self._ticket = self._engine.submit(self._request, self)
+        if self._job is None:
+            self._job = self._engine.submit(self._request, self)
 
     def end(self, error: PentimentoError) -> None:
         """Fail the current and every later request with `error`."""
@@ -265,28 +265,16 @@ class OpenHalf:
         self._tell_failure(error)
         if not self._answered.done():
             self._answered.set_exception(error)
-        if self._ticket is not None:
-            self._ticket.stop(error)
+        if self._job is not None:
+            self._job.stop(error)
 
     def close(self) -> None:
         """Stop the half. Harmless twice."""
         if self._control is not None:
             self._control.close()
         self._answered.cancel()
-        if self._ticket is not None:
-            self._ticket.stop(Cancelled("CANCELLED", "the half was closed"))
-
-    def started(self, first_step: int, step_count: int) -> None:
-        """Ignore the event; a half reports no progress. See `PaintingListener`."""
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        """Ignore the event; a half reports no progress."""
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        """Ignore the event; a half captures nothing."""
-
-    def finished(self, painting: FinishedPainting) -> None:
-        """Ignore the event; the last step was answered like the others."""
+        if self._job is not None:
+            self._job.stop(Cancelled("CANCELLED", "the half was closed"))
 
     def failed(self, error: PentimentoError) -> None:
         """Fail the requested step with `error`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.diffusion.reuse_painting import ReusePainter
@@ -62,7 +62,7 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
         scheduler=info.schedulers[0],
         seed=0,
     )
-    return StudyModel(ReusePainter(model, EagerDenoiser(model), study.max_batch), spec)
+    return StudyModel(ReusePainter(model, Denoiser(model), study.max_batch), spec)
 
 
 def captured_steps(step_count: int) -> dict[int, int]:

@@ -15,10 +15,10 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.diffusion.engine import (
+    EngineJob,
     MemoryBudget,
     MemoryModel,
     PaintingListener,
-    PaintingTicket,
     StepEngine,
 )
 from pentimento.diffusion.painting import PaintingRequest
@@ -59,12 +59,12 @@ def held_until_given(engine: StepEngine, count: int) -> Iterator[None]:
     asked for at once may be painted before the last arrives."""
     submit, given, all_given = engine.submit, [0], threading.Event()
 
-    def counted(request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
-        ticket = submit(request, listener)
+    def counted(request: PaintingRequest, listener: PaintingListener) -> EngineJob:
+        job = submit(request, listener)
         given[0] += 1
         if given[0] == count:
             all_given.set()
-        return ticket
+        return job
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "submit", counted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batch, profile_batches, profile_size
 from pentimento.domain.errors import Internal
@@ -17,7 +17,7 @@ SHORT = spec_with(num_inference_steps=3)
 
 
 def test_every_step_of_the_schedule_is_measured_as_often_as_asked(model: DiffusionModel) -> None:
-    profile = profile_batch(model, EagerDenoiser(model), ProfiledBatch(SHORT, batch_size=2, repeats=4))
+    profile = profile_batch(model, Denoiser(model), ProfiledBatch(SHORT, batch_size=2, repeats=4))
 
     assert profile is not None
     assert (profile.width_px, profile.height_px, profile.guided, profile.batch_size) == (32, 32, True, 2)
@@ -28,7 +28,7 @@ def test_every_step_of_the_schedule_is_measured_as_often_as_asked(model: Diffusi
 
 
 def test_profile_size_measures_once_and_failures_are_raised(model: DiffusionModel) -> None:
-    profile = profile_size(model, EagerDenoiser(model), SHORT, repeats=2)
+    profile = profile_size(model, Denoiser(model), SHORT, repeats=2)
 
     assert [cost.sample_count for cost in (profile.prepare, profile.decode, profile.encode)] == [2, 2, 2]
     assert min(profile.prepare.mean_s, profile.decode.mean_s, profile.encode.mean_s) > 0

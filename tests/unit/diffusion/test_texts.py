@@ -16,7 +16,7 @@ from lab.fixtures.checkpoints import write_checkpoint, write_xl_checkpoint
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.clip_encoder import ClipTextEncoder
-from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
+from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.weights import load_components
 from tests.support.text_files import edit_json
 

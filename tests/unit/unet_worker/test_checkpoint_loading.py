@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import write_checkpoint
-from pentimento.diffusion.engine import CompiledDenoiser, EagerDenoiser
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.settings import load_settings
 from services.unet_worker.models import checkpoint_loading
@@ -30,11 +30,11 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
     with caplog.at_level(logging.WARNING):
         denoiser = denoiser_for(model, CompileChoice.CAPTURE)
 
-    assert isinstance(denoiser, EagerDenoiser)
+    assert isinstance(denoiser, Denoiser)
     assert [getattr(record, "reason", "") for record in said_by(checkpoint_loading.__name__, caplog)] == ["NO_CUDA"]
 
 
 @pytest.mark.slow
 def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:
     assert isinstance(denoiser_for(model, CompileChoice.COMPILE), CompiledDenoiser)
-    assert isinstance(denoiser_for(model, CompileChoice.OFF), EagerDenoiser)
+    assert isinstance(denoiser_for(model, CompileChoice.OFF), Denoiser)

@@ -9,7 +9,7 @@ import torch
 
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from lab.fixtures.lora_reference import ReadyLoras, latents_of_engine
-from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
@@ -28,7 +28,7 @@ PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")
 
 def study_model(model: DiffusionModel, step_count: int = 8) -> StudyModel:
     spec = GenerationSpec("", "", "tiny", 32, 32, step_count, 2.0, Scheduler.DDIM, 0)
-    return StudyModel(ReusePainter(model, EagerDenoiser(model), 3), spec)
+    return StudyModel(ReusePainter(model, Denoiser(model), 3), spec)
 
 
 class ColourEncoder:
@@ -101,7 +101,7 @@ def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy,
             seen.extend(request.start.first_step for request in requests)
             return super().paint(requests)
 
-    small = StudyModel(Watched(model, EagerDenoiser(model), 3), study_model(model, step_count=4).spec)
+    small = StudyModel(Watched(model, Denoiser(model), 3), study_model(model, step_count=4).spec)
     outcomes = list(study.reuse_images(small, [ReusePair(1, 0, 0.9)], (5, 13, 25, 30), 50))
     # Of four steps 5/50 leaves none to skip.
     assert [outcome.skipped_steps for outcome in outcomes] == [13, 25, 30]
@@ -152,7 +152,7 @@ def lora(model: DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Lor
 
 def study_of(model: DiffusionModel) -> LatenessStudy:
     spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
-    painter = ReusePainter(model, EagerDenoiser(model), 3)
+    painter = ReusePainter(model, Denoiser(model), 3)
     return LatenessStudy.begin(StudyModel(painter, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
 
 

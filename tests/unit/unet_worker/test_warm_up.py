@@ -11,7 +11,7 @@ from pentimento.diffusion.engine import (
     BatchLimits,
     CompiledDenoiser,
     CompileMode,
-    EagerDenoiser,
+    Denoiser,
     MemoryModel,
     MemoryProbe,
     probe,
@@ -33,20 +33,17 @@ def limits() -> BatchLimits:
     return BatchLimits(4, None, lambda: 0.0)
 
 
-class Watched:
+class Watched(Denoiser):
     """The real model's forward pass, which takes `seconds` of `clock` for each of its rows."""
 
     def __init__(self, model: DiffusionModel, seconds: float = 0.0) -> None:
-        self._model = model
+        super().__init__(model)
         self._seconds = seconds
         self.now = 0.0
         self.rows: list[int] = []
 
-    def padded(self, key: BatchKey, request_count: int) -> int:
-        return request_count
-
     def predict(self, inputs: DenoiserInput) -> torch.Tensor:
-        prediction = self._model.predict(inputs)
+        prediction = super().predict(inputs)
         self.now += self._seconds * len(inputs.latents)
         self.rows.append(len(inputs.latents))
         return prediction
@@ -69,7 +66,7 @@ def test_batch_limit_is_the_set_one_with_memory_or_without_measurement(
     if not measured:
         monkeypatch.setattr(probe, "peak_bytes_of", lambda device, work: None)
 
-    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 64 * GIB if measured else 1).before_serving()
+    BatchMeasurement(model, Denoiser(model), limits, KEY, 64 * GIB if measured else 1).before_serving()
 
     assert limits.limit(KEY) == 4
 
@@ -79,7 +76,7 @@ def test_a_budget_that_holds_no_picture_stops_the_start_and_is_named(
     model: DiffusionModel, limits: BatchLimits
 ) -> None:
     with pytest.raises(InvalidArgument, match="memory budget of 1 MiB"):
-        BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 2**20).before_serving()
+        BatchMeasurement(model, Denoiser(model), limits, KEY, 2**20).before_serving()
 
 
 @torch.inference_mode()

@@ -12,10 +12,11 @@ from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
     Denoiser,
-    EagerDenoiser,
+    EngineJob,
+    EngineObserver,
     EngineSettings,
     FinishedPainting,
-    PaintingTicket,
+    PaintingListener,
     StepLoop,
 )
 from pentimento.diffusion.families import DiffusionModel
@@ -24,7 +25,7 @@ from pentimento.domain.errors import PentimentoError
 
 
 @dataclass
-class Listener:
+class Listener(PaintingListener):
     """Records everything; `at_step` runs on the engine's thread after that step."""
 
     at_step: dict[int, Any] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Listener:
 
 
 @dataclass
-class Observer:
+class Observer(EngineObserver):
     batches: list[BatchReport] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     preemptions: list[int] = field(default_factory=list)
@@ -99,16 +100,14 @@ class Loop:
         self.observer = Observer()
         chosen = EngineSettings(**{"max_batch": 4, **settings})
         self.limits = BatchLimits(chosen.max_batch, None, self.clock)
-        self.steps = StepLoop(model, denoiser or EagerDenoiser(model), self.limits, chosen, self.observer, self.clock)
+        self.steps = StepLoop(model, denoiser or Denoiser(model), self.limits, chosen, self.observer, self.clock)
 
     def clock(self) -> float:
         return self.now
 
     def add(self, request: PaintingRequest, listener: Listener | None = None) -> "Added":
         heard = listener or Listener()
-        ticket = PaintingTicket(request, heard, self.now)
-        self.steps.submit(ticket)
-        return Added(heard, ticket)
+        return Added(heard, self.steps.submit(request, heard))
 
     @torch.inference_mode()
     def tick(self, count: int = 1) -> bool:
@@ -124,9 +123,9 @@ class Loop:
 class Added:
     """A submitted image and its listener."""
 
-    def __init__(self, heard: Listener, ticket: PaintingTicket) -> None:
+    def __init__(self, heard: Listener, job: EngineJob) -> None:
         self.heard = heard
-        self.ticket = ticket
+        self.job = job
 
     @property
     def finished(self) -> FinishedPainting:
@@ -134,29 +133,17 @@ class Added:
         return self.heard.end
 
 
-class Scripted:
+class Scripted(Denoiser):
     """The real forward pass, but what `change` makes of it: the call's number (from 0), its input and its result."""
 
     def __init__(self, model: DiffusionModel, change: Callable[[int, Any, torch.Tensor], torch.Tensor]) -> None:
-        self._model = model
+        super().__init__(model)
         self._change = change
         self.calls = self.releases = 0
 
-    def padded(self, key: object, request_count: int) -> int:
-        return request_count
-
     def predict(self, inputs: Any) -> torch.Tensor:
         number, self.calls = self.calls, self.calls + 1
-        return self._change(number, inputs, self._model.predict(inputs))
-
-    def encode(self, inputs: Any) -> Any:
-        return self._model.encode(inputs)
-
-    def advance(self, inputs: Any, encoding: Any, blocks_done: int) -> Any:
-        return self._model.advance(inputs, encoding, blocks_done)
-
-    def decode(self, inputs: Any, encoding: Any) -> torch.Tensor:
-        return self._model.decode(inputs, encoding)
+        return self._change(number, inputs, super().predict(inputs))
 
     def release_memory(self) -> None:
         self.releases += 1

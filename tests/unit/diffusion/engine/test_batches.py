@@ -39,7 +39,7 @@ def request(seed: int = 7, first_step: int = 0, **changes: Any) -> PaintingReque
 
 
 def assert_same_picture(model: DiffusionModel, added: Added) -> None:
-    alone = paint(model, added.ticket.request)
+    alone = paint(model, added.job.request)
     torch.testing.assert_close(added.heard.latent, alone, rtol=0, atol=TOLERANCE)
 
 
@@ -86,7 +86,7 @@ def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_i
     assert sorted(loop.observer.sizes) == [1] * 18 + [2] * 6
     for one in alone:
         assert one.heard.latent is not None
-        assert torch.equal(one.heard.latent, paint(model, one.ticket.request))
+        assert torch.equal(one.heard.latent, paint(model, one.job.request))
     for one in (*others, plain):
         assert_same_picture(model, one)
 
@@ -116,7 +116,7 @@ def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> 
 
     assert loop.observer.sizes == [1] * 6
     assert (stored.heard.start, stored.heard.steps) == ((6, 6), [])
-    assert torch.equal(stored.heard.latent, paint(model, stored.ticket.request))
+    assert torch.equal(stored.heard.latent, paint(model, stored.job.request))
     assert_same_picture(model, other)
 
 
@@ -126,7 +126,7 @@ def test_a_batch_of_one_gives_the_bits_of_the_picture_alone(model: DiffusionMode
 
     loop.run()
 
-    assert torch.equal(added.heard.latent, paint(model, added.ticket.request))
+    assert torch.equal(added.heard.latent, paint(model, added.job.request))
 
 
 def test_captures_and_previews_come_from_inside_a_batch(model: DiffusionModel) -> None:
@@ -189,7 +189,7 @@ def play(model: DiffusionModel, history: Joins) -> list[Added]:
         added += [loop.add(one) for time, one in history.arrivals if time == tick]
         for number, time in history.stops.items():
             if time == tick and number < len(added):
-                added[number].ticket.stop(STOP)
+                added[number].job.stop(STOP)
         loop.tick()
     assert all(one.heard.end is not None for one in added)
     return added
@@ -206,8 +206,8 @@ def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, histor
             continue
         assert torch.equal(one.heard.latent, other.heard.latent)
         assert_same_picture(model, one)
-        if one.ticket.request.spec.guidance_scale > 1.0:
-            assert torch.equal(one.heard.latent, paint(model, one.ticket.request))
+        if one.job.request.spec.guidance_scale > 1.0:
+            assert torch.equal(one.heard.latent, paint(model, one.job.request))
 
 
 def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
@@ -221,7 +221,7 @@ def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_al
 
     loop = Loop(noisy_model, denoiser=Scripted(noisy_model, keep))
     loop.add(request(1, first_step=3, guidance_scale=1.0))
-    asked = loop.add(request(2, guidance_scale=1.0, scheduler=Scheduler.EULER)).ticket.request
+    asked = loop.add(request(2, guidance_scale=1.0, scheduler=Scheduler.EULER)).job.request
 
     loop.tick()
 

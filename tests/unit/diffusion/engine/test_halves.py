@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import (
     NO_CONTROL,
@@ -29,37 +29,32 @@ from tests.unit.diffusion.engine.test_seams import Source, residuals
 from tests.unit.diffusion.specs import paint, paint_controlled
 
 
-@dataclass
-class Halves:
+class Halves(Denoiser):
     """The model's own halves, and what ran in which order: the half and its rows."""
 
-    model: DiffusionModel
-    calls: list[tuple[str, int]] = field(default_factory=list)
-    after_encode: Callable[[], None] = lambda: None
-
-    def padded(self, key: object, request_count: int) -> int:
-        return request_count
+    def __init__(self, model: DiffusionModel, after_encode: Callable[[], None] = lambda: None) -> None:
+        super().__init__(model)
+        self.calls: list[tuple[str, int]] = []
+        self.after_encode = after_encode
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         self.calls.append(("whole", len(inputs.latents)))
-        return self.model.predict(inputs)
+        return super().predict(inputs)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         assert inputs.residuals is None
         self.calls.append(("encode", len(inputs.latents)))
-        encoding = self.model.encode(inputs)
+        encoding = super().encode(inputs)
         self.after_encode()
         return encoding
 
     def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
         self.calls.append((f"to {blocks_done}", len(inputs.latents)))
-        return self.model.advance(inputs, encoding, blocks_done)
+        return super().advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         self.calls.append(("decode", len(inputs.latents)))
-        return self.model.decode(inputs, encoding)
-
-    def release_memory(self) -> None: ...
+        return super().decode(inputs, encoding)
 
 
 def residuals_for(model: DiffusionModel, inputs: DenoiserInput, seed: int) -> ControlResiduals:
@@ -157,7 +152,7 @@ def test_late_residuals_split_the_pass_in_halves(
     loop.run()
 
     assert len(calls) == 2 or denoiser.calls == calls * 6
-    asked = added.ticket.request
+    asked = added.job.request
     free = isinstance(source, Uncontrolled)
     wanted = paint(model, asked) if free else paint_controlled(model, asked, residuals)
     assert torch.equal(added.heard.latent, wanted)
@@ -176,8 +171,8 @@ def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel
 
     assert denoiser.calls == [("encode", 4), ("decode", 2), ("whole", 2), ("encode", 2), ("decode", 4)]
     loop.run()
-    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.ticket.request, residuals))
-    assert torch.equal(plain.heard.latent, paint(model, plain.ticket.request))
+    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.job.request, residuals))
+    assert torch.equal(plain.heard.latent, paint(model, plain.job.request))
 
 
 def test_of_those_that_wait_behind_the_first_half_there_is_at_most_a_batch(model: DiffusionModel) -> None:
@@ -206,7 +201,7 @@ def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: Dif
     loop.run()
 
     assert isinstance(broken.heard.end, Unavailable)
-    assert torch.equal(plain.heard.latent, paint(model, plain.ticket.request))
+    assert torch.equal(plain.heard.latent, paint(model, plain.job.request))
 
 
 def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(model: DiffusionModel) -> None:
@@ -294,7 +289,7 @@ def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_al
         loop.now += 1.0
 
     for one in added:
-        asked_for = one.ticket.request
+        asked_for = one.job.request
         wanted = paint(model, asked_for) if asked_for.control is None else paint_controlled(model, asked_for, residuals)
         assert torch.equal(one.heard.latent, wanted)
 
@@ -359,5 +354,5 @@ def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(
     loop.run()
 
     for one in added:
-        wanted = paint_controlled(model, one.ticket.request, residuals)
+        wanted = paint_controlled(model, one.job.request, residuals)
         torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=TOLERANCE)

@@ -188,7 +188,7 @@ def test_stopped_request_is_freed_by_next_tick(model: DiffusionModel, other_runs
     stopped = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(start, 1)))
     loop.tick(2)
     latents = [weakref.ref(tensor) for tensor in gc.get_objects() if is_latent(tensor)]
-    stopped.ticket.stop(STOP)
+    stopped.job.stop(STOP)
     held = weakref.ref(start)
     del start, stopped
     loop.tick()
@@ -214,7 +214,7 @@ def test_thousands_of_cancels_leave_nothing_behind(model: DiffusionModel) -> Non
     gc.collect()
     before = engine_objects()
     for _ in range(10):
-        tickets = [loop.add(request(1)).ticket for _ in range(300)]
+        tickets = [loop.add(request(1)).job for _ in range(300)]
         loop.tick()  # some of them begin
         for ticket in tickets:
             ticket.stop(STOP)

@@ -72,7 +72,7 @@ def painted(model: DiffusionModel, asked: PaintingRequest, adapters: AdapterSet,
 def assert_painted_with(model: DiffusionModel, added: Added, adapters: AdapterSet) -> None:
     step = added.finished.lora_patch_step
     assert step is not None
-    wanted = painted(model, added.ticket.request, adapters, step)
+    wanted = painted(model, added.job.request, adapters, step)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
@@ -125,8 +125,8 @@ def test_a_lone_set_is_patched_in_and_its_picture_has_the_bits_of_patched_weight
     assert digest(model) == before
 
     assert all(inputs.adapters is None for inputs in seen)
-    assert torch.equal(added.heard.latent, painted(model, added.ticket.request, sets[3]))
-    assert (added.heard.latent - painted(model, added.ticket.request, ())).abs().max() > 0.01
+    assert torch.equal(added.heard.latent, painted(model, added.job.request, sets[3]))
+    assert (added.heard.latent - painted(model, added.job.request, ())).abs().max() > 0.01
     assert_same_picture(model, plain)
 
 
@@ -249,7 +249,7 @@ def test_loras_from_the_start_are_awaited_before_anything_is_computed(
     finish(loop)
 
     assert late.finished.lora_patch_step == 0
-    assert torch.equal(late.heard.latent, painted(model, late.ticket.request, sets[1]))
+    assert torch.equal(late.heard.latent, painted(model, late.job.request, sets[1]))
 
 
 @pytest.mark.parametrize("latest_step", [0, 3])
@@ -278,7 +278,7 @@ def test_a_replay_is_patched_whoever_else_paints(model: DiffusionModel, sets: li
 
     finish(loop)
 
-    assert torch.equal(replay.heard.latent, painted(model, replay.ticket.request, sets[1]))
+    assert torch.equal(replay.heard.latent, painted(model, replay.job.request, sets[1]))
 
 
 def test_loras_that_nobody_has_any_more_are_given_up_before_a_batch_is_halved(

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import PaintingTicket
-from pentimento.diffusion.engine.job import EngineJob
+from pentimento.diffusion.engine import EngineJob
 from pentimento.diffusion.engine.seams import stack_residuals
 from pentimento.diffusion.families import (
     ControlResiduals,
@@ -188,7 +187,7 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
 def test_residuals_from_host_memory_go_to_the_models_device(model: DiffusionModel) -> None:
     """`meta` stands for a GPU: it has no values, and says where a tensor is."""
     asked, gpu = replace(request(1), control=Source()), SimpleNamespace(device=torch.device("meta"))
-    job = EngineJob(0, PaintingTicket(asked, Listener(), 0.0), 0.0)
+    job = EngineJob(0, asked, Listener())
     job.painting = prepare(model, PromptMemo(model, 8), asked)
     job.ask_residuals(model)
 

@@ -123,7 +123,7 @@ def test_blocks_run_once_as_their_residuals_come(
     assert denoiser.calls == [(call, 2) for call in calls]
     assert picture.heard.steps == [1]
     loop.run()
-    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.ticket.request, residuals))
+    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.job.request, residuals))
 
 
 def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: DiffusionModel) -> None:
@@ -215,6 +215,6 @@ def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(
         loop.now += 1.0
 
     for one in added:
-        asked_for = one.ticket.request
+        asked_for = one.job.request
         wanted = paint(deep, asked_for) if asked_for.control is None else paint_controlled(deep, asked_for, residuals)
         assert torch.equal(one.heard.latent, wanted)

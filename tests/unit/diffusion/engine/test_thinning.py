@@ -43,7 +43,7 @@ def test_thinned_images_among_others_are_those_of_their_own_run(
     loop.run()
 
     for one in added:
-        wanted = paint(found, one.ticket.request)
+        wanted = paint(found, one.job.request)
         torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=1e-4 if is_flow else 0.0)
     assert not torch.equal(added[1].heard.latent, paint(found, asked(2, scheduler=scheduler)))
     assert added[1].heard.steps == [1, 2, 3, 4, 7, 10, 12]
@@ -55,7 +55,7 @@ def test_thinning_on_the_way_is_thinning_from_the_start(model: DiffusionModel, s
     loop = Loop(model)
     late, other = loop.add(asked(2, scheduler=scheduler)), loop.add(asked(3))
     loop.tick(3)
-    late.ticket.thin(THINNED)
+    late.job.thin(THINNED)
     loop.run()
 
     assert torch.equal(late.heard.latent, paint(model, asked(2, THINNED, scheduler=scheduler)))
@@ -67,11 +67,11 @@ def test_asking_at_the_very_step_is_in_time_and_after_it_too_late(model: Diffusi
     loop = Loop(model)
     just, late, twice = (loop.add(asked(seed)) for seed in (1, 2, 3))
     loop.tick(4)
-    just.ticket.thin(THINNED)
-    twice.ticket.thin((6, 8))
+    just.job.thin(THINNED)
+    twice.job.thin((6, 8))
     loop.tick()
-    late.ticket.thin(THINNED)
-    twice.ticket.thin((8, 11))
+    late.job.thin(THINNED)
+    twice.job.thin((8, 11))
     loop.run()
 
     assert [one.finished.thinned_steps for one in (just, late, twice)] == [THINNED, (), (6, 8)]
@@ -82,7 +82,7 @@ def test_steps_that_are_none_of_the_schedule_end_their_picture_alone(model: Diff
     loop = Loop(model)
     bad, good = loop.add(asked(1)), loop.add(asked(2))
     loop.tick()
-    bad.ticket.thin((5, STEPS))
+    bad.job.thin((5, STEPS))
     loop.run()
 
     assert isinstance(bad.heard.end, InvalidArgument)

@@ -1,10 +1,16 @@
-"""Check configurations and load schedulers for all families' loaders."""
+"""Share the code of all families: checks of configurations, schedulers, the autoencoder, the prompt encoders."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
+from pentimento.diffusion.families.autoencoder import Autoencoder
+from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.schedulers import SchedulerConfig, UnsupportedConfig, scheduler_configs
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
@@ -13,6 +19,33 @@ logger = logging.getLogger(__name__)
 
 # Hashing a checkpoint takes seconds and runs during its loading; called when the digests are needed.
 DigestsLater = Callable[[], CheckpointDigests]
+
+
+class DiffusersFamily(DiffusionModel):
+    """Serve a family with diffusers' modules. A subclass sets the attributes in its constructor."""
+
+    _schedulers: dict[Scheduler, SchedulerConfig]
+    _texts: Sequence[ClipText]
+    _autoencoder: Autoencoder
+
+    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        return self._schedulers[scheduler]
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        return self._autoencoder.latent_shape(width_px, height_px)
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        for text in self._texts:
+            text.record(compiler)
+
+    def forget_time_terms(self) -> None:
+        """Do nothing: no terms are stored."""
+
+    def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        return self._autoencoder.encode(pixels, generator)
+
+    def decode_latent(self, latent: Tensor) -> Tensor:
+        return self._autoencoder.decode(latent)
 
 
 def refuse_keys(
