@@ -24,9 +24,9 @@ from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedMod
 from lab.emulation.jobs import DeviceSettings, EmulatedJob
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
-from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
-from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
@@ -34,7 +34,7 @@ from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
-from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
+from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage, stage_timings
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
@@ -306,7 +306,7 @@ class EmulatedBackend:
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> PaintedPicture:
+    ) -> GeneratedImage:
         """See `runner.ModelRunner`. An event loop's time is the monotonic clock's."""
         held, model, pictures = self.held, self._model, self._pictures[self._model.name]
         start = await self._start(order.spec, order.route)
@@ -327,27 +327,32 @@ class EmulatedBackend:
         png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
         note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
         notes = (note, start.note, thinned_note(bridge.thinned_steps, order.spec.num_inference_steps))
-        return PaintedPicture(
-            held=held,
+        marks = (
+            ("start", accepted_at, job.arrived_s),
+            ("queue", job.arrived_s, job.began_s),
+            ("prepare", job.began_s, job.prepared_s),
+            ("denoise", job.prepared_s, job.denoised_s),
+            ("decode", job.denoised_s, ended_at),
+        )
+        result = AttemptResult(
+            attempt=order.attempt,
             image=png,
-            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
-            png=png,
-            marks=(
-                ("start", accepted_at, job.arrived_s),
-                ("queue", job.arrived_s, job.began_s),
-                ("prepare", job.began_s, job.prepared_s),
-                ("denoise", job.prepared_s, job.denoised_s),
-                ("decode", job.denoised_s, ended_at),
-            ),
-            ended_at=ended_at,
+            width_px=order.spec.width_px,
+            height_px=order.spec.height_px,
+            image_digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
+            captured=CapturedEntries(""),
             steps_run=bridge.steps_run,
             steps_saved=start.saved_steps,
+            model_digest=held.model_digest,
+            worker_generation=held.worker_generation,
+            timings=stage_timings(accepted_at, marks),
             device_seconds=job.device_s + job.finish_s * decoding_share(model),
             notes=tuple(note for note in notes if note),
-            thinned_steps=bridge.thinned_steps,
-            lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
             bad_donor_reason=start.bad_donor_reason,
+            lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
+            thinned_steps=bridge.thinned_steps,
         )
+        return GeneratedImage(result, png, ended_at)
 
     async def _start(self, spec: GenerationSpec, route: Route) -> EmulatedStart:
         """Donors are read from the real store, and not looked at."""

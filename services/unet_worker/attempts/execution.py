@@ -12,8 +12,9 @@ from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
-from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import CapturedEntries
 from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.latent_pairing import can_pair
@@ -22,10 +23,9 @@ from pentimento.tensors.torch_tensors import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
-from services.unet_worker.attempts.accounts import Mark
-from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
+from services.unet_worker.attempts.finishing import FinishedImage, Finisher
 from services.unet_worker.attempts.order import ExecuteOrder, ProgressPace
-from services.unet_worker.attempts.runner import PaintedPicture
+from services.unet_worker.attempts.runner import GeneratedImage, Mark, stage_timings
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
 from services.unet_worker.cache.uploads import Uploads
@@ -183,7 +183,7 @@ class EngineModelRunner:
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> PaintedPicture:
+    ) -> GeneratedImage:
         # Requested first: they load while the start is fetched.
         loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
         controlnets = await self._controlnets_of(order)
@@ -203,26 +203,31 @@ class EngineModelRunner:
             painting.latent, order.image_format, uploads is not None, encoding_quality=order.encoding_quality
         )
         truncated = TRUNCATED_NOTE if painting.prompt_truncated else ""
-        notes = (start.note, truncated, _pair_note(order, painting), _thinned_note(order, painting))
+        thinned = thinned_note(painting.thinned_steps, order.spec.num_inference_steps)
+        notes = (start.note, truncated, _pair_note(order, painting), thinned)
         device_seconds = painting.device_s + picture.decoded_at - picture.started_at
-        return PaintedPicture(
-            held=self._held,
+        result = AttemptResult(
+            attempt=order.attempt,
             image=picture.image,
-            digest=picture.digest,
-            png=picture.png,
-            marks=_marks(accepted_at, painting, picture),
-            ended_at=picture.encoded_at,
+            width_px=order.spec.width_px,
+            height_px=order.spec.height_px,
+            image_digest=picture.digest,
+            captured=CapturedEntries(""),
             steps_run=painting.taken_count,
             steps_saved=start.saved_steps,
+            model_digest=self._held.model_digest,
+            worker_generation=self._held.worker_generation,
+            timings=stage_timings(accepted_at, _marks(accepted_at, painting, picture)),
             device_seconds=device_seconds,
             energy_joules=self._joules(painting, picture, device_seconds),
             notes=tuple(note for note in notes if note),
             bad_donor_reason=start.bad_donor_reason,
-            final_latents=_final_latents(order, painting) if order.return_latents else None,
             lora_patch_step=painting.lora_patch_step,
             residual_wait_share=_wait_share(painting, control) if control is not None else None,
             thinned_steps=painting.thinned_steps,
         )
+        final_latents = _final_latents(order, painting) if order.return_latents else None
+        return GeneratedImage(result, picture.png, picture.encoded_at, final_latents)
 
     async def _controlnets_of(self, order: ExecuteOrder) -> tuple[RemoteControlNet, ...]:
         """Return the order's ControlNets. Raises Unavailable if no replica serves one."""
@@ -252,7 +257,7 @@ class EngineModelRunner:
         unconditional = of_row(controlnets, 0)
         return RemotePeer(order, self._held, order.peer, self._peers, self._engine.wake, unconditional)
 
-    def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
+    def _joules(self, painting: FinishedPainting, picture: FinishedImage, device_seconds: float) -> float | None:
         """Return the energy of the device's mean power during the request, for the request's share of its time."""
         watts = self._watts(painting.started_at, picture.decoded_at)
         return watts * device_seconds if watts is not None else None
@@ -309,16 +314,12 @@ def _pair_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
     )
 
 
-def _thinned_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
-    return thinned_note(painting.thinned_steps, order.spec.num_inference_steps)
-
-
 def _finite_latent_bytes(latent: Tensor, latent_format: LatentFormat) -> bytes | None:
     """Encode latents; None if they are not finite and must not enter a cache."""
     return latent_to_bytes(latent, latent_format) if torch.isfinite(latent).all() else None
 
 
-def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPicture) -> tuple[Mark, ...]:
+def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedImage) -> tuple[Mark, ...]:
     return (
         ("start", accepted_at, painting.queued_at),
         ("queue", painting.queued_at, painting.started_at),

@@ -5,8 +5,10 @@ import asyncio
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ MOST_ENCODERS = 4
 
 
 @dataclass(frozen=True)
-class FinishedPicture:
+class FinishedImage:
     """Hold an encoded image; a cache stores `png`, regardless of `image`'s format. Times: monotonic clock, seconds."""
 
     image: bytes = field(repr=False)
@@ -31,17 +33,6 @@ class FinishedPicture:
     started_at: float
     decoded_at: float
     encoded_at: float
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Hold an image in host memory: its bytes (height, width, 3), and its rows in PNG's form; None for a form that was
-    not requested."""
-
-    pixels: Tensor | None
-    rows: Tensor | None
-    started_at: float
-    decoded_at: float
 
 
 class Finisher:
@@ -54,12 +45,13 @@ class Finisher:
 
     async def finish(
         self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None = None
-    ) -> FinishedPicture:
+    ) -> FinishedImage:
         """Return the image of a final latent. Raises Internal NON_FINITE_LATENT if it holds NaN or infinities,
         ResourceExhausted if the device has no memory to decode it."""
         loop = asyncio.get_running_loop()
-        decoded = await loop.run_in_executor(self._decoding, self._decoded, latent, image_format, keep_png)
-        return await loop.run_in_executor(self._encoding, _encoded, decoded, image_format, encoding_quality)
+        form = (image_format, keep_png, encoding_quality)
+        encode = await loop.run_in_executor(self._decoding, self._decoded, latent, *form)
+        return await loop.run_in_executor(self._encoding, encode)
 
     def preview(self, predicted_clean: Tensor) -> "Future[bytes]":
         """Return a small PNG of the image that the model predicts; empty if that is not finite."""
@@ -73,14 +65,18 @@ class Finisher:
         return ThreadPoolExecutor(size, name, initializer=torch.set_num_threads, initargs=(self._threads,))
 
     @torch.inference_mode()
-    def _decoded(self, latent: Tensor, image_format: str, keep_png: bool) -> _Decoded:
+    def _decoded(
+        self, latent: Tensor, image_format: str, keep_png: bool, quality: int | None
+    ) -> Callable[[], FinishedImage]:
+        """Decode a latent, and return the function that encodes its image."""
         started_at = time.monotonic()
         if not torch.isfinite(latent).all():
             raise not_finite()
         try:
-            return _fetched(self._model.decode_latent(latent), image_format, keep_png, started_at)
+            pixels, rows = _fetched(self._model.decode_latent(latent), image_format, keep_png)
         except (RuntimeError, MemoryError) as error:
             raise out_of_memory() if is_out_of_memory(error) else error from None
+        return partial(_encoded, pixels, rows, image_format, quality, started_at, time.monotonic())
 
     @torch.inference_mode()
     def _preview(self, predicted_clean: Tensor) -> bytes:
@@ -90,19 +86,27 @@ class Finisher:
             return b""
 
 
-def _fetched(pixels: Tensor, image_format: str, keep_png: bool, started_at: float) -> _Decoded:
-    """Copy pixels from the device and wait for it: the seconds count as the decoder's."""
+def _fetched(pixels: Tensor, image_format: str, keep_png: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return an image in host memory: its bytes (height, width, 3), and its rows in PNG's form; None for a form that
+    was not requested. Waits for the device: the seconds count as the decoder's."""
     try:
         found = pixel_bytes(pixels)
     except ValueError:
         raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None
     is_png = image_format == "png"
     rows = filtered_rows(found).cpu() if is_png or keep_png else None
-    return _Decoded(None if is_png else found.cpu(), rows, started_at, time.monotonic())
+    return None if is_png else found.cpu(), rows
 
 
-def _encoded(decoded: _Decoded, image_format: str, quality: int | None) -> FinishedPicture:
-    png = b"" if decoded.rows is None else png_of_rows(decoded.rows)
-    image = png if decoded.pixels is None else encode_bytes(decoded.pixels, image_format, quality=quality)
+def _encoded(
+    pixels: Tensor | None,
+    rows: Tensor | None,
+    image_format: str,
+    quality: int | None,
+    started_at: float,
+    decoded_at: float,
+) -> FinishedImage:
+    png = b"" if rows is None else png_of_rows(rows)
+    image = png if pixels is None else encode_bytes(pixels, image_format, quality=quality)
     digest = f"sha256:{hashlib.sha256(image).hexdigest()}"
-    return FinishedPicture(image, digest, png or image, decoded.started_at, decoded.decoded_at, time.monotonic())
+    return FinishedImage(image, digest, png or image, started_at, decoded_at, time.monotonic())

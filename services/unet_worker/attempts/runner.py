@@ -2,45 +2,38 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.domain.execution import AttemptResult, ExecuteEvent
-from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import CapturedEntries
+from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.stores.objects import ObjectStore
 from pentimento.wire.tensors import WireTensor
-from services.unet_worker.attempts.accounts import Mark, count_result, stage_timings
+from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.cache.uploads import Uploads
 
+# A stage, and when it began and ended, in seconds on one clock.
+Mark = tuple[str, float, float]
+
+
+def stage_timings(accepted_at: float, marks: Iterable[Mark]) -> tuple[StageTiming, ...]:
+    """Return the stages in order, in milliseconds since the order arrived."""
+    return tuple(StageTiming(name, (since - accepted_at) * 1e3, (until - since) * 1e3) for name, since, until in marks)
+
 
 @dataclass(frozen=True)
-class PaintedPicture:
-    """Hold a generated image. A cache stores `png`, regardless of `image`'s format. `marks` are the stages from the
-    order's arrival to `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache
-    saved; `bad_donor_reason` is set if a donor is to blame; `lora_patch_step` is the first step run with the request's
-    LoRAs; `thinned_steps` are the steps run if some were skipped."""
+class GeneratedImage:
+    """Hold a result without stored objects; its timings end at `ended_at`, in seconds on the monotonic clock. A cache
+    stores `png`, regardless of the image's format."""
 
-    held: HeldModel
-    image: bytes = field(repr=False)
-    digest: str
+    result: AttemptResult
     png: bytes = field(repr=False)
-    marks: tuple[Mark, ...]
     ended_at: float
-    steps_run: int
-    steps_saved: int
-    device_seconds: float
-    energy_joules: float | None = None
-    notes: tuple[str, ...] = ()
-    bad_donor_reason: str = ""
     final_latents: WireTensor | None = None
-    lora_patch_step: int | None = None
-    residual_wait_share: float | None = None
-    thinned_steps: tuple[int, ...] = ()
 
 
 class ModelRunner(Protocol):
@@ -53,7 +46,7 @@ class ModelRunner(Protocol):
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> PaintedPicture:
+    ) -> GeneratedImage:
         """Emit Started and StepProgress, and put captured latents into `uploads`. Times are on the monotonic clock.
         Raises domain errors; cancelling stops the work at the next step."""
         ...
@@ -100,41 +93,31 @@ class AttemptRunner:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
         try:
-            painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
-            captured, upload_notes = await self._store(uploads, painted, order.cache_thinned_picture)
+            made = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
+            captured, upload_notes = await self._store(uploads, made, order.cache_thinned_picture)
         finally:
             if uploads is not None:
                 uploads.close()
-        result = AttemptResult(
-            attempt=order.attempt,
-            image=painted.image,
-            width_px=order.spec.width_px,
-            height_px=order.spec.height_px,
-            image_digest=painted.digest,
+        stored = stage_timings(accepted_at, [("store", made.ended_at, time.monotonic())])
+        result = replace(
+            made.result,
             captured=captured,
-            steps_run=painted.steps_run,
-            steps_saved=painted.steps_saved,
-            model_digest=painted.held.model_digest,
-            worker_generation=painted.held.worker_generation,
-            timings=stage_timings(accepted_at, (*painted.marks, ("store", painted.ended_at, time.monotonic()))),
-            device_seconds=painted.device_seconds,
-            energy_joules=painted.energy_joules,
-            notes=(*order.notes, *painted.notes, *upload_notes),
-            bad_donor_reason=painted.bad_donor_reason,
-            lora_patch_step=painted.lora_patch_step,
-            residual_wait_share=painted.residual_wait_share,
-            thinned_steps=painted.thinned_steps,
+            timings=(*made.result.timings, *stored),
+            notes=(*order.notes, *made.result.notes, *upload_notes),
         )
-        count_result(result)
-        return AttemptOutcome(result, painted.final_latents)
+        for timing in result.timings:
+            metrics.STAGE_SECONDS.labels(timing.stage).observe(timing.duration_ms / 1e3)
+        metrics.SAVED_STEPS.inc(result.steps_saved)
+        metrics.DEVICE_SECONDS.observe(result.device_seconds)
+        return AttemptOutcome(result, made.final_latents)
 
     async def _store(
-        self, uploads: Uploads | None, painted: PaintedPicture, cache_thinned: bool
+        self, uploads: Uploads | None, made: GeneratedImage, cache_thinned: bool
     ) -> tuple[CapturedEntries, tuple[str, ...]]:
         """Store the attempt's objects for the cache. An image of a request with skipped steps is stored only if the
         order states that it lost little: every later image made from it inherits the loss."""
         if uploads is None:
             return CapturedEntries(""), ()
-        if cache_thinned or not painted.thinned_steps:
-            uploads.add_image(painted.png)
+        if cache_thinned or not made.result.thinned_steps:
+            uploads.add_image(made.png)
         return await uploads.collect(self._upload_timeout_s)

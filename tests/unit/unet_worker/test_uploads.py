@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from pentimento.domain.clock import SystemClock
+from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects import open_objects
-from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.cache.uploads import Uploads
 from tests.unit.unet_worker.orders import HELD, ORDER, order_with
@@ -148,8 +150,10 @@ class Painted:
     def __init__(self, thinned_steps: tuple[int, ...]) -> None:
         self._thinned_steps = thinned_steps
 
-    async def paint(self, *_: Any) -> PaintedPicture:
-        return PaintedPicture(HELD, b"png", "sha256:p", b"png", (), 0.0, 12, 0, 0.1, thinned_steps=self._thinned_steps)
+    async def paint(self, order: ExecuteOrder, *_: Any) -> GeneratedImage:
+        nothing = CapturedEntries("")
+        result = AttemptResult(order.attempt, b"png", 64, 64, "sha256:p", nothing, 12, 0, HELD.model_digest, 1)
+        return GeneratedImage(replace(result, thinned_steps=self._thinned_steps), b"png", 0.0)
 
 
 @pytest.mark.parametrize(
