@@ -6,6 +6,7 @@
 | `idle` | stay healthy without a model or device to serve |
 | `process` | listen, prepare, serve until SIGTERM, finish running work, release resources |
 | `fleet_member` | register with the controller and report to it |
+| `credits` | wake watchers of free capacity, measure the busy share |
 | `plan_follower` | receive every newer plan, save it, and begin with the saved one |
 | `lease` | be the active one of several processes over one ledger, or wait to be |
 """

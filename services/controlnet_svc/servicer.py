@@ -15,6 +15,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.service.credits import CreditNews
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -26,7 +27,6 @@ from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
 from services.controlnet_svc.compute.layers import named_tensors
-from services.controlnet_svc.credits import CreditNews
 from services.controlnet_svc.lined_steps import ANSWER_LAYER, LinedResiduals
 from services.controlnet_svc.one_ahead import one_ahead
 from services.controlnet_svc.residency.shelf import ShelvedNetwork

@@ -21,6 +21,7 @@ from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.policies.component_placement import placed_on
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import with_receiving_room
+from pentimento.service.credits import BusyMeter, CreditNews
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
@@ -28,7 +29,6 @@ from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.device import outgoing_tensor
 from services.controlnet_svc.catalogue import shelved_networks
 from services.controlnet_svc.compute.thread import ComputeThread
-from services.controlnet_svc.credits import CreditNews
 from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
@@ -71,26 +71,6 @@ def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
 REGISTERED = NetworkSource(_registered, outgoing_tensor)
 
 
-class BusySeconds:
-    """Add up busy seconds on the compute thread; report their share on the event loop."""
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self._asked_s = 0.0
-        self._asked_at = time.monotonic()
-
-    def add(self, seconds: float) -> None:
-        """Count seconds of the device's computation."""
-        self.total_s += seconds
-
-    def share(self) -> float:
-        """Return the busy share since the last call, 0..1."""
-        now, total_s = time.monotonic(), self.total_s
-        share = min((total_s - self._asked_s) / max(now - self._asked_at, 1e-9), 1.0)
-        self._asked_s, self._asked_at = total_s, now
-        return share
-
-
 @dataclass(kw_only=True)
 class ControlNetProcess(ServiceProcess):
     controlnets: ControlNets
@@ -128,7 +108,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     dtype = _dtype(settings.dtype, device)
     # Every stream of the credits may be receiving the largest message at the same time.
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
-    server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
+    server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
@@ -170,7 +150,7 @@ def _described(replica: Replica, controlnets: ControlNets, device: torch.device)
     )
 
 
-def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusySeconds) -> ReplicaReport:
+def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusyMeter) -> ReplicaReport:
     return replace(
         report,
         resident_models=controlnets.shelf.resident,

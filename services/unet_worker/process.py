@@ -22,12 +22,12 @@ from pentimento.domain.fleet import (
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
-from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import PlannedBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
@@ -101,7 +101,7 @@ class WorkerProcess(ServiceProcess):
         self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._identity = WorkerIdentity(
-            self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.capacity.changed
+            self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.news.changed
         )
 
     async def prepare(self) -> None:
@@ -150,7 +150,7 @@ class WorkerProcess(ServiceProcess):
     ) -> None:
         """Prefetch once the device holds the model that the LoRAs change; skip it if it is to hold another one by
         now."""
-        await self.worker.capacity.until(lambda: backend.held.model == model or backend.target_model != model)
+        await self.worker.news.until(lambda: backend.held.model == model or backend.target_model != model)
         held = backend.held
         if held.model == model:
             fitting = [one for one in uploaded if one.changes(held.model_digest, held.family)]

@@ -21,6 +21,7 @@ from pentimento.diffusion.loras import layers_of
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.thread_pools import started_pool
+from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
@@ -34,7 +35,6 @@ from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.control.answers import summed_answers
 from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.replicas import ControlNetReplicas, Summing
-from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.device.torch_device import memory_budget_bytes

@@ -1,18 +1,20 @@
 """Run the worker, transport-neutral: nothing until its model is loaded and warm, then attempts."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import preparing_count, reserve_count
+from pentimento.service.credits import CreditNews
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from services.unet_worker.cache.grants import GrantGuard
-from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory, HalfStreams
 
 
@@ -36,18 +38,18 @@ class UnetWorker:
         self._limits = limits
         self._grants = grants
         self._loaded: DeviceBackend | None = None
-        self.capacity = CapacityFeed(self.credits)
+        self.news = CreditNews()
         self.attempts = AttemptBook(
             lambda order, emit: self.loaded.run(order, emit),
             lambda: self._credit_count() + self._reserve_count() + self._preparing_count(),
             orphan_s,
-            self.capacity.changed,
+            self.news.changed,
         )
 
     def serve(self, loaded: DeviceBackend) -> None:
         """Admit attempts from now on."""
         self._loaded = loaded
-        self.capacity.changed()
+        self.news.changed()
 
     @property
     def loaded(self) -> DeviceBackend:
@@ -95,7 +97,8 @@ class UnetWorker:
     ) -> AsyncGenerator[WorkerCredits, None]:
         """Yield credits. Raises Unavailable until warm, and Aborted once a newer epoch of the frontdoor is seen."""
         _ = self.loaded
-        return self.capacity.watch(lambda: self.attempts.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id))
+        check = partial(self.attempts.meet_frontdoor, frontdoor_id, frontdoor_epoch, journal_id)
+        return credit_messages(self.news, self.credits, check)
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
@@ -145,3 +148,18 @@ class UnetWorker:
         self.attempts.close()
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)
+
+
+async def credit_messages(
+    news: CreditNews, snapshot: Callable[[], WorkerCredits], check: Callable[[], None]
+) -> AsyncGenerator[WorkerCredits, None]:
+    """Yield the credits now, then at every beat. `check` runs before each message; its errors end the stream. Adapters
+    are sent only if they differ from the last sent ones: they may be many."""
+    told: tuple[object, ...] = ()
+    async with aclosing(news.beats()) as beats:
+        async for _ in beats:
+            check()
+            credits = snapshot()
+            known = (credits.known_adapters, credits.rejected_adapters)
+            yield credits if known != told else replace(credits, known_adapters=None, rejected_adapters=())
+            told = known

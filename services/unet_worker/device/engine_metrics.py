@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from pentimento.diffusion.engine import BatchReport, EngineObserver
+from pentimento.service.credits import BusyMeter
 from services.unet_worker import metrics
-from services.unet_worker.device.busy import BusyMeter
 
 
 class EngineMetrics(EngineObserver):

@@ -2,27 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
-from services.unet_worker import capacity, loop_lag
-from services.unet_worker.capacity import CapacityFeed
-from services.unet_worker.device.busy import BusyMeter
+from pentimento.service import credits
+from pentimento.service.credits import BusyMeter, CreditNews
+from services.unet_worker import loop_lag
 from services.unet_worker.loop_lag import LoopLagProbe
+from services.unet_worker.worker import credit_messages
 from tests.unit.unet_worker.orders import HELD
 
 
 class Feed:
     def __init__(self) -> None:
         self.credit_count = 2
-        self.feed = CapacityFeed(lambda: WorkerCredits("worker", HELD, self.credit_count))
+        self.news = CreditNews()
 
-    def watch(self) -> AsyncGenerator[WorkerCredits, None]:
-        return self.feed.watch(check=lambda: None)
+    def watch(self, check: Callable[[], None] = lambda: None) -> AsyncGenerator[WorkerCredits, None]:
+        return credit_messages(self.news, lambda: WorkerCredits("worker", HELD, self.credit_count), check)
 
 
 async def test_a_change_reaches_every_watcher() -> None:
@@ -32,13 +33,13 @@ async def test_a_change_reaches_every_watcher() -> None:
         assert (await anext(watcher)).credit_count == 2
 
     made.credit_count = 0
-    made.feed.changed()
+    made.news.changed()
 
     assert [(await anext(watcher)).credit_count for watcher in watchers] == [0, 0]
 
 
 async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(credits, "HEARTBEAT_S", 0.0)
     watcher = Feed().watch()
 
     assert await anext(watcher) == await anext(watcher)
@@ -47,11 +48,14 @@ async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.Monkey
 async def test_adapters_are_told_once_and_when_they_change() -> None:
     neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
     known: tuple[Adapter, ...] = (neon,)
-    feed = CapacityFeed(lambda: WorkerCredits("worker", HELD, 1, known_adapters=known))
-    watcher, later = feed.watch(lambda: None), feed.watch(lambda: None)
+    news = CreditNews()
+    watcher, later = (
+        credit_messages(news, lambda: WorkerCredits("worker", HELD, 1, known_adapters=known), lambda: None)
+        for _ in range(2)
+    )
 
     async def told(by: AsyncGenerator[WorkerCredits, None]) -> tuple[Adapter, ...] | None:
-        feed.changed()
+        news.changed()
         return (await anext(by)).known_adapters
 
     assert [await told(watcher), await told(watcher)] == [(neon,), None]
@@ -69,10 +73,10 @@ async def test_what_the_check_raises_ends_the_stream() -> None:
             raise Aborted("STALE_EPOCH", "a newer epoch")
 
     made = Feed()
-    watcher = made.feed.watch(check)
+    watcher = made.watch(check)
     await anext(watcher)
     stale = True
-    made.feed.changed()
+    made.news.changed()
 
     with pytest.raises(Aborted):
         await anext(watcher)
@@ -88,7 +92,7 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    assert made.feed._watchers == set()
+    assert made.news._watchers == set()
 
 
 def test_the_busy_share_is_that_since_the_last_question() -> None:
