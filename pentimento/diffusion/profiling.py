@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.device import peak_bytes_of
 from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
@@ -21,7 +22,6 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import BatchKey, DiffusionModel, batch_key
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.diffusion.peak_memory import peak_bytes_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.costs import BatchProfile, Cost, SizeProfile

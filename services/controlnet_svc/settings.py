@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
 from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
@@ -22,7 +23,7 @@ class ControlNetSettings:
         help="skip missing ControlNets with a log line, and start without any; off: exit",
     )
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
-    device: str = setting("auto", help="auto, cpu or cuda; auto: CUDA if available")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the ControlNets")
     device_claims_dir: Path | None = setting(
         None,
         help="directory of GPU locks of this host; empty: the first GPU",
@@ -31,7 +32,7 @@ class ControlNetSettings:
     claims_per_device: int = setting(
         1, help="replicas per GPU; without a free one the process exits", minimum=1, maximum=64
     )
-    dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the ControlNets")
     kernels: bool = setting(True, help="fused kernels for UNet ControlNets, on a GPU with Triton")
     capture: bool = setting(True, help="CUDA graphs of repeated UNet ControlNet passes, on a GPU")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
@@ -54,15 +55,11 @@ class ControlNetSettings:
     def __post_init__(self) -> None:
         if not self.skip_missing and not self.controlnets.exists():
             raise ValueError(f"--controlnets: no such file or directory: {self.controlnets}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"--device must be auto, cpu or cuda, got {self.device!r}")
-        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
-            raise ValueError(f"--dtype must be auto, float32, float16 or bfloat16, got {self.dtype!r}")
 
     def claim_gpu(self) -> DeviceClaim | None:
         """Claim a GPU for this process, unless it must run on the CPU: the last one, since workers begin with the
         first. Raises FailedPrecondition NO_FREE_DEVICE."""
-        folder = self.device_claims_dir if self.device != "cpu" else None
+        folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "controlnet_svc", self.claims_per_device, from_last=True)
 
     @cached_property

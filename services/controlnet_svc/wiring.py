@@ -1,7 +1,6 @@
 """Construct a ControlNet process."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,9 +13,10 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_Control
 from pentimento.clients.controller import ControllerClient
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
+from pentimento.diffusion.device import choose_device, choose_dtype, device_memory
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.policies.component_placement import placed_on
 from pentimento.rpc import RpcServer
@@ -104,8 +104,8 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     """Construct the process inside its event loop. Raises errors of the registry, and FailedPrecondition if CUDA is
     requested and unavailable."""
     torch.set_num_threads(settings.threads)
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
     # Every stream of the credits may be receiving the largest message at the same time.
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusyMeter(time.monotonic)
@@ -143,7 +143,7 @@ def _described(replica: Replica, controlnets: ControlNets, device: torch.device)
     return replace(
         replica,
         device=str(device),
-        device_memory_bytes=_memory_bytes(device),
+        device_memory_bytes=device_memory(device).total_bytes,
         available_models=names,
         resident_models=shelf.resident,
         adapters=shelf.adapters,
@@ -161,24 +161,5 @@ def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusyMeter) 
     )
 
 
-def _device(choice: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if choice == "cuda" and not available:
-        raise FailedPrecondition("NO_DEVICE", "--device cuda: no CUDA device can be used")
-    return torch.device("cuda" if available and choice != "cpu" else "cpu")
-
-
-def _dtype(choice: str, device: torch.device) -> torch.dtype:
-    if choice == "auto":
-        return torch.float32 if device.type == "cpu" else torch.float16
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[choice]
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _budget_bytes(budget_mib: int, device: torch.device) -> int:
-    return budget_mib * 2**20 if budget_mib else int(_memory_bytes(device) * BUDGET_SHARE)
+    return budget_mib * 2**20 if budget_mib else int(device_memory(device).total_bytes * BUDGET_SHARE)

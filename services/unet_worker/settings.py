@@ -4,25 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
-
-
-class DeviceChoice(Enum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DtypeChoice(Enum):
-    """Choose the precision. `auto`: float32 on a CPU, float16 on a GPU."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
 
 
 class CompileChoice(Enum):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pentimento.devices.claims import visible_gpus
+from pentimento.diffusion.device import memory_budget_bytes
 from pentimento.diffusion.engine import (
     Denoiser,
     EngineSettings,
@@ -37,7 +38,6 @@ from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.replicas import ControlNetReplicas, Summing
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
-from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.models.loaded import LoadedModel

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -15,7 +16,7 @@ from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from services.unet_worker.cache.grants import GrantGuard
-from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory, HalfStreams
+from services.unet_worker.device.device_backend import DeviceBackend, HalfStreams
 
 
 @dataclass(frozen=True)

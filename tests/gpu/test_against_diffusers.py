@@ -18,11 +18,12 @@ from lab.fixtures.checkpoints import (
 )
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
+from pentimento.devices.choices import DtypeChoice
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
 from pentimento.diffusion.engine import cuda_recorder, replaying
 from pentimento.diffusion.kernels import KernelMode, kernels_for
 from pentimento.domain.generation import Scheduler
-from services.unet_worker.settings import CompileChoice, DtypeChoice, KernelChoice
+from services.unet_worker.settings import CompileChoice, KernelChoice
 from tests.golden.unet_worker.comparison import compare
 
 pytestmark = pytest.mark.gpu

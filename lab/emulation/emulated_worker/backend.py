@@ -22,6 +22,7 @@ from lab.emulation.emulated_worker.model import (
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from lab.emulation.jobs import DeviceSettings, EmulatedJob
+from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
@@ -38,7 +39,7 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, Pr
 from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage, stage_timings
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
-from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapters
+from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.process import WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})

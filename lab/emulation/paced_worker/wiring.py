@@ -9,13 +9,14 @@ from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.loras import PacedLoras
 from lab.emulation.paced_worker.model import PacedModel
 from lab.emulation.paced_worker.stamps import summed_stamps
+from pentimento.devices.choices import DtypeChoice
+from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, HeldModel
-from services.unet_worker.device.torch_device import choose_dtype
 from services.unet_worker.pairing.room import with_room_for_halves
 from services.unet_worker.process import WorkerProcess
-from services.unet_worker.settings import CompileChoice, DtypeChoice, UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 from services.unet_worker.wiring import ModelSource, TorchModels
 
 

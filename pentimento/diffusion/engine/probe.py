@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pentimento.diffusion.device import peak_bytes_of, used_bytes
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.diffusion.engine.limits import MemoryModel, MemoryPoint, fit_memory, rows_of
 from pentimento.diffusion.families.model import BatchKey, Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.inpainting import masked_channels
-from pentimento.diffusion.peak_memory import peak_bytes_of, used_bytes
 
 
 def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> DenoiserInput:

@@ -5,17 +5,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    used_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True)

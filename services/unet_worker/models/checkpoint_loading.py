@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
+from pentimento.diffusion.device import choose_device, choose_dtype
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -17,8 +19,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_kernels
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
-from services.unet_worker.device.torch_device import choose_device, choose_dtype
-from services.unet_worker.settings import CompileChoice, DeviceChoice, DtypeChoice, KernelChoice
+from services.unet_worker.settings import CompileChoice, KernelChoice
 
 logger = logging.getLogger(__name__)
 

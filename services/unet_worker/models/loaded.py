@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pentimento.devices.choices import DeviceMemory
+from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import LoadedModelInfo, batch_key
 from pentimento.domain.adapters import Adapter
@@ -17,9 +19,8 @@ from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
-from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapters
+from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.device.energy import EnergyMeter
-from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
 from services.unet_worker.pairing.servicer import HalfServicer
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pentimento.devices.choices import DeviceMemory
+from pentimento.diffusion.device import device_memory, device_name
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
@@ -21,11 +23,9 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import (
     NO_ADAPTERS,
     DeviceBackend,
-    DeviceMemory,
     HalfStreams,
     HeldAdapters,
 )
-from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)

@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from pentimento.diffusion.device import device_memory, device_name, used_bytes
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key
 from pentimento.diffusion.kernels import KernelMode
-from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.models import derived_name
 from pentimento.profiles.costs import BatchProfile, ModelProfile
-from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, kernel_mode, load_checkpoint
 from services.unet_worker.profiling.settings import ProfileSettings
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pentimento.diffusion.device import choose_device, choose_dtype
 from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.model_registry import check_digest
@@ -28,7 +29,6 @@ from pentimento.profiles.document import (
     ReuseKind,
 )
 from pentimento.profiles.kinds import reuse_row
-from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.usual_costs import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.rpc import RpcChannelSettings
 from pentimento.settings import setting
-from services.unet_worker.settings import CompileChoice, DeviceChoice, DtypeChoice, KernelChoice
+from services.unet_worker.settings import CompileChoice, KernelChoice
 
 FIRST = {ProfileKind.REUSE: 600, ProfileKind.LORA: 128}
 MANY = 200  # prompts of the other kinds

@@ -7,8 +7,8 @@ from typing import Any
 
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
+from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.generation import Scheduler
-from services.unet_worker.settings import DeviceChoice
 from tests.integration.unet_worker.conftest import serve
 
 

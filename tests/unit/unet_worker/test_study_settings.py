@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import SettingsError, load_settings
 from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings
-from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 
 def settings_of(there: Path, *flags: str) -> ProfileSettings:

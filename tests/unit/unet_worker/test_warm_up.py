@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from pentimento.diffusion import device
+from pentimento.diffusion.device import memory_budget_bytes
 from pentimento.diffusion.engine import (
     BatchLimits,
     CompiledDenoiser,
@@ -18,8 +20,6 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
-from services.unet_worker.device import torch_device
-from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.models.warm_up import BatchMeasurement
 from tests.support.logged import said_by
 
@@ -223,8 +223,8 @@ def test_a_process_on_the_cpu_keeps_to_what_its_control_group_grants(
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(granted)
-    monkeypatch.setattr(torch_device, "CONTROL_GROUP_LIMIT", limit)
-    whole = int(torch_device.device_memory(CPU).total_bytes * 0.9)
+    monkeypatch.setattr(device, "CONTROL_GROUP_LIMIT", limit)
+    whole = int(device.device_memory(CPU).total_bytes * 0.9)
 
     assert memory_budget_bytes(CPU, 0) == (whole if bytes_ is None else bytes_)
     assert memory_budget_bytes(CPU, 0, 2) == pytest.approx(memory_budget_bytes(CPU, 0) / 2, abs=1)

@@ -1,16 +1,23 @@
-"""Choose the model's device and precision, and measure used and total memory, in bytes."""
+"""Choose a device and its precision, and measure its memory in bytes: used, total, and at the peak of a function call.
+
+The peak on a CPU is that of this process, which Linux stores as a resettable high-water mark; on other systems it is
+None."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from pentimento.devices.choices import DeviceChoice, DeviceMemory, DtypeChoice
 from pentimento.domain.errors import FailedPrecondition
-from services.unet_worker.device.device_backend import DeviceMemory
-from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 BUDGET_SHARE = 0.9
 CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_RESET_HIGH_WATER = "5"
+_KIB = 1024
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
@@ -24,11 +31,8 @@ def choose_device(choice: DeviceChoice) -> torch.device:
 def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
     if choice is DtypeChoice.AUTO:
         return torch.float32 if device.type == "cpu" else torch.float16
-    return {
-        DtypeChoice.FLOAT32: torch.float32,
-        DtypeChoice.FLOAT16: torch.float16,
-        DtypeChoice.BFLOAT16: torch.bfloat16,
-    }[choice]
+    dtype: torch.dtype = getattr(torch, choice.value)
+    return dtype
 
 
 def device_name(device: torch.device) -> str:
@@ -60,3 +64,37 @@ def device_memory(device: torch.device) -> DeviceMemory:
     page = os.sysconf("SC_PAGE_SIZE")
     resident = int(Path("/proc/self/statm").read_text().split()[1])
     return DeviceMemory(resident * page, os.sysconf("SC_PHYS_PAGES") * page)
+
+
+def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | None:
+    """Run `work` and return the bytes in use at its peak, including those in use before; None if that cannot be
+    measured."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device)
+    resettable = _reset_high_water()
+    work()
+    return _status_bytes("VmHWM") if resettable else None
+
+
+def used_bytes(device: torch.device) -> int | None:
+    """Return the bytes in use now; None if that cannot be measured."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
+
+
+def _reset_high_water() -> bool:
+    try:
+        _CLEAR_REFS.write_text(_RESET_HIGH_WATER)
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * _KIB for line in lines if line.startswith(f"{field}:")), None)
