@@ -10,6 +10,7 @@ import torch
 
 from lab.emulation.pace import ControlNetPace, DevicePace, read_pace
 from lab.emulation.paced_controlnets.network import PacedControlNet, stamped_tensor
+from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.domain.adapters import Adapter, AdapterKind
 from services.controlnet_svc.residency.shelf import ShelvedNetwork
 from services.controlnet_svc.settings import ControlNetSettings
@@ -19,8 +20,8 @@ from services.controlnet_svc.wiring import ControlNetProcess, NetworkSource, wir
 def wire_paced(settings: ControlNetSettings) -> ControlNetProcess:
     """Build the process, inside its event loop. `--controlnets` names a pace's file. Raises InvalidArgument or NotFound
     for it. The default is half precision, as on the devices that paces describe."""
-    dtype = "float16" if settings.dtype == "auto" else settings.dtype
-    return wire(replace(settings, device="cpu", dtype=dtype), NetworkSource(_networks, stamped_tensor))
+    dtype = DtypeChoice.FLOAT16 if settings.dtype is DtypeChoice.AUTO else settings.dtype
+    return wire(replace(settings, device=DeviceChoice.CPU, dtype=dtype), NetworkSource(_networks, stamped_tensor))
 
 
 def _networks(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:

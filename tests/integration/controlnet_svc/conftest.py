@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from pentimento.clients.controlnet import ControlNetClient, ResidualStreamRequest
+from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
@@ -93,7 +94,7 @@ async def serve(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     address, shared = f"unix:{folder / 's'}", folder / "shared"
     shared.mkdir(mode=0o700)
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    own = {"controlnets": REGISTRY, "device": "cpu", "shared_memory_dir": str(shared), **settings}
+    own = {"controlnets": REGISTRY, "device": DeviceChoice.CPU, "shared_memory_dir": str(shared), **settings}
     process = wire(ControlNetSettings(rpc, channels, **own))
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
