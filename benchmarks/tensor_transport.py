@@ -107,8 +107,8 @@ def server(address: str, directory: Path) -> "Iterator[subprocess.Popen[str]]":
 class WholeMessages(ResidualStream):
     """Receive residuals inside one message, which the suite's receiver rejects."""
 
-    async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
-        parts = message.down_block_residuals
+    async def take(self, step_index: int) -> ReceivedTensors:
+        parts = (await self._stream.read(self.answer_field)).residuals.down_block_residuals
         return ReceivedTensors(
             tuple(WireTensor(Dtype(part.dtype), tuple(part.dims), part.inline, UNBOUND) for part in parts)
         )
@@ -175,7 +175,7 @@ def asked_step(stream: ResidualStream, latents: OutgoingTensor) -> Step:
     """Return a function that requests a step by the stream."""
 
     async def step(number: int) -> None:
-        await stream.residuals(number, 500.0, latents)
+        await stream.answer(number, 500.0, latents)
 
     return step
 
@@ -248,7 +248,7 @@ async def use_streams(address: str, directory: RegionDirectory, count: int) -> i
             stream = await client.open_stream(stream_request(ZOO, number), 1, OPEN_S)
             opened += 1
             for step in range(10**6):
-                await stream.residuals(step, 500.0, outgoing(LATENT))
+                await stream.answer(step, 500.0, outgoing(LATENT))
 
     async with open_channel(address, CHANNEL) as channel:
         client = ControlNetClient(channel, directory)

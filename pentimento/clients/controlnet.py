@@ -1,9 +1,8 @@
 """Call the ControlNet service."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -11,21 +10,18 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.errors import domain_errors, judging_answers
-from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
-from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
+from pentimento.clients.step_stream import StepStream
+from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.chunk_frames import reading_chunks
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
+from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import TensorSender
-from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.codec import nested
-from pentimento.wire.tensors import Binding, Dtype, known_dtype, size_of
+from pentimento.wire.tensors import Dtype, known_dtype, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +31,6 @@ ANSWER_LAYER = "residuals"
 # The largest answer: more than any network's residuals, less than a machine's memory.
 MAX_RESIDUAL_BYTES = 1 << 30
 MAX_LAYERS = 256
-# A replica without an answer by a line for this time is lost.
-SILENT_AFTER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +55,11 @@ class ResidualStreamRequest:
     encoded: OutgoingTensor | None = None
     alone: bool = False
     unconditional: bool = False
+
+    @property
+    def model_digest(self) -> str:
+        """Return the digest of the base model."""
+        return self.base_model_digest
 
     @property
     def guidance_mode(self) -> pb.GuidanceMode.ValueType:
@@ -115,15 +114,7 @@ class ControlNetClient:
         """Return an open stream. Raises the replica's error; Unavailable after a timeout."""
         call, directory = self._stream_residuals(), self._directory
         stream = ResidualStream(call, request, stream_epoch, directory, self._lined, self._listener)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await stream.open()
-        except TimeoutError:
-            stream.close()
-            raise Unavailable("CONTROLNET_SILENT", "the ControlNet replica did not open a stream in time") from None
-        except BaseException:
-            stream.close()
-            raise
+        await stream.open_within(timeout_s)
         return stream
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
@@ -150,39 +141,21 @@ def residual_calls(
     )
 
 
-class ResidualStream(MayBeLined):
-    """Send the latents of steps and receive their residuals, in the order of the steps; on the event loop only, except
-    where a method says otherwise. A step may be sent while the previous one is running.
+class ResidualStream(StepStream):
+    """Receive residuals by layer."""
 
-    Between processes of one host steps use a line if both ends could open it; errors arrive on the stream itself."""
+    message = pb.StreamResidualsRequest
+    other_end = "the ControlNet replica"
+    gone_reason = "CONTROLNET_GONE"
+    silent_reason = "CONTROLNET_SILENT"
+    answer_field = "residuals"
+    answer_layer = ANSWER_LAYER
+    silent_after_s = 30.0
 
-    def __init__(
-        self,
-        call: "grpc.aio.StreamStreamCall[pb.StreamResidualsRequest, pb.StreamResidualsResponse]",
-        request: ResidualStreamRequest,
-        stream_epoch: int,
-        directory: RegionDirectory | None,
-        lined: bool = True,
-        listener: LineListener | None = None,
-    ) -> None:
-        self._listener = listener
-        self._stream = AnsweredStream(call, "CONTROLNET_GONE", "the ControlNet replica")
-        self._request = request
-        self._epoch = stream_epoch
-        self._directory = directory
-        self._sender = TensorSender()
-        self._receiver = TensorReceiver()
-        self._shapes: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = ()
-        self._digest = ""
-        # Residuals received in slots, by step.
-        self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
-        self._may_be_lined = lined
-        # Called on the event loop when residuals may have arrived by the line, or the line ended.
-        self.heard: Callable[[], None] = lambda: None
+    _shapes: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = ()
 
-    async def open(self) -> None:
-        """Open the stream. Raises the replica's error."""
-        request = self._request
+    def _opening(self, tensors: dict[str, tensor_pb.Tensor]) -> pb.StreamResidualsRequest:
+        request: ResidualStreamRequest = self._request
         message = pb.OpenStream(
             attempt=nested(request.attempt, generation_pb2.Attempt),
             controlnet=nested(request.controlnet, generation_pb2.ControlNetSelection),
@@ -198,124 +171,32 @@ class ResidualStream(MayBeLined):
             latent_dims=request.latent_dims,
             alone=request.alone,
         )
-        named = request.tensors()
-        digest = request.base_model_digest
-        packed = self._sender.pack([replace(tensor, binding=self._binding(0, name, digest)) for name, tensor in named])
-        for (name, _), tensor in zip(named, packed.tensors, strict=True):
+        for name, tensor in tensors.items():
             getattr(message, name).CopyFrom(tensor)
-        await self._stream.send(pb.StreamResidualsRequest(open=message))
-        for chunk in packed.chunks:
-            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk.message()))
-        await self._opened(await self._stream.read("opened"))
+        return pb.StreamResidualsRequest(open=message)
 
-    async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
-        """Return a step's residuals by layer. Residuals in shared memory are valid until the next step is sent.
-
-        Raises the error that ends the stream; Aborted (STALE_FRAME) for an answer to another step.
-        """
-        await self.ask(step_index, timestep, latents, step_index)
-        return await self.take(step_index)
-
-    async def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
-        """Send a step's latents, one call at a time. Frees the memory of residuals of steps before `keeps_from`. Raises
-        the error that ends the stream."""
-        if self._line is not None:
-            return self.ask_now(step_index, timestep, latents, keeps_from)
-        binding = self._binding(step_index, "latent", self._request.base_model_digest)
-        packed = self._sender.pack([replace(latents, binding=binding)])
-        for ack in self._given_up(keeps_from):
-            await self._stream.send(pb.StreamResidualsRequest(ack=ack))
-        message = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
-        await self._stream.send(pb.StreamResidualsRequest(step=message))
-        for chunk in packed.chunks:
-            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk.message()))
-
-    def ask_now(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
-        """Send like `ask`, by the line and on any thread. Raises Unavailable if the line accepts nothing."""
-        line = self._line
-        if line is None:
-            raise Unavailable("CONTROLNET_GONE", "this stream has no line")
-        line.ask(step_index, timestep, latents, keeps_from)
-
-    async def take(self, step_index: int) -> ReceivedTensors:
-        """Return the residuals of the first sent step that is not taken yet, like `residuals`. One call at a time."""
-        if self._line is not None:
-            return await self._line.of(step_index)
-        return await self._take(step_index, (await self._stream.read("residuals")).residuals)
-
-    def close(self, *, in_order: bool = False) -> None:
-        """End the stream immediately; `in_order`: no residuals are in use or running."""
-        line, self._line = self._line, None
-        if line is not None:
-            in_order = in_order and line.idle
-            line.close()
-        self._stream.cancel()
-        self._receiver.close(self._directory.kept if in_order and self._directory is not None else None)
-
-    def _given_up(self, keeps_from: int) -> list[tensor_pb.SharedMemoryAck]:
-        return [self._held.pop(step) for step in list(self._held) if step < keeps_from]
-
-    def _binding(self, step_index: int, layer: str, digest: str) -> Binding:
-        attempt = self._request.attempt
-        return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, self._epoch)
-
-    async def _opened(self, message: pb.StreamResidualsResponse) -> None:
-        opened = message.opened
-        if opened.stream_epoch != self._epoch:
-            raise Aborted("STALE_FRAME", f"the stream was opened for epoch {opened.stream_epoch}, not {self._epoch}")
+    def _accept(self, opened: pb.StreamOpened) -> None:
         if self._request.controlnet.digest not in ("", opened.controlnet_digest):
             raise Aborted("STALE_FRAME", "the stream was opened for another ControlNet than was asked for")
-        self._digest = opened.controlnet_digest
+        self._answer_digest = opened.controlnet_digest
         with judging_answers():
             self._shapes = _shapes(opened)
-        region = opened.region if opened.HasField("region") else None
-        # Touching all pages takes milliseconds for a large region: not on the event loop.
-        self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
-        if told is not None:
-            await self._stream.send(pb.StreamResidualsRequest(region_opened=told))
-            if told.opened and opened.HasField("line") and self._may_be_lined:
-                self._open_line(opened.line)
 
-    def _open_line(self, told: tensor_pb.StepLine) -> None:
-        """Open the line; without it steps use the stream."""
-        assert self._directory is not None
-        base = self._request.base_model_digest
-        try:
-            line = open_asking_line(
-                told,
-                self._directory,
-                self._receiver,
-                lambda step: self._binding(step, "latent", base),
-                lambda step: self._binding(step, ANSWER_LAYER, self._digest),
-                self._expected,
-            )
-        except PentimentoError as error:
-            logger.info("steps travel over gRPC instead of shared memory", extra={"reason": error.reason})
-            return
-        self._line = LinedAnswers(line, self._stream, lambda: self.heard(), self._listener, SILENT_AFTER_S)
+    def _step(self, step_index: int, timestep: float, latent: tensor_pb.Tensor) -> pb.StreamResidualsRequest:
+        step = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=latent)
+        return pb.StreamResidualsRequest(step=step)
+
+    def _answered(self, step_index: int, answer: pb.Residuals) -> list[tensor_pb.Tensor]:
+        if (answer.step_index, answer.stream_epoch, answer.last_part) != (step_index, self._epoch, True):
+            raise Aborted("STALE_FRAME", f"residuals came that are not of step {step_index} of this stream")
+        mid = [answer.mid_block_residual] if answer.HasField("mid_block_residual") else []
+        return [*answer.down_block_residuals, *mid, *(block.residual for block in answer.block_residuals)]
 
     def _expected(self, step_index: int) -> list[ExpectedTensor]:
         return [
-            ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._digest))
+            ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._answer_digest))
             for layer, dtype, dims in self._shapes
         ]
-
-    async def _take(self, step_index: int, residuals: pb.Residuals) -> ReceivedTensors:
-        if (residuals.step_index, residuals.stream_epoch, residuals.last_part) != (step_index, self._epoch, True):
-            raise Aborted("STALE_FRAME", f"residuals came that are not of step {step_index} of this stream")
-        tensors = [*residuals.down_block_residuals]
-        if residuals.HasField("mid_block_residual"):
-            tensors.append(residuals.mid_block_residual)
-        tensors += [block.residual for block in residuals.block_residuals]
-        with judging_answers():
-            found = self._receiver.begin(tensors, self._expected(step_index))
-        while found is None:
-            message = await self._stream.read("chunk")
-            with judging_answers():
-                found = self._receiver.add(message.chunk)
-        if found.ack is not None:
-            self._held[step_index] = found.ack
-        return found
 
 
 def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:

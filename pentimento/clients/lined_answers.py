@@ -162,25 +162,3 @@ class LinedAnswers:
     def _fail(self, error: PentimentoError) -> None:
         self._error = self._error or error
         self._tell()
-
-
-class MayBeLined:
-    """Report the state of a stream's optional line; on any thread."""
-
-    _line: LinedAnswers | None = None
-
-    @property
-    def lined(self) -> bool:
-        """Return whether steps are sent by a line."""
-        return self._line is not None
-
-    @property
-    def failed(self) -> bool:
-        """Return whether no further answers will arrive by the line."""
-        line = self._line
-        return line is None or line.failed
-
-    def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return the part of a step's answer that the line has received, unless dropped."""
-        line = self._line
-        return None if line is None else line.arrived(step_index)

@@ -194,7 +194,7 @@ class RemotePeer:
         if stream is None or not stream.lined:
             return False
         try:
-            stream.send_now(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND))
+            stream.ask_now(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND), step_index)
         except PentimentoError:
             return False  # the event loop meets the same error
         return True
@@ -204,9 +204,9 @@ class RemotePeer:
         try:
             stream = self._stream or await self._open(inputs)
             async with asyncio.timeout(STEP_TIMEOUT_S):
-                await stream.send(step_index, float(inputs.timesteps[0]), latent)
+                await stream.ask(step_index, float(inputs.timesteps[0]), latent, step_index)
                 sent.set()
-                found = await stream.receive(step_index, latent)
+                found = await stream.take(step_index)
             # Empty if the step is over by now: it was taken as it arrived.
             return tensor_over(found.tensors[0]) if found.tensors else torch.empty(0)
         except TimeoutError:

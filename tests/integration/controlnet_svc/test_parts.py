@@ -93,7 +93,7 @@ async def test_a_steps_residuals_come_in_parts_and_are_those_of_diffusers(
     heard = recorded(stream)
 
     for step, timestep in enumerate((900.0, 500.0, 100.0)):
-        received = await stream.residuals(step, timestep, outgoing_tensor(LATENTS, UNBOUND))
+        received = await stream.answer(step, timestep, outgoing_tensor(LATENTS, UNBOUND))
         found, wanted = tensors_of(received), of_diffusers(tmp_path / "own", timestep)
         assert found.keys() == wanted.keys()
         for layer, tensor in wanted.items():

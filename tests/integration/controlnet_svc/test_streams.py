@@ -83,7 +83,7 @@ async def test_residuals_are_those_of_diffusers(service: Service, shared: bool, 
         assert stream.lined == (shared and lined)
         for step, timestep in enumerate((901.0, 501.0, 1.0)):
             sent = outgoing_tensor(latents(seed=step), UNBOUND)
-            received = await stream.residuals(step, timestep, sent)
+            received = await stream.answer(step, timestep, sent)
             assert (received.ack is not None) == shared
             assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 0.7, seed=step))
         stream.close()
@@ -95,7 +95,7 @@ async def test_streams_of_two_requests_share_forward_passes_and_keep_their_own(s
     async def steps(stream: Any, rows: int) -> dict[str, Tensor]:
         received = None
         for step in range(8):
-            received = await stream.residuals(step, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+            received = await stream.answer(step, 500.0, outgoing_tensor(latents(rows), UNBOUND))
         assert received is not None
         return tensors_of(received)
 
@@ -109,7 +109,7 @@ async def test_of_sizes_without_end_only_some_are_remembered(service: Service, m
     monkeypatch.setattr(streams, "KEPT_SIZES", 1)
     for rows in (2, 1, 2):
         stream = await service.client.open_stream(request_for(rows=rows), 1, OPEN_S)
-        received = await stream.residuals(0, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+        received = await stream.answer(0, 500.0, outgoing_tensor(latents(rows), UNBOUND))
 
         assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0, rows))
         assert len(service.process.controlnets._layers) == 1
@@ -197,7 +197,7 @@ async def test_open_stream_refuses_request_and_serves_the_next(
 
 async def assert_serves(client: ControlNetClient) -> None:
     stream = await client.open_stream(request_for(), 2, OPEN_S)
-    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
     stream.close()
     await all_closed(client)
@@ -225,10 +225,10 @@ async def test_wrong_step_ends_the_stream(
     shared_service: Service, step: int, timestep: float, sent: Tensor, error: type[PentimentoError]
 ) -> None:
     stream = await shared_service.client.open_stream(request_for(), 1, OPEN_S)
-    await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
 
     with pytest.raises(error):
-        await stream.residuals(step, timestep, outgoing_tensor(sent, UNBOUND))
+        await stream.answer(step, timestep, outgoing_tensor(sent, UNBOUND))
     stream.close()
     await all_closed(shared_service.client)
 
@@ -247,7 +247,7 @@ async def test_latent_of_another_stream_ends_the_stream(
     monkeypatch.setattr(stream, "_binding", lambda *_: replace(right, **change))
 
     with pytest.raises(Aborted) as caught:
-        await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+        await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert caught.value.reason == "STALE_FRAME"
     stream.close()
     await all_closed(shared_service.client)
@@ -293,7 +293,7 @@ async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Serv
     edges.close()
     await all_closed(service.client)
     layout = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
-    received = await layout.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await layout.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(LAYOUT, 500.0, 1.0))
     assert (shelf.resident, shelf.eviction_count) == ((LAYOUT,), 1)
     layout.close()
@@ -319,7 +319,7 @@ async def test_a_drain_lets_open_streams_end_and_takes_no_new_ones(service: Serv
     with pytest.raises(Unavailable) as caught:
         await service.client.open_stream(request_for(), 1, OPEN_S)
     assert caught.value.reason == "DRAINING"
-    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
     assert not draining.done()
     stream.close()
@@ -393,7 +393,7 @@ async def test_steps_go_by_the_stream_where_the_line_is_not_there(
     monkeypatch.setattr(os, "mkfifo", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
 
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
-    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
 
     assert not stream.lined
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))

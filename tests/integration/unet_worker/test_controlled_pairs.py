@@ -184,7 +184,7 @@ async def test_replicas_are_told_which_halves_their_residuals_are_of(
     await paint(parts, peer.address, [edges()], replicas)
     half = half_of(parts, controlnets=[HalfControlNet(edges(), [replicas[0].address])])
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
-    await stream.predict(0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
+    await stream.answer(0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
     stream.close()
 
     assert told_modes == ["BOTH_HALVES", "CONDITIONAL_ONLY", "UNCONDITIONAL_ONLY"]

@@ -93,7 +93,7 @@ async def test_a_half_that_opens_while_the_worker_drains_is_refused(
 
 async def stepped(worker: Served) -> HalfStream:
     stream = await opened(worker)
-    await stream.predict(0, 900.0, LATENT)
+    await stream.answer(0, 900.0, LATENT)
     return stream
 
 
@@ -101,7 +101,7 @@ async def lined(worker: Served) -> HalfStream:
     """One whose steps go by a line, which the engine's thread hears."""
     stream = await opened(worker, worker.model.halves._halves.directory)
     assert stream.lined
-    await stream.predict(0, 900.0, LATENT)
+    await stream.answer(0, 900.0, LATENT)
     return stream
 
 
@@ -129,7 +129,7 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
         await credits_where(worker, served=True, model="other")
 
         with pytest.raises(Unavailable) as ended:
-            await stream.predict(1, 800.0, LATENT)
+            await stream.answer(1, 800.0, LATENT)
         assert ended.value.reason == "DRAINING"
         assert gone == [True]
 

@@ -77,7 +77,7 @@ async def test_residuals_of_another_shape_are_the_replica_s() -> None:
     await stream.open()
 
     with pytest.raises(Aborted) as refused:
-        await stream.residuals(0, 1.0, tensor((1,)))
+        await stream.answer(0, 1.0, tensor((1,)))
 
     assert refused.value.reason == "STALE_FRAME"
 
@@ -92,6 +92,6 @@ async def test_chunks_that_nobody_waits_for_are_the_replica_s() -> None:
     await stream.open()
 
     with pytest.raises(Aborted) as refused:
-        await stream.residuals(0, 1.0, tensor((1,)))
+        await stream.answer(0, 1.0, tensor((1,)))
 
     assert refused.value.reason == "STALE_FRAME"
