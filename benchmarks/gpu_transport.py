@@ -19,11 +19,9 @@ from lab.runs.measure import informative, measured
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.tensors.cuda import region_directory
-from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.device import WIRE_DTYPES, outgoing_tensor, tensor_over
 from pentimento.tensors.receiving import ExpectedTensor, open_receiver
-from pentimento.tensors.sending import open_sender
-from pentimento.tensors.torch_tensors import WIRE_DTYPES
+from pentimento.tensors.sending import open_sender, transport_offer
 from pentimento.wire.tensors import UNBOUND
 
 # channels and side of SDXL's residuals at 1024 x 1024, rows of a guided image (Katz, section 5: 108 MiB)

@@ -60,7 +60,7 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.tensors.device import tensor_over
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
 from zoo.registry import WEIGHTS
@@ -176,7 +176,7 @@ class PairBench:
         result = last.result
         (denoise_ms,) = [timing.duration_ms for timing in result.timings if timing.stage == "denoise"]
         image = PairImage(denoise_ms / 1000, self._core_s() - before_s, _paired_steps(result.notes))
-        return image, tensor_from_wire(tensor_from_proto(result.final_latents))
+        return image, tensor_over(tensor_from_proto(result.final_latents))
 
     def _core_s(self) -> float:
         """Return the processor seconds of both processes so far."""

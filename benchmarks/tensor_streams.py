@@ -25,12 +25,11 @@ from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.freed_memory import keep_freed_memory
-from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender, open_sender
-from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
+from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, LinedSteps, make_answering_line
 from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, described, size_of
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name

@@ -14,12 +14,12 @@ from pentimento.clients.errors import domain_errors, judging_answers
 from pentimento.clients.step_stream import StepStream
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
-from pentimento.tensors.chunk_frames import reading_chunks
+from pentimento.tensors.chunks import reading_chunks
 from pentimento.tensors.lines import LineListener
-from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import transport_offer
 from pentimento.wire.codec import nested
 from pentimento.wire.tensors import Dtype, known_dtype, size_of
 

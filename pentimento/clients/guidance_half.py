@@ -13,10 +13,10 @@ from pentimento.clients.step_stream import StepStream
 from pentimento.domain.errors import Aborted
 from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
 from pentimento.tensors.lines import LineListener
-from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import transport_offer
 from pentimento.wire.codec import nested
 
 

@@ -47,8 +47,8 @@ class StepStream(ABC):
         lined: bool = True,
         listener: LineListener | None = None,
     ) -> None:
-        """Wrap a call. `request` has the attempt, the `tensors` of the opening by field of the contract, and the model's
-        digest, which is in the binding of every tensor that is sent."""
+        """Wrap a call. `request` has the attempt, the `tensors` of the opening by field of the contract, and the digest
+        of the model, which is in the binding of every tensor that is sent."""
         self._stream: AnsweredStream[Any, Any] = AnsweredStream(call, self.gone_reason, self.other_end)
         self._request = request
         self._answer_digest: str = request.model_digest

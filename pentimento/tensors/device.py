@@ -7,8 +7,18 @@ from torch import Tensor
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.torch_tensors import TORCH_DTYPES, WIRE_DTYPES
-from pentimento.wire.tensors import Binding, DeviceBytes, WireTensor
+from pentimento.wire.tensors import UNBOUND, Binding, DeviceBytes, Dtype, WireTensor
+
+TORCH_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.FLOAT16: torch.float16,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.INT64: torch.int64,
+    Dtype.INT32: torch.int32,
+    Dtype.UINT8: torch.uint8,
+    Dtype.BOOL: torch.bool,
+}
+WIRE_DTYPES = {value: key for key, value in TORCH_DTYPES.items()}
 
 
 def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
@@ -21,6 +31,12 @@ def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
 
     on_host = tensor.device.type == "cpu"
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill, on_host)
+
+
+def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
+    """Copy a tensor to the host for sending. Raises KeyError for an unsupported element type."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return WireTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding)
 
 
 def tensor_over(wire: WireTensor, *, finite: bool = True) -> Tensor:

@@ -15,15 +15,16 @@ import re
 import secrets
 import stat
 import struct
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.wire.tensors import DeviceBytes
 
 DEFAULT_DIRECTORY = Path("/dev/shm/pentimento")
@@ -34,6 +35,11 @@ PAGE_BYTES = mmap.PAGESIZE
 MAX_REGION_BYTES = 4 << 30
 _GENERATION = struct.Struct("<Q")
 MARK_BYTES = _GENERATION.size
+# Seconds without a stream after which a region's memory is released.
+KEEP_S = 30.0
+MOST_BYTES = 512 << 20
+# Largest number of regions that one end looks up for the other.
+MOST_OFFERED = 16
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,62 @@ class SharedRegion:
         # If a tensor still uses a slot, the mapping ends with the last such tensor.
         with contextlib.suppress(BufferError):
             self.memory.close()
+
+
+class KeptRegions:
+    """Hold the regions of ended streams for the next stream between the same two processes, newest last: making and
+    mapping a region, with zeroing and page faults, costs as much as a few steps. Any thread may use it."""
+
+    def __init__(
+        self, keep_s: float = KEEP_S, most_bytes: int = MOST_BYTES, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._keep_s = keep_s
+        self._most_bytes = most_bytes
+        self._monotonic = monotonic
+        self._held = threading.Lock()
+        self._kept: dict[str, tuple[SharedRegion, float]] = {}
+        self._timer: threading.Timer | None = None
+
+    @property
+    def region_ids(self) -> list[str]:
+        """Return the ids of the newest regions, at most MOST_OFFERED."""
+        return list(self._kept)[-MOST_OFFERED:]
+
+    def take(self, region_ids: Sequence[str], size: RegionSize) -> SharedRegion | None:
+        """Remove and return the first region of `region_ids` that is held and has that size; None if there is none."""
+        with self._held:
+            for region_id in region_ids[:MOST_OFFERED]:
+                region, _ = self._kept.get(region_id, (None, 0.0))
+                if region is not None and region.size == size:
+                    del self._kept[region_id]
+                    return region
+        return None
+
+    def give(self, region: SharedRegion) -> None:
+        """Keep a region that is no longer read or written. Drops the oldest regions beyond `most_bytes`."""
+        with self._held:
+            self._kept[region.region_id] = (region, self._monotonic())
+            while self._kept and sum(kept.size.total_bytes for kept, _ in self._kept.values()) > self._most_bytes:
+                self._drop(next(iter(self._kept)))
+            self._wind()
+
+    def expire(self) -> None:
+        """Drop the regions that were kept for `keep_s` seconds."""
+        with self._held:
+            now = self._monotonic()
+            for region_id in [one for one, (_, since) in self._kept.items() if now - since >= self._keep_s]:
+                self._drop(region_id)
+            self._timer = None
+            self._wind()
+
+    def _drop(self, region_id: str) -> None:
+        self._kept.pop(region_id)[0].close()
+
+    def _wind(self) -> None:
+        if self._kept and self._timer is None:
+            self._timer = threading.Timer(self._keep_s, self.expire)
+            self._timer.daemon = True
+            self._timer.start()
 
 
 class RegionDirectory:

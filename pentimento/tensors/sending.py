@@ -1,17 +1,14 @@
-"""Send a stream's tensors."""
+"""Send a stream's tensors, by the best transport that both ends have."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
-from pentimento.tensors.chunk_frames import Chunk
-from pentimento.tensors.chunks import chunks_of
-from pentimento.tensors.kept_regions import KeptRegions
+from pentimento.tensors.chunks import Chunk, chunks_of
 from pentimento.tensors.metrics import FALLBACKS, REGIONS, SENT_BYTES
-from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
-from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, release
+from pentimento.tensors.regions import KeptRegions, Region, RegionDirectory, RegionSize, release
 from pentimento.tensors.slots import HEADER_BYTES, SlotUse, SlotWriter
 from pentimento.wire.tensors import described
 
@@ -19,6 +16,8 @@ from pentimento.wire.tensors import described
 INLINE_BYTES = 16 * 1024
 # One is written while the other is read.
 SLOT_COUNT = 2
+# Best first. Inline is no separate choice: with any transport, small tensors go inside the message.
+_PREFERENCE = (pb.TENSOR_TRANSPORT_CUDA_IPC, pb.TENSOR_TRANSPORT_SHARED_MEMORY, pb.TENSOR_TRANSPORT_CHUNKS)
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,32 @@ class TensorSender:
         takes as long as a copy."""
         yield from chunks_of(bundle_id, memoryview(memory).toreadonly())
         self._spare.append(memory)
+
+
+def transport_offer(directory: RegionDirectory | None) -> pb.TensorTransportOffer:
+    """Return the transports of this end. `directory` is None if it shares no memory."""
+    domain = directory.domain() if directory is not None else ""
+    device = directory.device_memory.domain() if directory is not None and directory.device_memory is not None else ""
+    transports = [pb.TENSOR_TRANSPORT_INLINE, pb.TENSOR_TRANSPORT_CHUNKS]
+    transports += [pb.TENSOR_TRANSPORT_SHARED_MEMORY] if domain else []
+    transports += [pb.TENSOR_TRANSPORT_CUDA_IPC] if device else []
+    kept = directory.kept.region_ids if directory is not None and domain else []
+    return pb.TensorTransportOffer(
+        transports=transports, shared_memory_domain=domain, device_memory_domain=device, kept_region_ids=kept
+    )
+
+
+def common_transports(
+    theirs: pb.TensorTransportOffer, ours: pb.TensorTransportOffer
+) -> tuple[pb.TensorTransport.ValueType, ...]:
+    """Return the transports of both ends, best first; the last is chunks, which every end has."""
+    common = {*theirs.transports, pb.TENSOR_TRANSPORT_CHUNKS} & {*ours.transports, pb.TENSOR_TRANSPORT_CHUNKS}
+    domains = {
+        pb.TENSOR_TRANSPORT_SHARED_MEMORY: (theirs.shared_memory_domain, ours.shared_memory_domain),
+        pb.TENSOR_TRANSPORT_CUDA_IPC: (theirs.device_memory_domain, ours.device_memory_domain),
+    }
+    common -= {transport for transport, (there, here) in domains.items() if not here or there != here}
+    return tuple(transport for transport in _PREFERENCE if transport in common)
 
 
 def open_sender(

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.domain.errors import Internal, ResourceExhausted
-from pentimento.tensors.device import tensor_over
-from pentimento.tensors.lined_steps import LinedSteps
+from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents
-from pentimento.tensors.torch_tensors import WIRE_DTYPES
+from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents, LinedSteps
 from pentimento.wire.tensors import UNBOUND, Binding, size_of
 from services.controlnet_svc.compute.layers import are_of, named_tensors
 from services.controlnet_svc.streams import OpenedStream

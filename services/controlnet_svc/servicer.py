@@ -16,14 +16,12 @@ from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.service.credits import CreditNews
-from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.kept_regions import KeptRegions
+from pentimento.tensors.device import WIRE_DTYPES, outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
-from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.regions import KeptRegions, RegionDirectory
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import make_answering_line
-from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
 from services.controlnet_svc.compute.layers import named_tensors

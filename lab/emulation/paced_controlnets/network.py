@@ -10,8 +10,8 @@ from torch import Tensor
 from lab.emulation.pace import ControlNetPace, DevicePace
 from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.tensors.device import WIRE_DTYPES
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import Binding, DeviceBytes
 
 # Integer types by item size: numpy has no bfloat16.

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.tensors.device import TORCH_DTYPES
 from pentimento.tensors.receiving import ReceivedTensors
-from pentimento.tensors.torch_tensors import TORCH_DTYPES
 
 
 def summed_stamps(answers: Sequence[ReceivedTensors]) -> ControlResiduals:

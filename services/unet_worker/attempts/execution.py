@@ -19,7 +19,7 @@ from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
-from pentimento.tensors.torch_tensors import tensor_to_wire
+from pentimento.tensors.device import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf

@@ -24,9 +24,9 @@ from pentimento.domain.errors import (
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
 from pentimento.domain.reasons import Reason
+from pentimento.tensors.device import WIRE_DTYPES
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.torch_tensors import WIRE_DTYPES
 from pentimento.wire.tensors import Dtype
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf

@@ -16,10 +16,9 @@ from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.lined_steps import LinedSteps, messages_until
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
-from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
+from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, LinedSteps, make_answering_line, messages_until
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.control.remote_control import RemoteControlNet

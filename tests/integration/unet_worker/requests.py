@@ -24,7 +24,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
-from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.tensors.device import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served
 from tests.support.images import png_of
@@ -64,7 +64,7 @@ async def result_for(worker: Served, request: pb.ExecuteRequest) -> pb.AttemptRe
 
 
 def final_latents(result: pb.AttemptResult) -> Tensor:
-    return tensor_from_wire(tensor_from_proto(result.final_latents))
+    return tensor_over(tensor_from_proto(result.final_latents))
 
 
 def from_latent(result: AttemptResult, step: int) -> FromLatent:

@@ -26,7 +26,7 @@ from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.costs import costs_from_json
-from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.tensors.device import tensor_over
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
 from services.unet_worker.profiling.__main__ import main as profile_main
@@ -44,7 +44,7 @@ async def latents_of(worker: Served, spec: GenerationSpec, request_id: str) -> T
         return_latents=True,
     )
     answers = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
-    return tensor_from_wire(tensor_from_proto(answers[-1].result.final_latents))
+    return tensor_over(tensor_from_proto(answers[-1].result.final_latents))
 
 
 def steps_by_batch_size() -> dict[str, float]:

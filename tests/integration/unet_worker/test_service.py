@@ -23,7 +23,7 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.fleet import Capability
 from pentimento.rpc import error_from_rpc
-from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.tensors.device import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, route, spec_with
@@ -178,7 +178,7 @@ async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(
 async def test_final_latents_come_back_where_they_are_asked_for(worker: Served) -> None:
     result = (await answers(worker, request_of(worker, return_latents=True)))[-1].result
 
-    latents = tensor_from_wire(tensor_from_proto(result.final_latents, dims=(1, 4, 8, 8)))
+    latents = tensor_over(tensor_from_proto(result.final_latents, dims=(1, 4, 8, 8)))
 
     assert latents.abs().max() > 0
     assert result.final_latents.binding.request_id == "request"

@@ -32,7 +32,7 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_inp
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.torch_tensors import tensor_from_wire
+from pentimento.tensors.device import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 
 PACE = """
@@ -141,7 +141,7 @@ async def test_pair_of_paced_workers_generates_the_same_image(served: Controlled
                 note = "".join(result.notes)
         wanted = in_one_process(read_pace(folder / "pace.toml"), CASE, SETTINGS)
 
-    assert torch.equal(tensor_from_wire(tensor_from_proto(result.final_latents)), wanted)
+    assert torch.equal(tensor_over(tensor_from_proto(result.final_latents)), wanted)
 
 
 async def test_control_changes_a_paced_image(served: ControlledByService) -> None:
@@ -164,5 +164,5 @@ async def test_paced_lora_changes_only_its_image(
     again = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
 
     assert styled.lora_patch_step == 0
-    assert float((tensor_from_wire(tensor_from_proto(styled.final_latents)) - plain).abs().max()) > 0.01
+    assert float((tensor_over(tensor_from_proto(styled.final_latents)) - plain).abs().max()) > 0.01
     assert torch.equal(again, plain)

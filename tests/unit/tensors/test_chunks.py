@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.domain.errors import InvalidArgument
-from pentimento.tensors.chunk_frames import Chunk, chunk_in, reading_chunks
-from pentimento.tensors.chunks import CHUNK_BYTES, ChunkAssembly, chunks_of
+from pentimento.tensors.chunks import CHUNK_BYTES, Chunk, ChunkAssembly, chunk_in, chunks_of, reading_chunks
 
 FIELD = pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER
 CHUNKS = st.builds(Chunk, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.binary(max_size=300), st.booleans())

@@ -13,11 +13,10 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted
 from pentimento.tensors.cuda import CudaMemory, Sharing, cuda_memory
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import TensorSender, open_sender, transport_of
+from pentimento.tensors.sending import TensorSender, common_transports, open_sender, transport_of, transport_offer
 from pentimento.wire.tensors import Binding, Dtype, size_of
 
 CPU = torch.device("cpu")

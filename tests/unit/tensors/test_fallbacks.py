@@ -9,10 +9,9 @@ from prometheus_client import REGISTRY
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import SLOT_COUNT, TensorSender, open_sender
+from pentimento.tensors.sending import SLOT_COUNT, TensorSender, common_transports, open_sender, transport_offer
 from pentimento.tensors.step_lines import make_answering_line
 from pentimento.wire.tensors import Binding, Dtype
 from tests.support.small_disks import mounted_tmpfs

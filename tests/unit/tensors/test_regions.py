@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pentimento.tensors.kept_regions import KeptRegions
-from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import outgoing
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
-from pentimento.tensors.regions import MAX_REGION_BYTES, PAGE_BYTES, RegionDirectory, RegionSize
-from pentimento.tensors.sending import TensorSender, open_sender
+from pentimento.tensors.regions import MAX_REGION_BYTES, PAGE_BYTES, KeptRegions, RegionDirectory, RegionSize
+from pentimento.tensors.sending import TensorSender, open_sender, transport_offer
 from pentimento.wire.tensors import Binding, Dtype, WireTensor
 from tests.support.open_files import files_open_under
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.device import all_finite, outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor, outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import INLINE_BYTES, SLOT_COUNT, TensorSender, open_sender
+from pentimento.tensors.sending import INLINE_BYTES, SLOT_COUNT, TensorSender, open_sender, transport_offer
 from pentimento.wire.tensors import Binding, Dtype, WireTensor, size_of
 
 BINDING = Binding("request", 7, 3, "down_block_0", "sha256:model", 2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
-from pentimento.tensors.torch_tensors import tensor_from_wire, tensor_to_wire
+from pentimento.tensors.device import tensor_over, tensor_to_wire
 from pentimento.wire.tensors import (
     MAX_INLINE_BYTES,
     Binding,
@@ -47,7 +47,7 @@ def test_tensor_from_proto_of_written_tensor_returns_tensor(tensor: WireTensor) 
 def test_tensor_from_wire_returns_same_bits(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
     tensor = (torch.randn(dims) * 100).to(dtype)
 
-    again = tensor_from_wire(tensor_to_wire(tensor))
+    again = tensor_over(tensor_to_wire(tensor))
 
     assert again.dtype == tensor.dtype
     assert torch.equal(again, tensor)
@@ -56,7 +56,7 @@ def test_tensor_from_wire_returns_same_bits(dtype: torch.dtype, dims: tuple[int,
 def test_tensor_to_wire_of_strided_view_is_row_major() -> None:
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
 
-    assert torch.equal(tensor_from_wire(tensor_to_wire(tensor)), tensor)
+    assert torch.equal(tensor_over(tensor_to_wire(tensor)), tensor)
 
 
 def message(**changes: Any) -> pb.Tensor:
@@ -107,7 +107,7 @@ def test_tensor_to_proto_refuses_large_inline_tensor() -> None:
 def test_tensor_from_wire_refuses_values_that_are_not_finite() -> None:
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(InvalidArgument, match="finite"):
-            tensor_from_wire(tensor_to_wire(torch.tensor([1.0, value])))
+            tensor_over(tensor_to_wire(torch.tensor([1.0, value])))
 
 
 def test_wire_tensors_import_no_torch() -> None:
