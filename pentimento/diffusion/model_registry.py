@@ -1,6 +1,13 @@
-"""Check models against the digests in the registry.json of their directory."""
+"""Read a model's entry in the registry.json of its directory, and choose default steps and guidance from its files;
+without torch.
 
-from collections.abc import Mapping
+usual_settings(Path("sdxl-base"))   # 50 steps, guidance 5.0, as diffusers' pipeline has them
+usual_settings(Path("sdxl-turbo"))  # 1 step, guidance 0.0
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +34,66 @@ def check_digest(model: Path, digest: str, expected: str) -> None:
     if expected not in ("", digest):
         message = f"{model}: its digest is {digest}, expected {expected[:80]}"
         raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
+
+
+@dataclass(frozen=True)
+class UsualSettings:
+    """Hold default settings. A guidance scale of at most 1 turns guidance off: each step is one pass per image."""
+
+    steps: int
+    guidance_scale: float
+
+
+# The defaults of diffusers' pipelines, by class.
+_STABLE_DIFFUSION = UsualSettings(50, 7.5)
+_PIPELINES = {
+    "StableDiffusionXLPipeline": UsualSettings(50, 5.0),
+    "StableDiffusionXLImg2ImgPipeline": UsualSettings(50, 5.0),
+    "StableDiffusion3Pipeline": UsualSettings(28, 7.0),
+    "StableDiffusion3Img2ImgPipeline": UsualSettings(50, 7.0),
+}
+# Distilled models, from the model cards of the first ones: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
+# SDXL-Lightning, LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
+_TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
+_CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
+_CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
+_CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
+_STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
+
+
+def usual_settings(directory: Path) -> UsualSettings:
+    """Return a checkpoint's default settings; Stable Diffusion's if its files do not state the kind. Raises
+    BadCheckpoint for a configuration that cannot be read."""
+    index = _stored(directory / "model_index.json")
+    pipeline = str(index.get("_class_name", ""))
+    found = _distilled(directory, index, is_flow=pipeline.startswith("StableDiffusion3"))
+    return found or _PIPELINES.get(pipeline, _STABLE_DIFFUSION)
+
+
+def _distilled(directory: Path, index: Mapping[str, Any], *, is_flow: bool) -> UsualSettings | None:
+    """Return the settings of a distilled model; None for a model that takes its family's number of steps."""
+    scheduler = _stored(directory / "scheduler" / "scheduler_config.json")
+    names = " ".join(_names(directory, index)).lower()
+    few_at_once = is_flow or scheduler.get("timestep_spacing") == "trailing"
+    if scheduler.get("_class_name") in _CONSISTENCY_SCHEDULERS or _CONSISTENCY_NAME.search(names):
+        found = _CONSISTENCY
+    elif "turbo" in names:
+        found = (_FLOW_TURBO if is_flow else _TURBO) if few_at_once else _MERGED
+    elif "lightning" in names:
+        found = _LIGHTNING if few_at_once else _MERGED
+    else:
+        return None
+    stated = _STEPS_IN_NAME.search(names)
+    return replace(found, steps=int(stated[1])) if stated else found
+
+
+def _names(directory: Path, index: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the checkpoint's names: its directory (the repository in a hub's cache), and the origins of its parts."""
+    path = directory.resolve()
+    yield path.parent.parent.name if path.parent.name == "snapshots" else path.name
+    for stored in (index, *(_stored(directory / part / "config.json") for part in ("unet", "transformer"))):
+        yield str(stored.get("_name_or_path", ""))
+
+
+def _stored(path: Path) -> Mapping[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

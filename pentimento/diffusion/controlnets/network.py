@@ -1,16 +1,103 @@
 """Define a loaded ControlNet's interface: its description, the embedding of its condition, and residuals per step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.controlnets.setting import ControlSetting
-from pentimento.diffusion.controlnets.summing import scaled
-from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.diffusion.families.model import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
+
+# diffusers sets no limit; above this, half precision overflows.
+MAX_SCALE = 100.0
+
+
+@dataclass(frozen=True)
+class ControlSetting:
+    """Scale the residuals by `scale`, in steps that lie completely between two fractions of the schedule, 0..1."""
+
+    scale: float = 1.0
+    start_fraction: float = 0.0
+    end_fraction: float = 1.0
+
+    def check(self, field: str) -> None:
+        """Raise InvalidArgument naming the part of `field` that is out of bounds."""
+        if not (math.isfinite(self.scale) and abs(self.scale) <= MAX_SCALE):
+            wanted = f"must be a number between -{MAX_SCALE:g} and {MAX_SCALE:g}, got {self.scale}"
+            raise InvalidArgument.of(f"{field}.conditioning_scale", wanted)
+        if not 0.0 <= self.start_fraction < 1.0:
+            raise InvalidArgument.of(f"{field}.start_fraction", f"must be in 0..1, below 1, got {self.start_fraction}")
+        if not self.start_fraction < self.end_fraction <= 1.0:
+            wanted = f"must be above start_fraction and at most 1, got {self.end_fraction}"
+            raise InvalidArgument.of(f"{field}.end_fraction", wanted)
+
+    def acts_at(self, step_index: int, step_count: int) -> bool:
+        """Return whether it acts in a step of a schedule of `step_count` steps, by diffusers' rule. Steps count from
+        the schedule's beginning, even if the cache lets an image start later; see `over_steps_from`."""
+        return step_index / step_count >= self.start_fraction and (step_index + 1) / step_count <= self.end_fraction
+
+    def over_steps_from(self, first_step: int, step_count: int) -> "ControlSetting":
+        """Return the setting of a request that starts from its own image at `first_step`: the fractions apply to the
+        remaining steps, as in diffusers' pipelines from an image."""
+        left = step_count - first_step
+        acting = [first_step + step for step in range(left) if self.acts_at(step, left)]
+        # If no step acts: the second half of the last step, which contains no whole step either.
+        first, end = (acting[0], acting[-1] + 1) if acting else (step_count - 0.5, step_count)
+        return replace(self, start_fraction=first / step_count, end_fraction=end / step_count)
+
+    def acting_steps(self, first_step: int, step_count: int) -> range:
+        """Return the steps from `first_step` on at which it acts."""
+        acting = [step for step in range(first_step, step_count) if self.acts_at(step, step_count)]
+        return range(acting[0], acting[-1] + 1) if acting else range(0)
+
+
+def scaled(residuals: ControlResiduals, setting: ControlSetting) -> ControlResiduals:
+    """Return residuals times the setting's scale."""
+    mid = residuals.mid_block_residual
+    return ControlResiduals(
+        tuple(part * setting.scale for part in residuals.down_block_residuals),
+        None if mid is None else mid * setting.scale,
+        tuple(part * setting.scale for part in residuals.block_residuals),
+    )
+
+
+def summed(parts: Sequence[ControlResiduals]) -> ControlResiduals:
+    """Return the sum of several ControlNets' residuals, first to last, over the blocks that all have computed so far.
+    Parts without residuals at this step are skipped; NO_CONTROL if all are. Raises ValueError if the parts are for
+    different blocks."""
+    acting = [part for part in parts if part.tensors]
+    if not acting:
+        return NO_CONTROL
+    total = acting[0]
+    for part in acting[1:]:
+        total = _added(total, part)
+    return total
+
+
+def _added(first: ControlResiduals, second: ControlResiduals) -> ControlResiduals:
+    mids = (first.mid_block_residual, second.mid_block_residual)
+    if (mids[0] is None) != (mids[1] is None):
+        raise ValueError("residuals with and without a mid block's")
+    _check_same(len(first.down_block_residuals), len(second.down_block_residuals))
+    _check_same(first.block_count, second.block_count)
+    return ControlResiduals(
+        _sums(first.down_block_residuals, second.down_block_residuals),
+        None if mids[0] is None or mids[1] is None else mids[0] + mids[1],
+        _sums(first.block_residuals, second.block_residuals),
+        max(first.awaited_count, second.awaited_count),
+    )
+
+
+def _check_same(first: int, second: int) -> None:
+    if first != second:
+        raise ValueError(f"residuals of {first} and of {second} blocks")
+
+
+def _sums(first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(one + other for one, other in zip(first, second, strict=False))
 
 
 @dataclass(frozen=True)

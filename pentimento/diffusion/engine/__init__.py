@@ -5,14 +5,12 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 | --- | --- |
 | `thread` | the thread: takes requests, wakes, waits, closes |
 | `loop` | one step of one batch, in ten lines |
-| `limits` | how many requests fit |
-| `rows` | the buffers of a group's forward passes |
+| `rows` | the buffers of a group's forward passes, and stacked residuals |
 | `job` | one request inside the engine, and the handle that stops it |
 | `pairing` | guidance halves computed on a peer |
-| `seams` | ControlNet residuals and LoRAs, by rows |
 | `denoiser` | the forward pass, eager or compiled |
 | `captured` | forward passes recorded as CUDA graphs |
-| `probe` | memory of a forward pass, measured before serving |
+| `probe` | how many requests fit, by the memory of a forward pass, measured before serving |
 | `listening` | listeners and observers |
 """
 
@@ -24,16 +22,14 @@ from pentimento.diffusion.engine.denoiser import (
     batch_sizes_up_to,
 )
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.limits import BatchLimits, MemoryBudget, MemoryModel
 from pentimento.diffusion.engine.listening import (
     BatchReport,
     EngineObserver,
     FinishedPainting,
     PaintingListener,
 )
-from pentimento.diffusion.engine.loop import StepLoop
-from pentimento.diffusion.engine.probe import Interrupted, MemoryProbe
-from pentimento.diffusion.engine.settings import EngineSettings
+from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
+from pentimento.diffusion.engine.probe import BatchLimits, Interrupted, MemoryBudget, MemoryModel, MemoryProbe
 from pentimento.diffusion.engine.thread import StepEngine
 
 __all__ = [

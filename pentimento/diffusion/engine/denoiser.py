@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.captured import ReplayedFunction
-from pentimento.diffusion.engine.limits import rows_of
-from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.engine.probe import example_input, rows_of
 from pentimento.diffusion.families.model import (
     BatchKey,
     Conditioning,

@@ -28,17 +28,30 @@ from pentimento.diffusion.engine.faults import (
     release_unused,
 )
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingListener
 from pentimento.diffusion.engine.pairing import GuidancePairs
+from pentimento.diffusion.engine.probe import BatchLimits
 from pentimento.diffusion.engine.rows import RowBuffers
-from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.engine.split_passes import SplitPasses
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import PaintingRequest, condition_anew, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.step_batching import GroupTurns, due_at
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Hold the engine's settings. `threads` are torch's. At most `max_batch` requests share a forward pass. A request
+    without a deadline is due `aging_limit_s` after its arrival; with `preempt` more urgent requests replace running
+    ones, and sizes alternate."""
+
+    threads: int = 1
+    max_batch: int = 8
+    aging_limit_s: float = 30.0
+    preempt: bool = True
+    prompt_memo_entries: int = 256
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
-"""Measure the memory of forward passes before serving, with inputs shaped as real ones."""
+"""Measure the memory of forward passes before serving, with inputs shaped as real ones, and limit the requests of a
+pass: to the batch that fits the memory budget, and to fewer after the device ran out of memory."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -10,9 +11,112 @@ from torch.overrides import TorchFunctionMode
 
 from pentimento.diffusion.device import peak_bytes_of, used_bytes
 from pentimento.diffusion.engine.faults import is_out_of_memory
-from pentimento.diffusion.engine.limits import MemoryModel, MemoryPoint, fit_memory, rows_of
 from pentimento.diffusion.families.model import BatchKey, Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.inpainting import masked_channels
+from pentimento.domain.errors import InvalidArgument
+
+# The batch stays halved for this long after the device ran out of memory: the memory may become free again.
+RECOVERY_S = 60.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """Hold one measurement: the peak device memory in bytes of a pass over `rows` rows of `pixels` pixels."""
+
+    rows: int
+    pixels: int
+    peak_bytes: int
+
+    @property
+    def area(self) -> int:
+        """Return rows times pixels."""
+        return self.rows * self.pixels
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Model the peak bytes of denoising rows of one size as `fixed_bytes + area * bytes_per_pixel`. The area is rows
+    times pixels of the image: activations grow with both (attention too, unless it is materialised). An image of that
+    size may be decoded at the same time."""
+
+    fixed_bytes: float
+    bytes_per_pixel: float
+    decoder_bytes_per_pixel: float = 0.0
+
+    def peak_bytes(self, rows: int, pixels: int) -> float:
+        """Return the expected peak bytes for `rows` rows of `pixels` pixels each."""
+        return self.fixed_bytes + pixels * (rows * self.bytes_per_pixel + self.decoder_bytes_per_pixel)
+
+
+def fit_memory(points: Sequence[MemoryPoint], decoder_bytes_per_pixel: float = 0.0) -> MemoryModel:
+    """Return the line with the steepest slope between any two points, raised until no point lies above it: it never
+    predicts less than was measured.
+
+    A single point does not determine the slope: all its bytes count as slope.
+    """
+    slopes = [(b.peak_bytes - a.peak_bytes) / (b.area - a.area) for a in points for b in points if b.area > a.area]
+    slope = max(0.0, *slopes) if slopes else max(point.peak_bytes / point.area for point in points)
+    fixed = max(point.peak_bytes - slope * point.area for point in points)
+    return MemoryModel(fixed, slope, decoder_bytes_per_pixel)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Hold the device's `total_bytes`, which weights and activations share according to `model`."""
+
+    total_bytes: int
+    model: MemoryModel
+
+    def largest_batch(self, pixels: int, rows_each: int, most: int) -> int:
+        """Return how many requests of `rows_each` rows fit, 0..most."""
+        fitting = (n for n in range(most, 0, -1) if self.model.peak_bytes(n * rows_each, pixels) <= self.total_bytes)
+        return next(fitting, 0)
+
+
+def rows_of(key: BatchKey) -> int:
+    """Return the rows of one request: 2 with guidance (unconditional and conditional), else 1."""
+    return 2 if key.guided else 1
+
+
+class BatchLimits:
+    """Limit the requests per forward pass by batch key. Any thread may call `limit`; the rest is the engine's."""
+
+    def __init__(self, max_batch: int, budget: MemoryBudget | None, monotonic: Callable[[], float]) -> None:
+        self.max_batch = max_batch
+        self._budget = budget
+        self._monotonic = monotonic
+        self._shrunk: dict[BatchKey, tuple[int, float]] = {}
+
+    def set_budget(self, budget: MemoryBudget | None) -> None:
+        """Replace the budget, once memory has been measured."""
+        self._budget = budget
+
+    def limit(self, key: BatchKey) -> int:
+        """Return the number of requests of a key that may share a pass, at least 1: `check` rejects a request that
+        never fits."""
+        count, until = self._shrunk.get(key, (self.max_batch, 0.0))
+        most = self.max_batch if self._monotonic() >= until else count
+        if self._budget is None:
+            return most
+        return max(self._budget.largest_batch(key.width_px * key.height_px, rows_of(key), most), 1)
+
+    def check(self, key: BatchKey) -> None:
+        """Raise InvalidArgument naming the size and the budget when a request of this key never fits."""
+        budget = self._budget
+        pixels = key.width_px * key.height_px
+        if budget is None or budget.largest_batch(pixels, rows_of(key), 1):
+            return
+        needed = budget.model.peak_bytes(rows_of(key), pixels) / _MIB
+        raise InvalidArgument.of(
+            "spec.width_px",
+            f"{key.width_px}x{key.height_px} pixels {'with' if key.guided else 'without'} guidance need about "
+            f"{needed:.0f} MiB, above the memory budget of {budget.total_bytes / _MIB:.0f} MiB of this worker",
+        )
+
+    def ran_out(self, key: BatchKey, request_count: int) -> None:
+        """Halve the limit for `RECOVERY_S` after the device had no memory for `request_count` requests."""
+        self._shrunk[key] = (max(request_count // 2, 1), self._monotonic() + RECOVERY_S)
 
 
 def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> DenoiserInput:

@@ -14,10 +14,9 @@ import torch
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import as_typed
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener
-from pentimento.diffusion.engine.loop import StepLoop
-from pentimento.diffusion.engine.settings import EngineSettings
+from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
+from pentimento.diffusion.engine.probe import BatchLimits
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel, batch_key
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.diffusion.thread_wait import ThreadWait

@@ -3,11 +3,11 @@
 | module | what it does |
 | --- | --- |
 | `lora` | describes LoRAs and the layers that they change, as values |
-| `files`, `reading` | read and digest files; validate them before use, their headers first |
+| `files`, `reading` | read and digest files and their alphas; validate them before use, their headers first |
 | `patching` | adds LoRAs to the weights, and restores the weights |
 | `bypass` | adds LoRAs next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
-| `key_names`, `original_layout`, `alphas` | map the layer names of each file format, and find its alphas |
+| `key_names` | maps the layer names of each file format |
 """
 
 from pentimento.diffusion.loras.files import digest_lora, lora_file_in

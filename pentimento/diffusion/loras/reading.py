@@ -15,8 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, stated_in_metadata
-from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
+from pentimento.diffusion.loras.files import (
+    LoraFile,
+    StatedAlphas,
+    config_of,
+    open_header,
+    open_lora,
+    stated_in_config,
+    stated_in_metadata,
+)
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
 from pentimento.domain.reasons import Reason

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from pentimento.diffusion.model_registry import registry_entry
-from pentimento.diffusion.usual_settings import usual_settings
+from pentimento.diffusion.model_registry import registry_entry, usual_settings
 from pentimento.domain.fleet import ModelCost
 from pentimento.profiles.costs import ModelProfile, run_seconds
 

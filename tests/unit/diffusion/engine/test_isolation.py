@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.faults import finite_parts, release_unused
-from pentimento.diffusion.engine.limits import RECOVERY_S
+from pentimento.diffusion.engine.probe import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import LatentStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, Internal, PentimentoError, ResourceExhausted

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pentimento.diffusion.engine import BatchLimits, MemoryBudget, MemoryModel
-from pentimento.diffusion.engine.limits import RECOVERY_S, MemoryPoint, fit_memory
+from pentimento.diffusion.engine.probe import RECOVERY_S, MemoryPoint, fit_memory
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
 from tests.unit.diffusion.engine.loops import Loop, Scripted

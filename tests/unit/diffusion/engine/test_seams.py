@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine import EngineJob
-from pentimento.diffusion.engine.seams import stack_residuals
+from pentimento.diffusion.engine.rows import stack_residuals
 from pentimento.diffusion.families import (
     ControlResiduals,
     DenoiserInput,

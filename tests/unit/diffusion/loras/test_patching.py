@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, LowRankFactors, WeightedLora
-from pentimento.diffusion.loras.device_copies import FactorsThere, KeptWeights
-from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.loras.patching import FactorsThere, KeptWeights, WeightPatch
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 

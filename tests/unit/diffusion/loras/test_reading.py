@@ -14,7 +14,7 @@ from lab.fixtures.lora_files import Factors, random_factors, write_diffusers_lor
 from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
-from pentimento.diffusion.loras.original_layout import original_names
+from pentimento.diffusion.loras.key_names import original_names
 from pentimento.files.lora_headers import judge_lora
 from tests.unit.diffusion.loras.made_loras import LAYER, pair
 
