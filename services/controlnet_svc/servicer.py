@@ -2,9 +2,10 @@
 them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc.aio
 from torch import Tensor
@@ -24,11 +25,34 @@ from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender,
 from pentimento.tensors.step_lines import make_answering_line
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
-from services.controlnet_svc.compute.layers import named_tensors
-from services.controlnet_svc.lined_steps import ANSWER_LAYER, LinedResiduals
-from services.controlnet_svc.one_ahead import one_ahead
-from services.controlnet_svc.residency.shelf import ShelvedNetwork
-from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrder
+from services.controlnet_svc.networks import ShelvedNetwork
+from services.controlnet_svc.streams import (
+    ANSWER_LAYER,
+    ControlNets,
+    LinedResiduals,
+    OpenedStream,
+    StreamOrder,
+    named_tensors,
+)
+
+T = TypeVar("T")
+
+
+async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield the items of `source`, which prepares each next item before the consumer is done with this one, and is
+    closed at the end. Its errors are raised after the items before."""
+    upcoming = asyncio.create_task(anext(source, None))
+    try:
+        while (item := await upcoming) is not None:
+            upcoming = asyncio.create_task(anext(source, None))
+            yield item
+    finally:
+        upcoming.cancel()
+        # Errors of the source after the consumer has left are dropped.
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await upcoming
+        await source.aclose()
+
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]

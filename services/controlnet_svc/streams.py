@@ -1,11 +1,14 @@
-"""Hold streams of residuals, transport-neutral: opened within the credits, then one step after the other."""
+"""Hold streams of residuals, transport-neutral: opened within the credits, then one step after the other.
+
+Steps that come by a line are validated as those of the stream are, and computed and answered by the same thread."""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,15 +16,57 @@ from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
-from pentimento.domain.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.domain.errors import (
+    Aborted,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.domain.reasons import Reason
+from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents, LinedSteps
+from pentimento.wire.tensors import UNBOUND, Binding, size_of
 from services.controlnet_svc import metrics
 from services.controlnet_svc.compute.conditions import EmbeddedConditions
-from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
-from services.controlnet_svc.residency.shelf import NetworkShelf
+from services.controlnet_svc.networks import NetworkShelf
+
+
+@dataclass(frozen=True)
+class ResidualLayer:
+    """Describe one tensor of every answer: its name in bindings, and its dims."""
+
+    layer: str
+    dims: tuple[int, ...]
+
+
+def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
+    """Return residuals by name: the down blocks, shallow to deep, the mid block, a transformer's blocks."""
+    mid = residuals.mid_block_residual
+    return (
+        *((f"down_block_{index}", tensor) for index, tensor in enumerate(residuals.down_block_residuals)),
+        *((("mid_block", mid),) if mid is not None else ()),
+        *((f"block_{index}", tensor) for index, tensor in enumerate(residuals.block_residuals)),
+    )
+
+
+def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool:
+    """Return whether residuals have exactly these layers, or the first ones while others are in flight."""
+    named = named_tensors(residuals)
+    return len(named) + residuals.awaited_count == len(layers) and all(
+        name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=False)
+    )
+
+
+def layers_of(residuals: ControlResiduals) -> tuple[ResidualLayer, ...]:
+    """Return names and dims of residuals."""
+    return tuple(ResidualLayer(name, tuple(tensor.shape)) for name, tensor in named_tensors(residuals))
+
 
 T = TypeVar("T")
 MAX_STEPS = 10_000
@@ -231,3 +276,47 @@ class ControlNets:
 def _inputs(latents: Tensor, timestep: float, conditioning: Conditioning) -> DenoiserInput:
     timesteps = torch.full((latents.shape[0],), timestep, dtype=torch.float32, device=latents.device)
     return DenoiserInput(latents, timesteps, conditioning)
+
+
+ANSWER_LAYER = "residuals"
+
+
+class LinedResiduals:
+    """Answer the steps of one stream: the compute thread takes, computes and answers each, `in_parts` as residuals
+    become ready. `steps` reports failures."""
+
+    def __init__(
+        self,
+        line: AnsweringLine,
+        stream: OpenedStream,
+        outgoing: Callable[[Tensor, Binding], OutgoingTensor],
+        *,
+        in_parts: bool = True,
+    ) -> None:
+        self._in_parts = in_parts
+        self._line = line
+        self._stream = stream
+        self._outgoing = outgoing
+        self.steps = LinedSteps(line, self._begin, self._take, stream.listener)
+
+    def _begin(self, step_index: int, timestep: float) -> None:
+        if self._stream.under_way_count >= MAX_UNDER_WAY:
+            raise ResourceExhausted("NO_CREDIT", f"at most {MAX_UNDER_WAY} steps may be under way")
+        self._stream.begin(step_index, timestep)
+
+    def _take(self, step: LinedLatents) -> None:
+        deliver = partial(self._deliver, step.step_index)
+        future = self._stream.submit(step.timestep, tensor_over(step.latents), deliver, in_parts=self._in_parts)
+        future.add_done_callback(self.steps.settled)
+
+    def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
+        """Answer a step by the line, on the compute thread."""
+        if not are_of(residuals, self._stream.layers):
+            raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
+        named = named_tensors(residuals)
+        dtype, awaited = WIRE_DTYPES[self._stream.dtype], self._stream.layers[len(named) :]
+        self._line.answer(
+            step_index,
+            [self._outgoing(tensor, UNBOUND) for _, tensor in named],
+            [size_of(dtype, layer.dims) for layer in awaited],
+        )

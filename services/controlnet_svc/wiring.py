@@ -27,9 +27,8 @@ from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.device import outgoing_tensor
-from services.controlnet_svc.catalogue import shelved_networks
 from services.controlnet_svc.compute.thread import ComputeThread
-from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
+from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, shelved_networks
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.streams import ControlNets

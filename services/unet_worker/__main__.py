@@ -8,7 +8,7 @@ from pentimento.rpc.freed_memory import keep_freed_memory
 from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
-from services.unet_worker.models.libraries import needs_networks_alone
+from services.unet_worker.models.other_models import needs_networks_alone
 from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
 
 

@@ -26,8 +26,8 @@ from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
+from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.attempts.validation import AttemptLimits
-from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.device_backend import PlannedBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pentimento.api.auth.v1 import auth_pb2 as auth_pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.device import memory_budget_bytes
 from pentimento.diffusion.engine import (
@@ -21,6 +23,7 @@ from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
+from pentimento.rpc.settings import with_receiving_room
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -33,9 +36,8 @@ from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.control.answers import summed_answers
 from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.replicas import ControlNetReplicas, Summing
+from services.unet_worker.control.replicas import ControlNetReplicas, Summing, summed_answers
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.loop_lag import LoopLagProbe
@@ -46,12 +48,25 @@ from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.remote_peer import PeerWorkers
-from services.unet_worker.pairing.room import with_room_for_halves
 from services.unet_worker.pairing.servicer import HalfServicer
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
+
+# For a message of PredictHalf: the contract's max_request_bytes.
+_STREAM = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].methods_by_name["PredictHalf"]
+MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
+
+
+def with_room_for_halves(settings: UnetWorkerSettings) -> UnetWorkerSettings:
+    """Return the settings with room for one half per credit: each may be receiving a message of the largest size at the
+    same time. If callers are authenticated, a worker's streams are not counted."""
+    if settings.rpc.token_file is not None:
+        return settings
+    count = settings.credits or settings.max_batch
+    return replace(settings, rpc=with_receiving_room(settings.rpc, count, MAX_REQUEST_BYTES))
+
 
 # Object store calls wait for the network, not for this process; the threads only bound their number.
 STORE_THREADS = 4

@@ -13,9 +13,9 @@ from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import preparing_count, reserve_count
 from pentimento.service.credits import CreditNews
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
+from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
-from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.device_backend import DeviceBackend, HalfStreams
 
 

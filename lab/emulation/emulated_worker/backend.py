@@ -35,10 +35,9 @@ from pentimento.rpc.thread_pools import started_pool
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
+from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor, Uploads
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
 from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage, stage_timings
-from services.unet_worker.cache.donors import DonorReader, UnusableDonor
-from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.process import WorkerIdentity
 

@@ -12,7 +12,7 @@ from lab.emulation.pace import ControlNetPace, DevicePace, read_pace
 from lab.emulation.paced_controlnets.network import PacedControlNet, stamped_tensor
 from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.domain.adapters import Adapter, AdapterKind
-from services.controlnet_svc.residency.shelf import ShelvedNetwork
+from services.controlnet_svc.networks import ShelvedNetwork
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.wiring import ControlNetProcess, NetworkSource, wire
 

@@ -14,10 +14,9 @@ from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, HeldModel
-from services.unet_worker.pairing.room import with_room_for_halves
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
-from services.unet_worker.wiring import ModelSource, TorchModels
+from services.unet_worker.wiring import ModelSource, TorchModels, with_room_for_halves
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:

@@ -23,15 +23,20 @@ from pentimento.tensors.device import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
+from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.finishing import FinishedImage, Finisher
 from services.unet_worker.attempts.order import ExecuteOrder, ProgressPace
 from services.unet_worker.attempts.runner import GeneratedImage, Mark, stage_timings
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
-from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.paired_control import PairedControl, of_row
-from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet, remote_controlnets
+from services.unet_worker.control.remote_control import (
+    PairedControl,
+    RemoteControl,
+    RemoteControlNet,
+    of_row,
+    remote_controlnets,
+)
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
 from services.unet_worker.pairing.remote_peer import PeerWorkers, RemotePeer
 

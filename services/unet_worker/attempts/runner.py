@@ -13,8 +13,8 @@ from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.stores.objects import ObjectStore
 from pentimento.wire.tensors import WireTensor
 from services.unet_worker import metrics
+from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-from services.unet_worker.cache.uploads import Uploads
 
 # A stage, and when it began and ended, in seconds on one clock.
 Mark = tuple[str, float, float]

@@ -35,7 +35,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics
-from services.unet_worker.cache.donors import DonorReader, UnusableDonor
+from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor
 
 IMAGE_FIELD = "spec.init_image.image"
 MASK_FIELD = "spec.init_image.mask"

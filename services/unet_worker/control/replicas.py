@@ -8,17 +8,37 @@ from contextlib import suppress
 import grpc.aio
 
 from pentimento.clients.controlnet import ControlNetClient
+from pentimento.diffusion.controlnets import summed
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
 from pentimento.domain.reasons import Reason
 from pentimento.policies.replica_choice import ReplicaCandidate, best_replica
+from pentimento.tensors.device import tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory
-from services.unet_worker.control.answers import summed_answers
 from services.unet_worker.control.replica_watch import ReplicaWatch
+
+
+def summed_answers(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
+    """Return the sum of the residuals that all ControlNets of a step have sent so far, in their order; a single
+    ControlNet's residuals share the received bytes. Values are not checked, which takes as long as a copy: a value that
+    is not finite shows in the engine's prediction, and ends the request there."""
+    return summed([_residuals_of(received) for received in answers])
+
+
+def _residuals_of(received: ReceivedTensors) -> ControlResiduals:
+    """Return the residuals by layer, over the received bytes."""
+    tensors = {wire.binding.layer: tensor_over(wire, finite=False) for wire in received.tensors}
+    return ControlResiduals(
+        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("down_block_")),
+        tensors.get("mid_block"),
+        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("block_")),
+        received.awaited_count,
+    )
+
 
 # Wait once, for this long, for the first report of a replica: it decides where streams go.
 FIRST_WORD_S = 0.5

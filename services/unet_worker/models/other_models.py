@@ -1,11 +1,14 @@
-"""List the models that a plan may have a worker hold instead of its first. Free of torch."""
+"""List the models that a plan may have a worker hold instead of its first, and decide which libraries they need. Free of
+torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.models import derived_name
-from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, SkipMissing, UnetWorkerSettings
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,17 @@ def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 def _directory(first: Path, given: Path) -> Path:
     """Return the directory of a path; a bare name may mean one next to the first model."""
     return given if given.is_dir() or given.name != str(given) else first.parent / given
+
+
+def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
+    """Return whether every model is a directory of components that no compiler takes: a single file is read by
+    diffusers' pipelines, and torch.compile reads diffusers' marks."""
+    directories = (settings.model, *(other.path for other in other_models(settings)))
+    return settings.compile is not CompileChoice.COMPILE and all(map(_has_components, directories))
+
+
+def _has_components(directory: Path) -> bool:
+    try:
+        return check_checkpoint(directory).single_file is None
+    except BadCheckpoint:
+        return False  # reported when the checkpoint is checked

@@ -22,8 +22,15 @@ from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, LinedStep
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.control.remote_control import RemoteControlNet
-from services.unet_worker.pairing.controlled_halves import check_controlnet_count, controlnet_field
-from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes, stopping
+from services.unet_worker.pairing.halves import (
+    GuidanceHalves,
+    HalfOrder,
+    OpenHalf,
+    OpeningShapes,
+    check_controlnet_count,
+    controlnet_field,
+    stopping,
+)
 
 Requests = AsyncIterator[pb.PredictHalfRequest]
 Responses = AsyncGenerator[pb.PredictHalfResponse, None]

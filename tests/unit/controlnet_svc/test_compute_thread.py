@@ -14,9 +14,9 @@ from torch import Tensor
 from pentimento.diffusion.controlnets import ControlSetting, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
-from services.controlnet_svc.compute.layers import are_of, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
-from services.controlnet_svc.one_ahead import one_ahead
+from services.controlnet_svc.servicer import one_ahead
+from services.controlnet_svc.streams import are_of, layers_of
 
 
 @dataclass

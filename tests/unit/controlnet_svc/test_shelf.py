@@ -10,7 +10,7 @@ import torch
 from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceExhausted
-from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
+from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork
 from tests.support.logged import said_by
 
 
@@ -142,6 +142,6 @@ async def test_a_load_that_fails_when_nobody_waits_for_it_lets_the_next_one_load
     await use(there, "depth")
 
     assert there.resident == ("depth",)
-    assert [record.getMessage() for record in said_by("services.controlnet_svc.residency.shelf", caplog)] == [
+    assert [record.getMessage() for record in said_by("services.controlnet_svc.networks", caplog)] == [
         "a ControlNet does not load: INVALID_FIELD"
     ]

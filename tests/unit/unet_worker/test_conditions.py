@@ -12,8 +12,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import ControlNetSelection
 from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.paired_control import of_row
-from services.unet_worker.control.remote_control import RemoteControlNet
+from services.unet_worker.control.remote_control import RemoteControlNet, of_row
 from services.unet_worker.pairing.remote_peer import half_controlnet
 from tests.support.images import a_png
 from tests.unit.unet_worker.orders import SPEC

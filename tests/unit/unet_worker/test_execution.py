@@ -24,11 +24,11 @@ from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, Obje
 from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker.attempts import finishing
+from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.cache.uploads import Uploads
 from tests.support.images import png_of
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 

@@ -17,10 +17,9 @@ from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects import open_objects
+from services.unet_worker.attempts.cache_objects import GrantGuard, Uploads
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage
-from services.unet_worker.cache.grants import GrantGuard
-from services.unet_worker.cache.uploads import Uploads
 from tests.unit.unet_worker.orders import HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)

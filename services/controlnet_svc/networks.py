@@ -1,4 +1,5 @@
-"""Hold the ControlNets of this replica: the popular ones stay on the device, the others are loaded on demand."""
+"""List the ControlNets of a registry, and hold those of this replica: the popular ones stay on the device, the others
+are loaded on demand."""
 
 import asyncio
 import logging
@@ -7,11 +8,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from pentimento.diffusion.controlnets import ControlNet
+import torch
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, load_controlnet, open_controlnet
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
+from pentimento.files.adapter_registry import RegisteredAdapter
 from pentimento.policies.residency import Loadable, ResidentSet
 from services.controlnet_svc import metrics
 
@@ -173,3 +180,34 @@ def _typed(name: str, error: Exception) -> PentimentoError:
         message = f"the device has no room for the ControlNet {name}"
         return ResourceExhausted("NO_DEVICE_MEMORY", message, retry_after_ms=200)
     return Internal("CONTROLNET_FAILED", f"the ControlNet {name} does not load ({type(error).__name__})")
+
+
+def shelved_networks(
+    registered: Mapping[str, RegisteredAdapter], device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
+) -> Mapping[str, ShelvedNetwork]:
+    """Return a registry's ControlNets as the shelf loads them; nothing is loaded yet."""
+    return {
+        name: ShelvedNetwork(
+            one.adapter,
+            weight_bytes(one.directory, dtype),
+            partial(load_controlnet, one.directory, device, dtype, one.adapter.digest, form),
+            *_condition_form(one.directory),
+        )
+        for name, one in registered.items()
+    }
+
+
+def _condition_form(directory: Path) -> tuple[bool, bool]:
+    """Return whether a ControlNet's condition is a latent, and whether that is unshifted. Errors of the directory are
+    reported when it is loaded, to the stream that needs it."""
+    try:
+        checkpoint = open_controlnet(directory)
+    except BadCheckpoint:
+        return False, False
+    return checkpoint.takes_latents, checkpoint.unshifted
+
+
+def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
+    """Return the size in `dtype` of weights stored in single precision; an overestimate for those stored in half."""
+    stored = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return stored * dtype.itemsize // torch.float32.itemsize if dtype.itemsize < 4 else stored

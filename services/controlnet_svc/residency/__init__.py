@@ -1,1 +1,0 @@
-"""Hold the replica's ControlNets, and decide which are on the device."""
