@@ -95,7 +95,7 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
     engine.start()
     if isinstance(denoiser, CompiledDenoiser):
         compiled_denoiser(loaded, engine, denoiser)
-    finisher, runner, info = Finisher(loaded, preview_side_px=128), asyncio.Runner(), loaded.info
+    finisher, runner, info = Finisher(loaded), asyncio.Runner(), loaded.info
     size = (info.default_width_px, info.default_height_px)
 
     def answer(order: ImageOrder) -> bytes:

@@ -11,10 +11,13 @@ from pentimento.diffusion.loras.patching import patched_copies
 _Key = tuple[str, bool, tuple[tuple[tuple[str, float], ...], ...]]
 
 
+KEPT_PROMPTS = 256
+
+
 class PromptMemo:
     """Cache encoded prompts; the least recently used are evicted first. One thread only."""
 
-    def __init__(self, model: DiffusionModel, capacity: int) -> None:
+    def __init__(self, model: DiffusionModel, capacity: int = KEPT_PROMPTS) -> None:
         self._model = model
         self._capacity = capacity
         self._states: OrderedDict[_Key, PromptStates] = OrderedDict()

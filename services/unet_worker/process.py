@@ -27,10 +27,15 @@ from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from services.unet_worker.attempts.cache_objects import GrantGuard
-from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.device.device_backend import PlannedBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
+
+# How long an attempt survives its stream.
+ORPHAN_S = 10.0
+# How long a start waits for a cached object before it is noise, and a result for its uploads.
+DONOR_TIMEOUT_S = 2.0
+UPLOAD_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,6 @@ class WorkerSettings(FleetSettings, Protocol):
     @property
     def grant_key_file(self) -> Path | None: ...
 
-    @property
-    def max_prompt_chars(self) -> int: ...
-
-    @property
-    def orphan_s(self) -> float: ...
-
 
 class WorkerProcess(ServiceProcess):
     """Run a worker. Create it inside its event loop. `credit_count` 0 means the device's batch limit."""
@@ -92,8 +91,7 @@ class WorkerProcess(ServiceProcess):
         grants = GrantGuard(
             open_grant_keys(settings.grant_key_file), SystemClock(), open_to_all=settings.rpc.token_file is None
         )
-        limits = AttemptLimits(settings.max_prompt_chars)
-        self.worker = UnetWorker(self.server.instance_id, credit_count, settings.orphan_s, limits, grants)
+        self.worker = UnetWorker(self.server.instance_id, credit_count, ORPHAN_S, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
         self._models = models
         # Model and LoRA, of the newest plan; of an uploaded LoRA also its digest.

@@ -100,8 +100,6 @@ class UnetWorkerSettings:
     )
     max_steps: int = setting(1000, help="steps of a request", minimum=1, maximum=1000)
     max_size_px: int = setting(0, help="longest side of an image; 0: twice the model's own", minimum=0, maximum=8192)
-    max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
-    prompt_memo_entries: int = setting(256, help="cached encoded prompts", minimum=1)
     max_batch: int = setting(8, help="requests that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
         0,
@@ -121,22 +119,12 @@ class UnetWorkerSettings:
     kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
     progress_interval_ms: int = setting(100, help="least time between progress messages", minimum=0)
-    preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)
-    orphan_s: float = setting(10.0, help="time an attempt survives its stream", minimum=0)
-    donor_timeout_s: float = setting(
-        2.0, help="wait for a cached latent or image before starting from noise", minimum=0
-    )
-    upload_timeout_s: float = setting(2.0, help="wait for uploads after the image is done", minimum=0)
     latent_format: LatentFormatChoice = setting(
         LatentFormatChoice.EXACT, help="format of stored latents; every format can be read"
     )
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
-    )
-    step_lines: bool = setting(
-        True,
-        help="send steps to ControlNet replicas and peers of this host through shared memory instead of gRPC",
     )
     share_device_memory: bool = setting(
         False,

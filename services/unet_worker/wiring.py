@@ -49,7 +49,7 @@ from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.remote_peer import PeerWorkers
 from services.unet_worker.pairing.servicer import HalfServicer
-from services.unet_worker.process import WorkerIdentity, WorkerProcess
+from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -172,30 +172,29 @@ class CheckpointLoader:
         known = self._source.loras(model, held, settings)
         uploaded = _uploaded_loras(model, objects, settings)
         loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine), uploaded)
-        finisher = Finisher(model, settings.preview_side_px, settings.threads)
+        finisher = Finisher(model, threads=settings.threads)
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)
         energy = _energy_meter(model.device)
         if energy is not None:
             begun.callback(energy.close)
-        lines = (settings.step_lines, engine.waiting)
-        replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, *lines)
+        replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, listener=engine.waiting)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
             engine,
             finisher,
-            StartResolver(model, objects, store_threads, settings.donor_timeout_s),
+            StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
             LatentFormat(settings.latent_format.value),
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),
-            PeerWorkers(self._open_channel, directory, *lines),
+            PeerWorkers(self._open_channel, directory, listener=engine.waiting),
         )
         # The engine may resume its idle work once no attempt is running.
-        runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
+        runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
         own = (
@@ -220,7 +219,6 @@ class CheckpointLoader:
                 max_batch=settings.max_batch,
                 aging_limit_s=settings.aging_limit_s,
                 preempt=settings.preempt,
-                prompt_memo_entries=settings.prompt_memo_entries,
             ),
             EngineMetrics((self._identity.busy, scraped)),
             denoiser,

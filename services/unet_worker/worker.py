@@ -15,7 +15,7 @@ from pentimento.service.credits import CreditNews
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.validation import AttemptLimits, check_order
+from services.unet_worker.attempts.validation import check_order
 from services.unet_worker.device.device_backend import DeviceBackend, HalfStreams
 
 
@@ -31,12 +31,9 @@ class WorkerStatus:
 class UnetWorker:
     """Admit and run attempts, on the event loop only. `credit_count` 0 means the backend's batch limit."""
 
-    def __init__(
-        self, worker_id: str, credit_count: int, orphan_s: float, limits: AttemptLimits, grants: GrantGuard
-    ) -> None:
+    def __init__(self, worker_id: str, credit_count: int, orphan_s: float, grants: GrantGuard) -> None:
         self._worker_id = worker_id
         self._fixed_credits = credit_count
-        self._limits = limits
         self._grants = grants
         self._loaded: DeviceBackend | None = None
         self.news = CreditNews()
@@ -103,7 +100,7 @@ class UnetWorker:
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
-        check_order(order, loaded.held, loaded.noise_form, self._limits, loaded.capabilities, loaded.adapters.has)
+        check_order(order, loaded.held, loaded.noise_form, loaded.capabilities, loaded.adapters.has)
         loaded.check(order.spec)
         return self.attempts.execute(self._grants.admitted(order))
 

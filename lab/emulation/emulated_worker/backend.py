@@ -39,7 +39,7 @@ from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDon
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
 from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage, stage_timings
 from services.unet_worker.device.device_backend import HeldAdapters
-from services.unet_worker.process import WorkerIdentity
+from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
 RECORDED_NOTE = "emulated: profiled times, a recorded image"
@@ -191,7 +191,7 @@ class EmulatedBackend:
         self._devices = devices
         objects = open_objects(settings.objects_url)
         self._store_threads = started_pool(STORE_THREADS, "objects")
-        self._donors = DonorReader(objects, self._store_threads, settings.donor_timeout_s)
+        self._donors = DonorReader(objects, self._store_threads, DONOR_TIMEOUT_S)
         self._progress_interval_s = settings.progress_interval_ms / 1000
         self._pictures = {name: EmulatedImages(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
@@ -210,9 +210,7 @@ class EmulatedBackend:
             fleet.adapters,
         )
         self._loras = emulated_loras(fleet)
-        self._runner = AttemptRunner(
-            self, objects, self._store_threads, settings.upload_timeout_s, self.emulated.release
-        )
+        self._runner = AttemptRunner(self, objects, self._store_threads, UPLOAD_TIMEOUT_S, self.emulated.release)
 
     @property
     def _model(self) -> EmulatedModel:

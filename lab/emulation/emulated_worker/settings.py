@@ -20,7 +20,6 @@ class EmulatedWorkerSettings:
     grant_key_file: Path | None = setting(
         None, help="the gateway's keys, one per line, to verify grants", must_exist=True
     )
-    max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
     aging_limit_s: float = setting(
         30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
     )
@@ -28,11 +27,6 @@ class EmulatedWorkerSettings:
     progress_interval_ms: int = setting(
         1000, help="least time between progress messages; many devices share this machine", minimum=0
     )
-    orphan_s: float = setting(10.0, help="time an attempt survives its stream", minimum=0)
-    donor_timeout_s: float = setting(
-        2.0, help="wait for a cached latent or image before starting from noise", minimum=0
-    )
-    upload_timeout_s: float = setting(2.0, help="wait for uploads after the image is done", minimum=0)
     controller_address: str = setting("", help="controller to register with and follow, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

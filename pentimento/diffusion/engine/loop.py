@@ -50,7 +50,6 @@ class EngineSettings:
     max_batch: int = 8
     aging_limit_s: float = 30.0
     preempt: bool = True
-    prompt_memo_entries: int = 256
 
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class StepLoop:
         self._settings = settings
         self._observer = observer
         self._monotonic = monotonic
-        self._prompts = PromptMemo(model, settings.prompt_memo_entries)
+        self._prompts = PromptMemo(model)
         self._adapters = DenoiserAdapters(model)
         self.pairs = GuidancePairs(model, monotonic)
         self._numbers = count()

@@ -21,6 +21,8 @@ from pentimento.domain.errors import Internal
 
 # Encoding takes longer than decoding on a GPU.
 MOST_ENCODERS = 4
+# Longest side of a preview.
+PREVIEW_SIDE_PX = 128
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,8 @@ class FinishedImage:
 
 
 class Finisher:
-    def __init__(self, model: DiffusionModel, preview_side_px: int, threads: int = 1) -> None:
+    def __init__(self, model: DiffusionModel, threads: int = 1) -> None:
         self._model = model
-        self._preview_side_px = preview_side_px
         self._threads = threads
         self._decoding = self._pool(1, "decoder")
         self._encoding = self._pool(min(len(os.sched_getaffinity(0)), MOST_ENCODERS), "encoder")
@@ -81,7 +82,7 @@ class Finisher:
     @torch.inference_mode()
     def _preview(self, predicted_clean: Tensor) -> bytes:
         try:
-            return encode_pixels(self._model.decode_latent(predicted_clean), "png", self._preview_side_px)
+            return encode_pixels(self._model.decode_latent(predicted_clean), "png", PREVIEW_SIDE_PX)
         except ValueError:
             return b""
 

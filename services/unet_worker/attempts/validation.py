@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -25,6 +25,7 @@ from pentimento.domain.thinned_steps import check_thinned_steps
 from services.unet_worker.attempts.order import ExecuteOrder
 
 IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
+MAX_PROMPT_CHARS = 10_000
 MAX_GUIDANCE_SCALE = 100.0
 MAX_LORA_SCALE = 100.0
 MAX_INIT_IMAGE_BYTES = 16 * 1024 * 1024
@@ -32,25 +33,17 @@ MAX_DONOR_BYTES = 64 * 1024 * 1024
 MAX_LORA_BYTES = 4 * 1024**3
 
 
-@dataclass(frozen=True)
-class AttemptLimits:
-    """Hold this worker's limits, in addition to those of its model."""
-
-    max_prompt_chars: int
-
-
 def check_order(
     order: ExecuteOrder,
     held: HeldModel,
     noise_form: NoiseForm,
-    limits: AttemptLimits,
     capabilities: Collection[Capability] = (),
     has_lora: Callable[[str, str], bool] = lambda name, digest: False,
 ) -> None:
     """Check an order before any work on it. Raises FailedPrecondition if the dispatcher expects another model or start
     of this worker, NotFound for adapters that it does not have, InvalidArgument for anything outside its limits."""
     _check_fencing(order, held)
-    _check_prompts(order.spec, limits)
+    _check_prompts(order.spec)
     check_size_and_steps(order.spec, held)
     _check_sampling(order.spec, held)
     _check_adapters(order, capabilities, has_lora)
@@ -76,11 +69,11 @@ def _check_fencing(order: ExecuteOrder, held: HeldModel) -> None:
         raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
 
 
-def _check_prompts(spec: GenerationSpec, limits: AttemptLimits) -> None:
+def _check_prompts(spec: GenerationSpec) -> None:
     for name, prompt in (("prompt", spec.prompt), ("negative_prompt", spec.negative_prompt)):
-        if len(prompt) > limits.max_prompt_chars:
+        if len(prompt) > MAX_PROMPT_CHARS:
             raise InvalidArgument.of(
-                f"spec.{name}", f"must have at most {limits.max_prompt_chars} characters, got {len(prompt)}"
+                f"spec.{name}", f"must have at most {MAX_PROMPT_CHARS} characters, got {len(prompt)}"
             )
         if "\0" in prompt:
             raise InvalidArgument.of(f"spec.{name}", "must not hold NUL characters")

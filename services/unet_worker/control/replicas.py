@@ -47,19 +47,16 @@ Summing = Callable[[Sequence[ReceivedTensors]], ControlResiduals]
 
 class ControlNetReplicas:
     """Watch the replicas, on the event loop only. A replica without a request for a while is dropped, and its channel
-    closed. `summing` makes a step's residuals from its ControlNets' answers; `lined` and `listener` as in
-    `ControlNetClient`."""
+    closed. `summing` makes a step's residuals from its ControlNets' answers; `listener` as in `ControlNetClient`."""
 
     def __init__(
         self,
         open_channel: Callable[[str], grpc.aio.Channel],
         directory: RegionDirectory | None,
         summing: Summing = summed_answers,
-        lined: bool = True,
         listener: LineListener | None = None,
     ) -> None:
         self.summing = summing
-        self._lined = lined
         self._listener = listener
         self._open_channel = open_channel
         self._directory = directory
@@ -89,7 +86,7 @@ class ControlNetReplicas:
 
     def _begin(self, address: str) -> None:
         channel = self._open_channel(address)
-        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory, self._lined, self._listener))
+        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory, listener=self._listener))
         watch.mention()
         self._watches[address] = watch
         task = asyncio.create_task(self._run(address, watch), name="controlnet-replica")

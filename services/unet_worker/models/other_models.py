@@ -1,5 +1,5 @@
-"""List the models that a plan may have a worker hold instead of its first, and decide which libraries they need. Free of
-torch."""
+"""List the models that a plan may have a worker hold instead of its first, and decide which libraries they need. Free
+of torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -48,18 +48,16 @@ class _KnownPeer:
 
 class PeerWorkers:
     """Hold channels to peers, closed after a while without a request; `directory` holds the memory shared with peers of
-    this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
+    this host; `listener` as in `GuidanceHalfClient`. On the event loop only."""
 
     def __init__(
         self,
         open_channel: Callable[[str], grpc.aio.Channel],
         directory: RegionDirectory | None,
-        lined: bool = True,
         listener: LineListener | None = None,
     ) -> None:
         self._open_channel = open_channel
         self._directory = directory
-        self._lined = lined
         self._listener = listener
         self._known: dict[str, _KnownPeer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +67,7 @@ class PeerWorkers:
         self._forget_idle()
         if address not in self._known:
             channel = self._open_channel(address)
-            client = GuidanceHalfClient(channel, self._directory, self._lined, self._listener)
+            client = GuidanceHalfClient(channel, self._directory, listener=self._listener)
             self._known[address] = _KnownPeer(channel, client)
         self._known[address].picture_count += 1
         return self._known[address].client

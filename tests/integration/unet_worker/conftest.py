@@ -18,16 +18,16 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker import wiring
 from services.unet_worker.attempts.execution import PaintingBridge
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.wiring import wire
 from tests.support.patient_connections import be_patient
 
 # What a busy machine takes long for is waited for, and not done without.
-UNHURRIED: dict[str, Any] = {"warm_up_s": 600.0, "donor_timeout_s": 120.0, "upload_timeout_s": 120.0}
+UNHURRIED: dict[str, Any] = {"warm_up_s": 600.0}
 _tests = count(1)
 
 
@@ -71,11 +71,14 @@ async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIter
     address, objects_url = f"unix:{directory / 'w'}", f"file://{directory / 'objects'}"
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
     own = {"model_name": "tiny", "objects_url": objects_url, "progress_interval_ms": 0, **UNHURRIED, **settings}
-    process = wire(UnetWorkerSettings(rpc, channels, checkpoint, **own))
+    process = wiring.wire(UnetWorkerSettings(rpc, channels, checkpoint, **own))
     with patience():
         await process.server.start()
     try:
-        await process.warm()
+        with pytest.MonkeyPatch.context() as patch:
+            for bound in ("DONOR_TIMEOUT_S", "UPLOAD_TIMEOUT_S"):
+                patch.setattr(wiring, bound, 120.0)
+            await process.warm()
         process.server.set_serving()
         with patience():
             connected = open_channel(address, channels)

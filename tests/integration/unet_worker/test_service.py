@@ -25,6 +25,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.rpc import error_from_rpc
 from pentimento.tensors.device import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
+from services.unet_worker import process
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, route, spec_with
 from tests.support.calls import result_of
@@ -129,8 +130,11 @@ async def test_worker_refuses_unknown_attempts_and_generations(worker: Served) -
     assert list(answer.resident_components) == ["tiny"]
 
 
-async def test_an_orphan_is_stopped_after_its_time(checkpoint: Path, directory: Path) -> None:
-    async with serve(checkpoint, directory, orphan_s=0.0) as worker:
+async def test_an_orphan_is_stopped_after_its_time(
+    checkpoint: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "ORPHAN_S", 0.0)
+    async with serve(checkpoint, directory) as worker:
         feed = worker.client.watch_credits("frontdoor", 1)
         events: Any = await started(worker, spec=LONG)
         await events.aclose()

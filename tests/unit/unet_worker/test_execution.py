@@ -62,7 +62,7 @@ class Parts:
         served: Any = self.model
         self.threads = ThreadPoolExecutor(4)
         self.engine = StepEngine(served, EngineSettings(max_batch=1))
-        self.finisher = Finisher(served, 16)
+        self.finisher = Finisher(served)
         self.engine.start()
         starts = StartResolver(served, objects, self.threads, timeout_s=donor_timeout_s)
         painter = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
@@ -261,7 +261,7 @@ class Decoder:
 
 def finisher(*errors: Exception, pixels: torch.Tensor | None = None) -> Finisher:
     model: Any = Decoder(*errors, pixels=pixels)
-    return Finisher(model, preview_side_px=8)
+    return Finisher(model)
 
 
 async def test_a_picture_in_half_precision_becomes_a_png() -> None:
@@ -309,7 +309,7 @@ async def test_the_next_picture_is_decoded_while_one_is_encoded(monkeypatch: pyt
     decoder = Decoder()
     model: Any = SimpleNamespace(decode_latent=lambda latent: _noted(decoder, latent, second_is_decoded))
     monkeypatch.setattr(finishing, "png_of_rows", lambda rows: str(second_is_decoded.wait(60)).encode())
-    both = Finisher(model, preview_side_px=8)
+    both = Finisher(model)
 
     pictures = await asyncio.gather(both.finish(LATENT, "png", False), both.finish(LATENT + 1, "png", False))
 

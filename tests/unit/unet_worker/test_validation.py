@@ -19,12 +19,12 @@ from pentimento.domain.generation import (
     SigmaSpacing,
 )
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.validation import AttemptLimits, check_order
+from services.unet_worker.attempts.validation import MAX_PROMPT_CHARS, check_order
 from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, SPEC, order_with
 
 
 def check(order: ExecuteOrder) -> None:
-    check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING, AttemptLimits(max_prompt_chars=100))
+    check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING)
 
 
 def test_check_order_takes_sound_orders() -> None:
@@ -54,9 +54,9 @@ def test_check_order_takes_sound_orders() -> None:
 @pytest.mark.parametrize(
     ("order", "field"),
     [
-        (order_with(prompt="x" * 101), "spec.prompt"),
+        (order_with(prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.prompt"),
         (order_with(prompt="a\0b"), "spec.prompt"),
-        (order_with(negative_prompt="x" * 101), "spec.negative_prompt"),
+        (order_with(negative_prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.negative_prompt"),
         (order_with(width_px=0), "spec.width_px"),
         (order_with(width_px=-8), "spec.width_px"),
         (order_with(width_px=2**31), "spec.width_px"),
@@ -161,7 +161,7 @@ def uploaded_order(**changes: object) -> ExecuteOrder:
 
 def test_check_order_lora_of_object_store_needs_sound_reference() -> None:
     def check_fetching(order: ExecuteOrder) -> None:
-        check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING, AttemptLimits(max_prompt_chars=100), FETCHES)
+        check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING, FETCHES)
 
     check_fetching(uploaded_order())
     with pytest.raises(NotFound, match="'ink'"):
