@@ -26,7 +26,7 @@ from pentimento.diffusion.loras import layers_of, lora_file_in, read_lora
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind
-from services.unet_worker.profiling.lateness_study import LatenessStudy
+from services.unet_worker.profiling.lora import LatenessStudy
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.settings import StudyRunSettings
 from zoo.drawing.prompts import examination_prompts

@@ -50,7 +50,7 @@ from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.profiles.kinds import latest_start
 from pentimento.rpc.server import SWITCH_INTERVAL_S
-from services.unet_worker.profiling.lateness_study import LatenessStudy, strengths
+from services.unet_worker.profiling.lora import LatenessStudy, strengths
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import StudyRunSettings

@@ -10,19 +10,14 @@ from torch import Tensor
 
 from pentimento.diffusion.device import peak_bytes_of
 from pentimento.diffusion.engine import (
-    BatchLimits,
     BatchReport,
     Denoiser,
     EngineObserver,
-    EngineSettings,
-    FinishedPainting,
-    PaintingListener,
-    StepLoop,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, batch_key
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
+from pentimento.diffusion.reuse_painting import generate_batch, study_loop
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.costs import BatchProfile, Cost, SizeProfile
 
@@ -94,12 +89,10 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 
 @dataclass
-class _Painted(EngineObserver, PaintingListener):
-    """Collect the events of one batch of requests and of its loop."""
+class _Measured(EngineObserver):
+    """Collect the events of one batch of requests in its loop."""
 
     step_seconds: list[float] = field(default_factory=list)
-    finished_ones: list[FinishedPainting] = field(default_factory=list)
-    errors: list[PentimentoError] = field(default_factory=list)
     ran_out: bool = False
 
     def ran(self, report: BatchReport) -> None:
@@ -108,44 +101,33 @@ class _Painted(EngineObserver, PaintingListener):
     def ran_out_of_memory(self, request_count: int) -> None:
         self.ran_out = True
 
-    def finished(self, painting: FinishedPainting) -> None:
-        self.finished_ones.append(painting)
-
-    def failed(self, error: PentimentoError) -> None:
-        self.errors.append(error)
-
 
 class _Run:
     """Run one loop repeatedly; every request has a different prompt, so that no cache helps."""
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> None:
         self._load = load
-        self._listener = _Painted()
+        self._measured = _Measured()
         self._prompt_number = 0
         self.prepare_seconds: list[float] = []
         self.latents: list[Tensor] = []
-        limits = BatchLimits(load.batch_size, None, time.perf_counter)
-        settings = EngineSettings(max_batch=load.batch_size)
-        self._loop = StepLoop(model, denoiser, limits, settings, self._listener, time.perf_counter)
+        self._loop = study_loop(model, denoiser, load.batch_size, self._measured)
 
     @property
     def ran_out(self) -> bool:
-        return self._listener.ran_out
+        return self._measured.ran_out
 
-    @torch.inference_mode()
     def paint(self) -> list[float]:
         """Return the seconds of each step. Raises the error of a failed request, except out of memory."""
-        listener = self._listener
-        listener.step_seconds, listener.finished_ones = [], []
-        for _ in range(self._load.batch_size):
-            self._loop.submit(self._next_request(), listener)
-        while self._loop.tick():
-            pass
-        if listener.errors and not listener.ran_out:
-            raise listener.errors[0]
-        self.prepare_seconds += [one.prepared_at - one.started_at for one in listener.finished_ones]
-        self.latents = [one.latent for one in listener.finished_ones]
-        return listener.step_seconds
+        self._measured.step_seconds = []
+        heard = generate_batch(self._loop, [self._next_request() for _ in range(self._load.batch_size)])
+        errors = [one.error for one in heard if one.error is not None]
+        if errors and not self.ran_out:
+            raise errors[0]
+        finished = [one.painting for one in heard if one.painting is not None]
+        self.prepare_seconds += [one.prepared_at - one.started_at for one in finished]
+        self.latents = [one.latent for one in finished]
+        return self._measured.step_seconds
 
     def _next_request(self) -> PaintingRequest:
         self._prompt_number += 1

@@ -36,37 +36,49 @@ class StudiedPicture:
 
 
 @dataclass
-class _Heard(PaintingListener):
+class HeardRequest(PaintingListener):
     """Collect the latents and the outcome of one request."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
-    final: Tensor | None = None
+    painting: FinishedPainting | None = None
     error: PentimentoError | None = None
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         self.latents[step] = latent
 
     def finished(self, painting: FinishedPainting) -> None:
-        self.final = painting.latent
+        self.painting = painting
 
     def failed(self, error: PentimentoError) -> None:
         self.error = error
+
+
+def study_loop(
+    model: DiffusionModel, denoiser: Denoiser, max_batch: int, observer: EngineObserver | None = None
+) -> StepLoop:
+    """Return a loop for measurements in one thread."""
+    limits, settings = BatchLimits(max_batch, None, time.perf_counter), EngineSettings(max_batch=max_batch)
+    return StepLoop(model, denoiser, limits, settings, observer or EngineObserver(), time.perf_counter)
+
+
+@torch.inference_mode()
+def generate_batch(loop: StepLoop, requests: Sequence[PaintingRequest]) -> list[HeardRequest]:
+    """Run simultaneous requests to their ends, and return their outcomes in order."""
+    heard = [HeardRequest() for _ in requests]
+    for request, listener in zip(requests, heard, strict=True):
+        loop.submit(request, listener)
+    while loop.tick():
+        pass
+    return heard
 
 
 class ReusePainter:
     """Generate images with one model, up to `max_batch` requests in a step."""
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, max_batch: int) -> None:
-        self._model = model
+        self.model = model
         self._max_batch = max_batch
-        limits = BatchLimits(max_batch, None, time.perf_counter)
-        settings = EngineSettings(max_batch=max_batch)
-        self._loop = StepLoop(model, denoiser, limits, settings, EngineObserver(), time.perf_counter)
-
-    @property
-    def model(self) -> DiffusionModel:
-        """Return the model."""
-        return self._model
+        self._loop = study_loop(model, denoiser, max_batch)
 
     def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
         """Yield the requests' images in order. Raises the error of a failed request. Restores the model's base weights
@@ -79,15 +91,11 @@ class ReusePainter:
 
     @torch.inference_mode()
     def _paint_batch(self, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
-        heard = [_Heard() for _ in requests]
-        for request, listener in zip(requests, heard, strict=True):
-            self._loop.submit(request, listener)
-        while self._loop.tick():
-            pass
-        return [self._picture(listener) for listener in heard]
+        return [self._image(heard) for heard in generate_batch(self._loop, requests)]
 
-    def _picture(self, heard: _Heard) -> StudiedPicture:
+    def _image(self, heard: HeardRequest) -> StudiedPicture:
         if heard.error is not None:
             raise heard.error
-        assert heard.final is not None
-        return StudiedPicture(encode_pixels(self._model.decode_latent(heard.final), "png"), heard.latents, heard.final)
+        assert heard.painting is not None
+        latent = heard.painting.latent
+        return StudiedPicture(encode_pixels(self.model.decode_latent(latent), "png"), heard.latents, latent)

@@ -26,6 +26,14 @@ class LoadingLoras:
         self._exactly = exactly
         self.latest_step = latest_step
 
+    @classmethod
+    def ready(cls, loras: Sequence[Lora], step: int) -> "LoadingLoras":
+        """Return the source of loaded LoRAs with weight 1, which take effect at `step`."""
+        loads: list[Future[Lora]] = [Future() for _ in loras]
+        for load, lora in zip(loads, loras, strict=True):
+            load.set_result(lora)
+        return cls(loads, [1.0] * len(loads), step, exactly=True)
+
     def take(self, step_index: int) -> AdapterSet | None:
         """Return the LoRAs once all are loaded, else None. Raises the error of a failed load."""
         if self._exactly and step_index < self.latest_step:

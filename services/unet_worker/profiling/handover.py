@@ -7,8 +7,6 @@ import torch
 
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.painting import ImageStart
-from pentimento.diffusion.weights import quiet_loaders
-from pentimento.profiles.catalogue import check_continues
 from pentimento.profiles.document import (
     DIGITS,
     Profile,
@@ -21,7 +19,7 @@ from pentimento.profiles.kinds import handover_row, taken_steps
 from pentimento.profiles.rules import ImageSample, mean_share, strictest
 from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
-from services.unet_worker.profiling.reuse_study import StudyModel, told
+from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.profiling.steps_study import ClipScore, full_requests
 
@@ -54,7 +52,7 @@ class HandoverStudy:
     def from_noise(self, model: StudyModel) -> _ScoredImages:
         """Return every prompt's image with all steps."""
         requests = full_requests(model, self.prompts, self.first_seed)
-        return self._scored([one.png for one in told("from noise", model.painter.paint(requests), len(requests))])
+        return self._scored([one.png for one in model.generated("from noise", requests)])
 
     def from_images(self, files: Sequence[bytes], taken_count: int) -> _ScoredImages:
         """Return every prompt's image by the later model from that file, by its last `taken_count` steps."""
@@ -63,8 +61,7 @@ class HandoverStudy:
             replace(request, start=ImageStart(self._pixels(file), first))
             for request, file in zip(full_requests(heavy, self.prompts, self.first_seed), files, strict=True)
         ]
-        what = f"{taken_count} steps from images"
-        return self._scored([one.png for one in told(what, heavy.painter.paint(requests), len(requests))])
+        return self._scored([one.png for one in heavy.generated(f"{taken_count} steps from images", requests)])
 
     def _pixels(self, file: bytes) -> torch.Tensor:
         return decode_pixels(file, "image", self.heavy.spec.width_px, self.heavy.spec.height_px)
@@ -79,8 +76,6 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     Takes minutes, with occasional log lines. Larger shares are skipped once no rule allows the current one. Rows of an
     earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
-    torch.set_num_threads(settings.study.threads)
-    quiet_loaders()
     assert settings.light is not None
     light, heavy = study_model(settings.light, settings.study), study_model(settings.model, settings.study)
     prompts = tuple(dict.fromkeys(inputs.prompts))
@@ -88,10 +83,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     study = HandoverStudy(light, heavy, scorers, prompts, settings.study.seed)
     full, own = study.from_noise(heavy), study.from_noise(light)
     profile = _empty(settings, study, inputs, round(mean_share(own.beside(full)), DIGITS))
-    earlier = inputs.earlier_of(profile)
-    if earlier is not None:
-        check_continues(profile, earlier)
-    rows = {row.at["reuse_share"]: row for row in earlier.rows} if earlier is not None else {}
+    rows = {row.at["reuse_share"]: row for row in inputs.earlier_rows(profile)}
     for share in sorted(set(settings.shares)):
         taken = taken_steps(heavy.step_count, share)
         if not 0 < taken < heavy.step_count:

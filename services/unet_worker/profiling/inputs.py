@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pentimento.profiles.document import Profile
+from pentimento.profiles.catalogue import check_continues
+from pentimento.profiles.document import Profile, ProfileRow
 
 Vectors = NDArray[np.float32]
 
@@ -57,6 +58,15 @@ class StudyInputs:
         """Return the encoder."""
         assert self.encoder is not None
         return self.encoder
+
+    def earlier_rows(self, profile: Profile) -> tuple[ProfileRow, ...]:
+        """Return the rows of the earlier profile on the same subject. Raises InvalidArgument if its conditions
+        differ."""
+        earlier = self.earlier_of(profile)
+        if earlier is None:
+            return ()
+        check_continues(profile, earlier)
+        return earlier.rows
 
     def earlier_of(self, profile: Profile) -> Profile | None:
         """Return the earlier profile on the same subject."""

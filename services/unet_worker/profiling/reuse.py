@@ -18,7 +18,6 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.models import derived_name
 from pentimento.files.json_values import to_json
-from pentimento.profiles.catalogue import check_continues
 from pentimento.profiles.document import (
     Profile,
     ProfileConditions,
@@ -47,6 +46,8 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
 
     Raises BadCheckpoint, and FailedPrecondition if the registry next to it expects other weights.
     """
+    torch.set_num_threads(study.threads)
+    quiet_loaders()
     chosen = choose_device(study.device)
     model = load_model(directory, chosen, choose_dtype(study.dtype, chosen))
     check_digest(directory, model.info.model_digest, "")
@@ -76,8 +77,6 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
 
     Takes minutes, with occasional log lines. Raises InvalidArgument if no two prompts are similar enough.
     """
-    torch.set_num_threads(settings.study.threads)
-    quiet_loaders()
     large = study_model(settings.model, settings.study)
     light = None if settings.light is None else study_model(settings.light, settings.study)
     own_steps = captured_steps(large.step_count)
@@ -124,10 +123,7 @@ class _Table:
     ) -> Iterator[Profile]:
         """Yield the profile after each K that has outcomes; rows of an earlier one are kept."""
         profile = self._empty(start, model)
-        earlier = self.inputs.earlier_of(profile)
-        if earlier is not None:
-            check_continues(profile, earlier)
-            profile = replace(profile, rows=earlier.rows)
+        profile = replace(profile, rows=self.inputs.earlier_rows(profile))
         there = {row.place("skipped_steps") for row in profile.rows}
         for step in steps:
             found = list(outcomes(step)) if step not in there else []

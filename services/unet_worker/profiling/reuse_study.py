@@ -8,7 +8,7 @@ compared one from scratch have the same seed.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,6 +41,15 @@ class StudyModel:
     def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
         """Return the request of a prompt."""
         return PaintingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
+
+    def generated(self, what: str, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
+        """Return the requests' images in order, with occasional log lines that call them `what`."""
+        found = []
+        for image in self.painter.paint(requests):
+            found.append(image)
+            if len(found) % REPORT_EVERY == 0 or len(found) == len(requests):
+                logger.info("%s: %d of %d", what, len(found), len(requests))
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class ReuseStudy:
             replace(self._request(self.large, row, NoiseStart()), capture_steps=frozenset(self.kept_steps))
             for row in range(len(self.prompts))
         ]
-        self._pictures = list(told("from scratch", self.large.painter.paint(requests), len(requests)))
+        self._pictures = self.large.generated("from scratch", requests)
         self.images = self.encoder.embed_images([picture.png for picture in self._pictures])
 
     def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
@@ -157,7 +166,7 @@ class ReuseStudy:
         step: int,
         what: str,
     ) -> Iterator[ReuseOutcome]:
-        painted = list(told(what, model.painter.paint(requests), len(requests)))
+        painted = model.generated(what, requests)
         if not painted:
             return
         images = self.encoder.embed_images([picture.png for picture in painted])
@@ -165,11 +174,3 @@ class ReuseStudy:
             text = self.texts[pair.receiver]
             scratch = float(self.images[pair.receiver] @ text)
             yield ReuseOutcome(pair, step, float(image @ text), scratch)
-
-
-def told(what: str, pictures: Iterable[StudiedPicture], count: int) -> Iterator[StudiedPicture]:
-    """Yield the images, with occasional log lines."""
-    for number, picture in enumerate(pictures, start=1):
-        if number % REPORT_EVERY == 0 or number == count:
-            logger.info("%s: %d of %d", what, number, count)
-        yield picture

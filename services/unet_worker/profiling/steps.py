@@ -3,22 +3,27 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
-import torch
-
-from pentimento.diffusion.weights import quiet_loaders
+from pentimento.diffusion.loras import Lora, layers_of
+from pentimento.diffusion.loras.loading import LoadingLoras
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.policies.cache_selection import skipped_steps
-from pentimento.profiles.catalogue import check_continues, read_profiles
+from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import (
+    MeasuredAdapter,
     Profile,
     ProfileConditions,
     ProfiledModel,
     ProfileKind,
     ProfilePromise,
     ProfileRow,
+    ordered,
 )
 from pentimento.profiles.kinds import StepsKey, reuses_images, steps_key, steps_row, thresholds
 from pentimento.profiles.rules import ImageSample
+from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
 from services.unet_worker.profiling.reuse_study import StudyModel, nearest_before
@@ -30,7 +35,58 @@ from services.unet_worker.profiling.steps_study import (
     full_requests,
     grid,
 )
-from services.unet_worker.profiling.studied_loras import StudiedLoras, open_studied_loras
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class StudiedLoras:
+    """Hold LoRAs at a scale of 1; all apply from `patch_step` on."""
+
+    adapters: tuple[MeasuredAdapter, ...] = ()
+    loras: tuple[Lora, ...] = ()
+    patch_step: int = 0
+
+    def on_time(self, request: PaintingRequest) -> PaintingRequest:
+        """Return the request with them from the start."""
+        return self._from_step(request, 0)
+
+    def late(self, request: PaintingRequest) -> PaintingRequest:
+        """Return the request with them from `patch_step` on."""
+        return self._from_step(request, self.patch_step)
+
+    def _from_step(self, request: PaintingRequest, step: int) -> PaintingRequest:
+        if not self.loras:
+            return request
+        return replace(request, loras=LoadingLoras.ready(self.loras, step))
+
+
+def open_studied_loras(directory: Path | None, names: Sequence[str], model: StudyModel) -> StudiedLoras:
+    """Return the named LoRAs with their bounds; none for no names.
+
+    Raises NotFound for a LoRA that the directory lacks or that does not change the model, and InvalidArgument without a
+    directory.
+    """
+    if not names:
+        return StudiedLoras()
+    if directory is None:
+        raise InvalidArgument.of("loras", "must be the directory of the LoRAs that are named")
+    painter = model.painter.model
+    bounds = read_bounds((), directory, painter.info.model_digest)
+    base = layers_of(painter.info.family, painter.adaptable)
+    opened = open_lora_directory(directory, painter.info.model_digest, base, painter.dtype, bounds)
+    by_name = {adapter.name: adapter for adapter in opened.adapters}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise NotFound("UNKNOWN_LORA", f"{directory}: no LoRA {missing[0]} that changes {model.spec.model}")
+    found = [by_name[name] for name in dict.fromkeys(names)]
+    share = min(adapter.latest_start_fraction for adapter in found)
+    return StudiedLoras(
+        ordered([MeasuredAdapter(adapter.digest, name=adapter.name) for adapter in found]),
+        tuple(opened.read(adapter.digest) for adapter in found),
+        int(share * model.step_count + _ROUNDING),
+    )
+
 
 ALPHA = 0.95
 
@@ -41,18 +97,13 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     Takes minutes, with occasional log lines. From each first step on the number of steps falls until no rule allows it.
     Rows of an earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
-    torch.set_num_threads(settings.study.threads)
-    quiet_loaders()
     model = _with(settings, study_model(settings.model, settings.study))
     prompts = tuple(dict.fromkeys(inputs.prompts))
     hits = _resumed(settings, model)
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
     profile = _empty(settings, model, scorers, inputs, loras)
-    earlier = inputs.earlier_of(profile)
-    if earlier is not None:
-        check_continues(profile, earlier)
-    kept = {steps_key(row): row for row in earlier.rows} if earlier is not None else {}
+    kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
     full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(hits))]
     study = ThinningStudy(model, scorers, full, loras.late)
     rows = dict(kept)

@@ -13,7 +13,7 @@ from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.policies.thinning import ThinningOption, thinned_steps
 from pentimento.profiles.rules import ImageSample, strictest
 from services.unet_worker.profiling.inputs import ImageEncoder, QualityScorer
-from services.unet_worker.profiling.reuse_study import ReusePair, StudyModel, told
+from services.unet_worker.profiling.reuse_study import ReusePair, StudyModel
 
 CLIP_SCORE = "clip_score"
 
@@ -63,7 +63,7 @@ class ThinningStudy:
     _worth: Mapping[str, list[float]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._pictures = self._generated("all steps", self.full)
+        self._pictures = self.model.generated("all steps", self.full)
         self._worth = self._scored(self._pictures, range(len(self.full)))
 
     @property
@@ -85,9 +85,8 @@ class ThinningStudy:
         steps = thinned_steps(ThinningOption(first_step, taken_count, 0.0, spacing), self.model.step_count)
         late = [self.late(request) for request in batch.requests]
         requests = [replace(request, thinned_steps=steps, capture_steps=frozenset()) for request in late]
-        painted = self._generated(
-            f"{batch.what}{taken_count} steps from {first_step} on, spacing {spacing:g}", requests
-        )
+        what = f"{batch.what}{taken_count} steps from {first_step} on, spacing {spacing:g}"
+        painted = self.model.generated(what, requests)
         found = self._scored(painted, batch.rows)
         return strictest(
             [
@@ -102,9 +101,6 @@ class ThinningStudy:
     def _scored(self, pictures: Sequence[StudiedPicture], rows: Sequence[int]) -> Mapping[str, list[float]]:
         files = [picture.png for picture in pictures]
         return {scorer.name: scorer.qualities(files, rows) for scorer in self.scorers}
-
-    def _generated(self, what: str, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
-        return list(told(what, self.model.painter.paint(requests), len(requests)))
 
 
 def full_requests(

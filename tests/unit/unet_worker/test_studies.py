@@ -19,7 +19,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.profiles.rules import LateSample
 from services.unet_worker.profiling.inputs import Vectors
-from services.unet_worker.profiling.lateness_study import LatenessStudy, steps_to_try
+from services.unet_worker.profiling.lora import LatenessStudy, steps_to_try
 from services.unet_worker.profiling.reuse_study import ReusePair, ReuseStudy, StudyModel, nearest_before
 from services.unet_worker.profiling.steps_study import grid
 
