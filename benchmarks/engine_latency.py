@@ -19,13 +19,8 @@ from torch import Tensor
 from lab.fixtures.latent_listener import generated_together
 from lab.runs.intervals import ratio_of_medians
 from lab.runs.measure import Figure, Options, at_most, drawn_orders, informative, measured, parse_options, publish
-from pentimento.diffusion.engine import (
-    CompiledDenoiser,
-    CompileMode,
-    Denoiser,
-    EngineSettings,
-    StepEngine,
-)
+from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec

@@ -15,8 +15,9 @@ from benchmarks.gpu_checkpoints import autoencoder
 from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from lab.runs.measure import at_most, informative, measured
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.domain.errors import PentimentoError
 
 PEER, COMPILED_PEER, OURS = "diffusers", "diffusers, compiled with graphs", "as served"

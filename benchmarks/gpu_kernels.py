@@ -9,7 +9,8 @@ from torch import Tensor
 
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of
 from lab.runs.measure import at_most, measured
-from pentimento.diffusion.kernels import KernelMode, kernels_for, reference
+from pentimento.devices.choices import KernelMode
+from pentimento.diffusion.kernels import kernels_for, reference
 from pentimento.domain.errors import PentimentoError
 
 Operation = Callable[..., Tensor]

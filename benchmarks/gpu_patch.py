@@ -14,7 +14,8 @@ from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
 from benchmarks.lora_patch import ENDS, RANK, figures_of, one_round
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.devices.choices import KernelMode
+from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.domain.errors import PentimentoError

@@ -19,17 +19,10 @@ from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from lab.fixtures.latent_listener import generated_together
 from lab.runs.measure import Figure, Target, at_most, informative, measured
-from pentimento.diffusion.engine import (
-    CompiledDenoiser,
-    CompileMode,
-    Denoiser,
-    EngineSettings,
-    StepEngine,
-    cuda_recorder,
-    replaying,
-)
+from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine, cuda_recorder, replaying
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec

@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu_networks import SIZES, RandomControlNet, RandomUNet
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of, reason_of
 from lab.runs.measure import at_least, informative, measured
+from pentimento.devices.choices import CompileMode, KernelMode
 from pentimento.diffusion.controlnets import ControlNetForm
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
+from pentimento.diffusion.engine import CompiledDenoiser, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families.model import BatchKey, DenoiserInput
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.domain.errors import PentimentoError
 
 Step = Callable[[], object]

@@ -33,7 +33,8 @@ from torch import Tensor
 from benchmarks.selector_profile import LocalEncoder
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, informative, measured, parse_options, publish
-from pentimento.diffusion.latents import LatentFormat, latent_from_bytes, latent_to_bytes
+from pentimento.devices.choices import LatentFormat
+from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.pictures.decoding import decode

@@ -81,16 +81,16 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
 
     from benchmarks.engine_latency import compiled_denoiser
     from lab.fixtures.latent_listener import generated_together
+    from pentimento.devices.choices import CompileMode
     from pentimento.diffusion.engine import CompiledDenoiser, EngineSettings, StepEngine
     from pentimento.diffusion.families import load_model
     from pentimento.diffusion.painting import NoiseStart, PaintingRequest
     from pentimento.domain.generation import GenerationSpec
     from services.unet_worker.attempts.finishing import Finisher
     from services.unet_worker.models.checkpoint_loading import denoiser_for
-    from services.unet_worker.settings import CompileChoice
 
     loaded = load_model(model, torch.device("cpu"), torch.float32)
-    denoiser = denoiser_for(loaded, CompileChoice.COMPILE if compiled else CompileChoice.OFF)
+    denoiser = denoiser_for(loaded, CompileMode.COMPILE if compiled else CompileMode.OFF)
     engine = StepEngine(loaded, EngineSettings(max_batch=1), denoiser=denoiser)
     engine.start()
     if isinstance(denoiser, CompiledDenoiser):

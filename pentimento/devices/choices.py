@@ -1,4 +1,4 @@
-"""Describe a device without torch: the choice of one and of its precision, and its memory."""
+"""Choose a device, and how models run on it, without torch."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +19,32 @@ class DtypeChoice(Enum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class CompileMode(Enum):
+    """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
+    serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""
+
+    AUTO = "auto"
+    OFF = "off"
+    COMPILE = "compile"
+    CAPTURE = "capture"
+
+
+class KernelMode(Enum):
+    """Choose the kernels. `fused`: Triton kernels for normalisations with their neighbours, GEGLU and sums; only on a
+    GPU. `auto`: `fused` on a GPU where a kernel compiles and runs."""
+
+    AUTO = "auto"
+    OFF = "off"
+    FUSED = "fused"
+
+
+class LatentFormat(Enum):
+    """Choose the precision of stored latents. `exact`: the model's; `float16`: float32 in half precision."""
+
+    EXACT = "exact"
+    FLOAT16 = "float16"
 
 
 @dataclass(frozen=True)

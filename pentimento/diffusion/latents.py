@@ -7,12 +7,13 @@ effect of half precision on the final image.
 
 import math
 from collections.abc import Sequence
-from enum import Enum
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from pentimento.devices.choices import LatentFormat
 
 _NAME = "latent"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,13 +23,6 @@ _MAX_HEADER_BYTES = 4096
 
 class UnknownLatentFormat(ValueError):
     """Report a stored latent in a format unknown to this version. Its bytes may be valid."""
-
-
-class LatentFormat(Enum):
-    """Select the storage precision of a latent: the engine's own, or float32 as float16."""
-
-    EXACT = "exact"
-    FLOAT16 = "float16"
 
 
 def latent_to_bytes(latent: Tensor, format: LatentFormat = LatentFormat.EXACT) -> bytes:

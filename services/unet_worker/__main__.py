@@ -1,5 +1,6 @@
 """Start a UNet worker: `python -m services.unet_worker --model DIR`."""
 
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
@@ -9,7 +10,7 @@ from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.other_models import needs_networks_alone
-from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
+from services.unet_worker.settings import UnetWorkerSettings
 
 
 async def main(argv: list[str]) -> None:
@@ -17,7 +18,7 @@ async def main(argv: list[str]) -> None:
     if settings.missing:
         await serve_nothing(settings.rpc, "unet_worker", settings.missing)
         return
-    if settings.kernels is KernelChoice.FUSED:
+    if settings.kernels is KernelMode.FUSED:
         check_triton()
     check_checkpoint(settings.model)
     settings.claim_gpu()

@@ -4,37 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pentimento.devices.choices import DeviceChoice, DtypeChoice
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, LatentFormat
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
-
-
-class CompileChoice(Enum):
-    """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
-    serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""
-
-    AUTO = "auto"
-    OFF = "off"
-    COMPILE = "compile"
-    CAPTURE = "capture"
-
-
-class KernelChoice(Enum):
-    """Choose the kernels. `fused`: Triton kernels for normalisations with their neighbours, GEGLU and sums; only on a
-    GPU. `auto`: `fused` on a GPU where a kernel compiles and runs."""
-
-    AUTO = "auto"
-    OFF = "off"
-    FUSED = "fused"
-
-
-class LatentFormatChoice(Enum):
-    """Choose the precision of stored latents. `exact`: the model's; `float16`: float32 in half precision."""
-
-    EXACT = "exact"
-    FLOAT16 = "float16"
 
 
 class SkipMissing(Enum):
@@ -115,13 +89,11 @@ class UnetWorkerSettings:
     aging_limit_s: float = setting(
         30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
     )
-    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the forward pass runs")
-    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
+    compile: CompileMode = setting(CompileMode.AUTO, help="how the forward pass runs")
+    kernels: KernelMode = setting(KernelMode.AUTO, help="fused kernels, on a GPU")
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
     progress_interval_ms: int = setting(100, help="least time between progress messages", minimum=0)
-    latent_format: LatentFormatChoice = setting(
-        LatentFormatChoice.EXACT, help="format of stored latents; every format can be read"
-    )
+    latent_format: LatentFormat = setting(LatentFormat.EXACT, help="format of stored latents; every format can be read")
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",

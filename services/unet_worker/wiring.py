@@ -19,7 +19,6 @@ from pentimento.diffusion.engine import (
     StepEngine,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
@@ -94,7 +93,9 @@ class ModelSource:
     loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
 
 
-CHECKPOINTS = ModelSource(load_checkpoint, summed_answers)
+CHECKPOINTS = ModelSource(
+    lambda settings: load_checkpoint(settings.model, settings.device, settings.dtype, settings.kernels), summed_answers
+)
 
 
 class TorchModels:
@@ -187,7 +188,7 @@ class CheckpointLoader:
             StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
-            LatentFormat(settings.latent_format.value),
+            settings.latent_format,
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),

@@ -18,12 +18,11 @@ from lab.fixtures.checkpoints import (
 )
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
-from pentimento.devices.choices import DtypeChoice
+from pentimento.devices.choices import CompileMode, DtypeChoice, KernelMode
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
 from pentimento.diffusion.engine import cuda_recorder, replaying
-from pentimento.diffusion.kernels import KernelMode, kernels_for
+from pentimento.diffusion.kernels import kernels_for
 from pentimento.domain.generation import Scheduler
-from services.unet_worker.settings import CompileChoice, KernelChoice
 from tests.golden.unet_worker.comparison import compare
 
 pytestmark = pytest.mark.gpu
@@ -36,8 +35,8 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 # How passes run, and how far their latents may be from diffusers' own.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
-    "eager": ({"compile": CompileChoice.OFF, "kernels": KernelChoice.OFF}, 1e-5),
-    "captured": ({"compile": CompileChoice.CAPTURE, "kernels": KernelChoice.OFF}, 1e-5),
+    "eager": ({"compile": CompileMode.OFF, "kernels": KernelMode.OFF}, 1e-5),
+    "captured": ({"compile": CompileMode.CAPTURE, "kernels": KernelMode.OFF}, 1e-5),
     "as served": ({}, 1e-3),
 }
 

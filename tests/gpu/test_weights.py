@@ -7,11 +7,12 @@ import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_xl_checkpoint
 from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
+from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.diffusion.engine import CompiledDenoiser, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, load_model
 from pentimento.diffusion.images import encode_pixels
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_kernels
+from pentimento.diffusion.kernels import fuse, kernels_for, runs_kernels
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
 

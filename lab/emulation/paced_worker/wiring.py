@@ -9,20 +9,20 @@ from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.loras import PacedLoras
 from lab.emulation.paced_worker.model import PacedModel
 from lab.emulation.paced_worker.stamps import summed_stamps
-from pentimento.devices.choices import DtypeChoice
+from pentimento.devices.choices import CompileMode, DtypeChoice
 from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, HeldModel
 from services.unet_worker.process import WorkerProcess
-from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
+from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import ModelSource, TorchModels, with_room_for_halves
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     """Build the process, inside its event loop. `--model` names a pace's file. Raises InvalidArgument or NotFound for
     it, and InvalidArgument for settings that do not apply to a paced device."""
-    if settings.other_models or settings.compile not in (CompileChoice.AUTO, CompileChoice.OFF):
+    if settings.other_models or settings.compile not in (CompileMode.AUTO, CompileMode.OFF):
         raise InvalidArgument.of("other_models", "and compile must not be set: a paced device has one model")
     pace = read_pace(settings.model)
     paced = _of_pace(settings, pace)

@@ -17,7 +17,6 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.engine.denoiser import (
     CompiledDenoiser,
-    CompileMode,
     Denoiser,
     batch_sizes_up_to,
 )
@@ -35,7 +34,6 @@ from pentimento.diffusion.engine.thread import StepEngine
 __all__ = [
     "BatchLimits",
     "BatchReport",
-    "CompileMode",
     "CompiledDenoiser",
     "Denoiser",
     "EngineJob",

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.probe import example_input, rows_of
 from pentimento.diffusion.families.model import (
@@ -51,14 +51,6 @@ class Denoiser:
 
     def release_memory(self) -> None:
         """Release the device memory held for later passes."""
-
-
-class CompileMode(Enum):
-    """Select how the forward pass is compiled. `capture` replays CUDA graphs of the uncompiled pass (`captured`)."""
-
-    OFF = "off"
-    COMPILE = "compile"
-    CAPTURE = "capture"
 
 
 class CompiledDenoiser(Denoiser):

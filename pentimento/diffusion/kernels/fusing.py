@@ -1,25 +1,18 @@
 """Put layers with kernels into a network."""
 
 import logging
-from enum import Enum
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.kernels.layers import FusedGeglu, FusedLayerNorm, FusedNorm, Kernels, SiluOfTimes
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.errors import FailedPrecondition
 
 logger = logging.getLogger(__name__)
-
-
-class KernelMode(Enum):
-    """Choose the kernels. `fused`: normalisations with the operations before and after them, GEGLU, sums."""
-
-    OFF = "off"
-    FUSED = "fused"
 
 
 class FusedLayers:
@@ -44,9 +37,10 @@ class FusedLayers:
 
 
 def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
-    """Return the kernels of a mode; None for OFF. Raises FailedPrecondition (NO_TRITON, NO_CUDA) if they cannot run on
-    `device`. On a CPU they run only under Triton's interpreter, which is for tests."""
-    if mode is KernelMode.OFF:
+    """Return the kernels of a mode; None for OFF, and for AUTO if they do not run on `device`. Raises
+    FailedPrecondition (NO_TRITON, NO_CUDA) if FUSED ones cannot run there. On a CPU they run only under Triton's
+    interpreter, which is for tests."""
+    if mode is KernelMode.OFF or (mode is KernelMode.AUTO and not runs_kernels(device)):
         return None
     check_triton()
     import triton

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pentimento.devices.choices import LatentFormat
 from pentimento.diffusion.engine import FinishedPainting, PaintingListener, StepEngine
-from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
+from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError

@@ -4,11 +4,12 @@ of torch."""
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.models import derived_name
-from services.unet_worker.settings import CompileChoice, SkipMissing, UnetWorkerSettings
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
     """Return whether every model is a directory of components that no compiler takes: a single file is read by
     diffusers' pipelines, and torch.compile reads diffusers' marks."""
     directories = (settings.model, *(other.path for other in other_models(settings)))
-    return settings.compile is not CompileChoice.COMPILE and all(map(_has_components, directories))
+    return settings.compile is not CompileMode.COMPILE and all(map(_has_components, directories))
 
 
 def _has_components(directory: Path) -> bool:

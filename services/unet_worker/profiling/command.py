@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pentimento.clients.embedder import EmbedderClient
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.embedding import Embedding
@@ -26,7 +27,6 @@ from pentimento.rpc import open_channel
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.profiling.tables import described
-from services.unet_worker.settings import KernelChoice
 
 Found = TypeVar("Found")
 
@@ -112,7 +112,7 @@ def _check(kind: ProfileKind, settings: ProfileSettings) -> None:
     if path.exists():
         # Profiles are added to it after minutes of measurement.
         read_profiles([path], "out")
-    if settings.kernels is KernelChoice.FUSED:
+    if settings.kernels is KernelMode.FUSED:
         check_triton()
     check_checkpoint(settings.model)
     if settings.light is not None:

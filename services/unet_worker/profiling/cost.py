@@ -9,16 +9,17 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.device import device_memory, device_name, used_bytes
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key
-from pentimento.diffusion.kernels import KernelMode
+from pentimento.diffusion.kernels import kernels_for
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.models import derived_name
 from pentimento.profiles.costs import BatchProfile, ModelProfile
-from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, kernel_mode, load_checkpoint
+from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, load_checkpoint
 from services.unet_worker.profiling.settings import ProfileSettings
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     study = settings.study
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(settings)
+    model = load_checkpoint(settings.model, study.device, study.dtype, settings.kernels)
     device = model.device
     idle_memory_bytes = used_bytes(device)
     denoiser = _warmed(model, settings)
@@ -58,8 +59,8 @@ def measure(settings: ProfileSettings) -> ModelProfile:
 
 
 def _execution(settings: ProfileSettings, device: torch.device) -> str:
-    compiled, kernels = compile_mode(settings.compile, device), kernel_mode(settings.kernels, device)
-    return compiled.value if kernels is KernelMode.OFF else f"{compiled.value}+{kernels.value}"
+    compiled = compile_mode(settings.compile, device).value
+    return compiled if kernels_for(settings.kernels, device) is None else f"{compiled}+{KernelMode.FUSED.value}"
 
 
 def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.device import choose_device, choose_dtype
 from pentimento.diffusion.engine import Denoiser
-from pentimento.diffusion.families import load_model
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.diffusion.reuse_painting import ReusePainter
-from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.models import derived_name
@@ -28,6 +25,7 @@ from pentimento.profiles.document import (
     ReuseKind,
 )
 from pentimento.profiles.kinds import reuse_row
+from services.unet_worker.models.checkpoint_loading import load_checkpoint
 from services.unet_worker.models.usual_costs import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel
@@ -47,9 +45,7 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     Raises BadCheckpoint, and FailedPrecondition if the registry next to it expects other weights.
     """
     torch.set_num_threads(study.threads)
-    quiet_loaders()
-    chosen = choose_device(study.device)
-    model = load_model(directory, chosen, choose_dtype(study.dtype, chosen))
+    model = load_checkpoint(directory, study.device, study.dtype)
     check_digest(directory, model.info.model_digest, "")
     info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
     spec = GenerationSpec(

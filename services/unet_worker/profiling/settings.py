@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.devices.choices import DeviceChoice, DtypeChoice
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.rpc import RpcChannelSettings
 from pentimento.settings import setting
-from services.unet_worker.settings import CompileChoice, KernelChoice
 
 FIRST = {ProfileKind.REUSE: 600, ProfileKind.LORA: 128}
 MANY = 200  # prompts of the other kinds
@@ -109,24 +108,14 @@ class ProfileSettings:
     late_steps: tuple[int, ...] = setting(
         (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="lora: numbers of steps without the LoRA to try", minimum=1
     )
-    compile: CompileChoice = setting(CompileChoice.AUTO, help="cost: how the forward pass runs")
-    kernels: KernelChoice = setting(KernelChoice.AUTO, help="cost: fused kernels, on a GPU")
+    compile: CompileMode = setting(CompileMode.AUTO, help="cost: how the forward pass runs")
+    kernels: KernelMode = setting(KernelMode.AUTO, help="cost: fused kernels, on a GPU")
     batch_sizes: tuple[int, ...] = setting(
         (1, 2, 4, 8, 16), help="cost: requests that share a step", minimum=1, maximum=1024
     )
     sizes: tuple[str, ...] = setting((), help="cost: WIDTHxHEIGHT in pixels; empty: the model's own")
     guidance_scales: tuple[float, ...] = setting((3.0,), help="cost: above 1: guided, 1: not", minimum=0)
     repeats: int = setting(5, help="cost: measured images of each kind, after one that is not", minimum=1)
-
-    @property
-    def device(self) -> DeviceChoice:
-        """Return the device of the model."""
-        return self.study.device
-
-    @property
-    def dtype(self) -> DtypeChoice:
-        """Return the precision of the model."""
-        return self.study.dtype
 
     def first_of(self, kind: ProfileKind) -> int:
         """Return the number of prompts to use."""

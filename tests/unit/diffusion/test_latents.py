@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from pentimento.diffusion.latents import LatentFormat, UnknownLatentFormat, latent_from_bytes, latent_to_bytes
+from pentimento.devices.choices import LatentFormat
+from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes, latent_to_bytes
 
 SHAPE = (1, 4, 8, 8)
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import write_checkpoint
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.settings import load_settings
 from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.profiling.settings import ProfileSettings
-from services.unet_worker.settings import CompileChoice
 from tests.support.logged import said_by
 
 
@@ -28,7 +28,7 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
     assert model.device == torch.device("cpu")
 
     with caplog.at_level(logging.WARNING):
-        denoiser = denoiser_for(model, CompileChoice.CAPTURE)
+        denoiser = denoiser_for(model, CompileMode.CAPTURE)
 
     assert isinstance(denoiser, Denoiser)
     assert [getattr(record, "reason", "") for record in said_by(checkpoint_loading.__name__, caplog)] == ["NO_CUDA"]
@@ -36,5 +36,5 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
 
 @pytest.mark.slow
 def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:
-    assert isinstance(denoiser_for(model, CompileChoice.COMPILE), CompiledDenoiser)
-    assert isinstance(denoiser_for(model, CompileChoice.OFF), Denoiser)
+    assert isinstance(denoiser_for(model, CompileMode.COMPILE), CompiledDenoiser)
+    assert isinstance(denoiser_for(model, CompileMode.OFF), Denoiser)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.diffusion.latents import LatentFormat
+from pentimento.devices.choices import LatentFormat
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started
 from services.unet_worker.attempts.execution import PaintingBridge
 from services.unet_worker.attempts.finishing import Finisher

@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion import device
 from pentimento.diffusion.device import memory_budget_bytes
-from pentimento.diffusion.engine import (
-    BatchLimits,
-    CompiledDenoiser,
-    CompileMode,
-    Denoiser,
-    MemoryModel,
-    MemoryProbe,
-    probe,
-)
+from pentimento.diffusion.engine import BatchLimits, CompiledDenoiser, Denoiser, MemoryModel, MemoryProbe, probe
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
 from services.unet_worker.models.warm_up import BatchMeasurement

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, batch_sizes_up_to, cuda_recorder, replaying
+from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.engine import CompiledDenoiser, batch_sizes_up_to, cuda_recorder, replaying
 from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel

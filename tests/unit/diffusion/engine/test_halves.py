@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser
+from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import (
     NO_CONTROL,

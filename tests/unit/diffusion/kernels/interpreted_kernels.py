@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, reference, triton_kernels
+from pentimento.diffusion.kernels import fuse, kernels_for, reference, triton_kernels
 
 CPU = torch.device("cpu")
 # Of a value: half a unit in the last place, for bfloat16 a whole one.

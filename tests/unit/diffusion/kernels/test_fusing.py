@@ -11,9 +11,10 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
+from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, fusing, kernels_for, layers, runs_kernels
+from pentimento.diffusion.kernels import REFERENCE, Kernels, fuse, fusing, kernels_for, layers, runs_kernels
 from pentimento.diffusion.kernels.fusing import FusedLayers
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
