@@ -12,7 +12,7 @@ from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.schedulers import SchedulerConfig, UnsupportedConfig, scheduler_configs
-from pentimento.diffusion.schedulers.config import WITHOUT_EFFECT, acted_on
+from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import Any
 import diffusers
 import pytest
 
+from pentimento.diffusion.model_registry import UsualSettings, usual_settings
 from pentimento.diffusion.schedulers import (
     DIFFUSION_SCHEDULERS,
     FLOW_SCHEDULERS,
@@ -16,7 +17,6 @@ from pentimento.diffusion.schedulers import (
     scheduler_configs,
 )
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
-from pentimento.diffusion.usual_settings import UsualSettings, usual_settings
 from pentimento.domain.generation import Scheduler
 
 EULER, ANCESTRAL, DPM = Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M
