@@ -379,7 +379,7 @@ class StepLoop:
         """Remove the request and release all its device memory."""
         del self._jobs[job.number]
         self.pairs.forget(job)
-        job.painting = None
+        job.painting, job.adapters, job.adapter_row = None, (), None
         job.forget_step()
         self._leave_rows(job)
 

@@ -6,20 +6,18 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import write_checkpoint
-from pentimento.devices.choices import CompileMode
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.settings import load_settings
 from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
-from services.unet_worker.profiling.settings import ProfileSettings
 from tests.support.logged import said_by
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny")
-    return load_checkpoint(load_settings(ProfileSettings, "profile", ["--model", str(checkpoint), "--device", "cpu"]))
+    return load_checkpoint(checkpoint, DeviceChoice.CPU, DtypeChoice.AUTO)
 
 
 def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
