@@ -36,7 +36,7 @@ from zoo.train.parts import check_trained
 LIGHT, HEAVY = "tiny-light", "tiny-heavy"
 DIFFSERVE, PROMPT_AWARE, BY_PROMPT = "DiffServe's discriminator", "prompt-aware discriminator", "its prompt alone"
 CLIP_SCORE, THING_COUNT, RANDOM = "CLIPScore of light", "number of things asked for", "random"
-OWN_SCORER, OTHER_SCORER, ENCODER = "the judge that labelled its training", "another judge", "another encoder"
+OWN_SCORER, OTHER_SCORER, ENCODER = "the scorer that labelled its training", "another scorer", "another encoder"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lab.runs.measure import Interval
 from zoo.evaluate.estimates import Array
 
 RESAMPLES = 1_000
-METHOD = "bootstrap percentile over prompts, thresholds set anew"
+METHOD = "bootstrap over prompts"
 
 
 def resampling_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
