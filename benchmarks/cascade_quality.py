@@ -6,16 +6,19 @@ that a scorer sees, and a Fréchet distance from drawings of other scenes over t
 trained on these labels.
 
 - the prompt-aware discriminator (`tiny-router`) and DiffServe's (`tiny-discriminator`: real is ground truth)
-- a ResNet, a vision transformer and an EfficientNet of its size, trained here with heavy's images as real
+- a ResNet, a vision transformer and an EfficientNet, each trained here with ground truth and with heavy's images as
+  real, as long as `tiny-router`'s network (`routing_networks`)
 - CLIPScore of the light image; a random router, 20 seeds
+
+The shipped discriminators have figures at each rate, the others the mean over the rates.
 
 Latency is an idle suite's: light, score, and heavy for deferred requests, as served, measured here alternately.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -41,19 +44,22 @@ from benchmarks.routing_data import (
     shipped_confidences,
 )
 from benchmarks.routing_estimates import deferred_weights, figure_of, resampling_weights, served_values
-from benchmarks.routing_networks import NETWORKS, NetworkPlan, real_margins, trained_network
+from benchmarks.routing_networks import GROUND_TRUTH, HEAVY_REAL, ROUTERS, SceneImages, router_name, trained_margins
 from lab.runs.measure import Figure, Target, informative, interleave, parse_options, publish, seconds_of, surely_above
 from pentimento.diffusion.discriminators import open_discriminator
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.estimates import Array
 from zoo.evaluate.examination import BATCH
-from zoo.export.prompt_head import shipped_pair, training_prompts
+from zoo.export.prompt_head import COUNT, shipped_pair, training_prompts
 from zoo.painting.pipeline import generate, load_pipeline
+from zoo.painting.store import as_bytes
 from zoo.registry import WEIGHTS, entry_of
+from zoo.train.discriminator import render
 from zoo.train.judge import AttributeReader
-from zoo.train.loop import load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 from zoo.train.parts import WORK
+from zoo.train.prompt_network import PLAN
 
 SEEDS = 20
 DISTANCE_RESAMPLES = 200
@@ -77,14 +83,17 @@ def main() -> int:
     check_reader(rest["reader"])
     count = QUICK_COUNT if options.quick else rest["prompts"]
     pairs = held_out_pairs(rest["work"], count)
-    confidences = routers(pairs, rest["training"], NetworkPlan(steps=2 if options.quick else rest["steps"]))
+    plan = replace(PLAN, steps=2 if options.quick else rest["steps"])
+    confidences = routers(pairs, rest["routers"], rest["training"], plan)
     read = scored(pairs, rest["reader"])
     features = feature_pairs(pairs, rest["reader"], count if options.quick else rest["drawings"])
     scores = scorer_values(confidences, read)
     distances = distance_values(confidences, features, 20 if options.quick else DISTANCE_RESAMPLES)
     figures = [
-        *gains("share of attributes", confidences, scores, sign=1.0),
-        *gains("Fréchet distance", confidences, distances, sign=-1.0),
+        *gains("share of attributes", (PROMPT_AWARE,), scores, sign=1.0),
+        *gains("Fréchet distance", (PROMPT_AWARE, DIFFSERVE), distances, sign=-1.0),
+        *mean_gains("share of attributes", rest["routers"], scores, sign=1.0),
+        *mean_gains("Fréchet distance", rest["routers"], distances, sign=-1.0),
     ]
     costs = latencies(pairs, 1 if options.quick else 5)
     return publish(options, figures, notes={"prompts": count, "seconds": costs})
@@ -100,21 +109,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reader", type=Path, default=WORK / "reader", help="work folder of a separately trained attribute scorer"
     )
-    parser.add_argument("--steps", type=int, default=NetworkPlan().steps, help="of each network's training")
+    parser.add_argument(
+        "--routers", nargs="*", choices=ROUTERS, default=ROUTERS, help="to train, or trained before [all]"
+    )
+    parser.add_argument("--steps", type=int, default=PLAN.steps, help="of each network's training")
     parser.add_argument("--threads", type=int, default=1)
 
 
-def routers(pairs: GeneratedPairs, training: Path, plan: NetworkPlan) -> dict[str, Array]:
+def routers(pairs: GeneratedPairs, trained: Sequence[str], training: Path, plan: TrainingPlan) -> dict[str, Array]:
     """Return the confidence in each light image by router; the random router's by seed."""
     shipped = shipped_confidences(pairs)
     found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
-    prompts, noise = training_prompts(1_600)
-    pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
-    seen = [source.generate(training, list(prompts.captions), noise) for source in (pair.light, pair.heavy)]
-    for name in NETWORKS:
-        network = trained_network(name, seen[0], seen[1], training / "networks", plan)
-        found[name] = real_margins(network, pairs.light)
+    found |= dict(trained_margins(trained, training_scenes(training), pairs.light, training / "networks", plan))
     return found | dict(random_confidences(len(pairs.prompts), SEEDS))
+
+
+def training_scenes(work: Path) -> SceneImages:
+    """Return the scenes that `tiny-router` was trained on, generating the images that the work folder lacks."""
+    prompts, noise = training_prompts(COUNT)
+    pair = shipped_pair(LIGHT, HEAVY)
+    autoencoder = load_pipeline(pair.heavy.folder).vae
+    rendered = torch.cat([as_bytes(render(autoencoder, part)) for part in prompts.drawn.split(BATCH)])
+    light, heavy = (source.generate(work, list(prompts.captions), noise) for source in (pair.light, pair.heavy))
+    return SceneImages(prompts.drawn, rendered, light, heavy)
 
 
 def feature_pairs(pairs: GeneratedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
@@ -180,15 +197,29 @@ def seeds_of(router: str, confidences: Mapping[str, Array]) -> list[str]:
     return [name for name in confidences if name.startswith(RANDOM)] if router == RANDOM else [router]
 
 
-def gains(what: str, confidences: Mapping[str, Array], value: Value, sign: float) -> Iterator[Figure]:
-    """Compare the discriminators with CLIPScore's router and the random one at each deferral rate; only the
-    prompt-aware one has a target."""
-    for router in (PROMPT_AWARE, DIFFSERVE):
+def gains(what: str, routers: Sequence[str], value: Value, sign: float) -> Iterator[Figure]:
+    """Compare discriminators with CLIPScore's router and the random one at each deferral rate; only the prompt-aware
+    one has a target."""
+    for router in routers:
         target = surely_above(0.0) if router == PROMPT_AWARE else informative()
         for other in (RANDOM, CLIP_SCORE):
             for rate in RATES:
                 name = f"{what}, {router} better than {other}, {rate:.0%} deferred"
                 yield gain(name, sign * (value(router, rate) - value(other, rate)), target)
+
+
+def mean_gains(what: str, trained: Sequence[str], value: Value, sign: float) -> Iterator[Figure]:
+    """Compare every router with the random one by the mean over the rates, and then DiffServe's choice, an
+    EfficientNet trained on ground truth, with the others of its Figure 7."""
+    best = router_name("EfficientNet", GROUND_TRUTH)
+    other_cases = (("ResNet", GROUND_TRUTH), ("ViT", GROUND_TRUTH), ("EfficientNet", HEAVY_REAL))
+    others = [router_name(*case) for case in other_cases]
+    pairs = [(router, RANDOM) for router in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE, *trained)]
+    pairs += [(best, other) for other in others if {best, other} <= set(trained)]
+    for router, other in pairs:
+        differences = [sign * (value(router, rate) - value(other, rate)) for rate in RATES]
+        name = f"{what}, mean over rates: {router} better than {other}"
+        yield gain(name, np.mean(differences, axis=0), informative())
 
 
 def gain(name: str, values: Array, target: Target) -> Figure:

@@ -1,7 +1,9 @@
-"""Fit a discriminator to a user's cascade, from two folders of images: `pentimento zoo discriminator`.
+"""Fit a discriminator to a user's cascade, from folders of images: `pentimento zoo discriminator`.
 
     pentimento zoo discriminator --real REAL --generated LIGHT --out DIR --cascade my-light,my-heavy
+    pentimento zoo discriminator --real REAL --generated LIGHT --heavy HEAVY --architecture efficientnet_v2_s --out DIR
 
+The second is DiffServe's recipe (section 3.2): torchvision's network at 224 px, real images against both models'.
 REAL has images that are good enough (real ones, or the heavy model's), LIGHT the light model's, both as PNG, JPEG or
 WebP and of the same size: otherwise it learns to distinguish formats. OUT is the argument of `pentimento up
 --discriminator`. With --cascade the file OUT-cascade.json is the input of `pentimento models add-cascade`: the digest,
@@ -18,19 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import EfficientNetForImageClassification
 
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.diffusion.discriminators.scoring_network import MAX_IMAGE_SIZE_PX
+from pentimento.diffusion.discriminators.torchvision_networks import ARCHITECTURES, NARROW, named_efficientnet
+from pentimento.domain.errors import InvalidArgument
 from zoo.command import positive, run
 from zoo.devices import DEVICES, choose_device
-from zoo.drawing.dataset import as_pixels
-from zoo.evaluate.calibration import BATCH as PASS
-from zoo.evaluate.calibration import auroc, calibration_error, fit_calibration, margins
+from zoo.evaluate.calibration import auroc, calibration_error, fit_calibration
 from zoo.export.directories import write_json
-from zoo.export.discriminator import write_discriminator
-from zoo.train.discriminator import BATCH, CALIBRATING, MEASURING, PLAN, make_discriminator
+from zoo.export.discriminator import real_margins, write_discriminator, write_torchvision
+from zoo.train.discriminator import BATCH, CALIBRATING, LABELS, MEASURING, PLAN, make_discriminator
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages, begun_from, read_folders
 
@@ -46,9 +48,14 @@ class Examined:
 
 
 def fit(
-    part: FolderDiscriminatorPart, pictures: FolderImages, plan: TrainingPlan, work: Path, folder: Path
+    part: FolderDiscriminatorPart,
+    pictures: FolderImages,
+    plan: TrainingPlan,
+    work: Path,
+    folder: Path,
+    architecture: str | None = None,
 ) -> Examined:
-    """Train to the plan's end, calibrate and write."""
+    """Train to the plan's end, calibrate and write; `architecture` names a network of torchvision's."""
     TrainingRun(part, plan, work).train()
     model = load_trained(part.module, work).cpu()
     calibration = fit_calibration(*_even_odds(model, *pictures.fold(CALIBRATING)))
@@ -59,16 +66,17 @@ def fit(
     }
     record: dict[str, object] = asdict(calibration) | {"method": "platt", "measured_on": len(found)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_discriminator(model, folder, record | {"calibration_error": round(figures["calibration error"], 4)})
+    record |= {"calibration_error": round(figures["calibration error"], 4)}
+    if isinstance(model, EfficientNetForImageClassification):
+        write_discriminator(model, folder, record)
+    else:
+        write_torchvision(model, folder, record, {"architecture": architecture}, pictures.real.shape[-1])
     return Examined(figures, calibration.confidence(found[~real]))
 
 
-def _even_odds(model: PreTrainedModel, real: Tensor, generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _even_odds(model: nn.Module, real: Tensor, generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return margins, which are real, and weights: both kinds count equally."""
-    # A few at a time: all would not fit as floats.
-    kinds = [
-        torch.cat([margins(model, as_pixels(part)) for part in images.split(PASS)]) for images in (real, generated)
-    ]
+    kinds = [real_margins(model, images) for images in (real, generated)]
     weights = torch.cat([torch.full((len(kind),), 0.5 / len(kind)) for kind in kinds])
     return torch.cat(kinds), torch.arange(len(weights)) < len(kinds[0]), weights
 
@@ -90,12 +98,14 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(given)
     torch.set_num_threads(arguments.threads)
     choose_device(arguments.device)
-    pictures = read_folders(arguments.real, arguments.generated, arguments.size)
+    if arguments.start and arguments.architecture:
+        raise InvalidArgument.of("--start", "must be left out with --architecture, which names a network to begin with")
+    pictures = read_folders(arguments.real, arguments.generated, arguments.size, arguments.heavy)
     torch.manual_seed(0)
-    begun = begun_from(arguments.start, arguments.size) if arguments.start else make_discriminator(arguments.size)
-    part = FolderDiscriminatorPart(begun, pictures, arguments.batch)
+    part = FolderDiscriminatorPart(_begun(arguments), pictures, arguments.batch)
     work = arguments.out.with_name(f"{arguments.out.name}-training")
-    examined = fit(part, pictures, replace(PLAN, steps=arguments.steps), work, arguments.out)
+    plan = replace(PLAN, steps=arguments.steps)
+    examined = fit(part, pictures, plan, work, arguments.out, arguments.architecture)
     for name, value in examined.figures.items():
         print(f"{name}: {value:.4f}")
     if arguments.cascade:
@@ -104,15 +114,32 @@ def main(given: Sequence[str] | None = None) -> None:
     shutil.rmtree(work)
 
 
+def _begun(arguments: argparse.Namespace) -> nn.Module:
+    if arguments.architecture:
+        network: nn.Module = named_efficientnet(arguments.architecture, len(LABELS))
+        return network
+    return begun_from(arguments.start, arguments.size) if arguments.start else make_discriminator(arguments.size)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pentimento zoo discriminator", description=__doc__)
     parser.add_argument("--real", type=Path, required=True, metavar="DIR", help="folder of images that are good enough")
     parser.add_argument(
         "--generated", type=Path, required=True, metavar="DIR", help="folder of the light model's images"
     )
+    parser.add_argument(
+        "--heavy",
+        type=Path,
+        metavar="DIR",
+        help="folder of the heavy model's images, generated as well [none]",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--cascade", type=_pair, metavar="LIGHT,HEAVY", help="also write the cascade's registration")
     parser.add_argument("--start", type=Path, metavar="DIR", help="EfficientNet of transformers to start from [none]")
+    named = [name for name in ARCHITECTURES if name != NARROW]
+    parser.add_argument(
+        "--architecture", choices=named, help="network of torchvision, untrained [a narrow one of transformers]"
+    )
     parser.add_argument("--size", type=_side, default=SIZE_PX, help="side of its input in pixels [%(default)s]")
     parser.add_argument("--steps", type=positive, default=PLAN.steps, help="[%(default)s]")
     parser.add_argument("--batch", type=_batch, default=BATCH, help="images per step [%(default)s]")

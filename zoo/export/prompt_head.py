@@ -25,21 +25,21 @@ from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRecord
-from pentimento.diffusion.discriminators.torchvision_networks import MODEL_TYPE, NARROW
+from pentimento.diffusion.discriminators.torchvision_networks import NARROW
 from pentimento.profiles.rules import share_is_surely
 from zoo.command import finite, positive, run
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.drawing.scenes import IMAGE_SIZE
-from zoo.evaluate.calibration import CALIBRATION, Calibration, auroc, fit_calibration
+from zoo.evaluate.calibration import auroc, fit_calibration
 from zoo.evaluate.examination import BATCH, Examiner, read_attributes
 from zoo.export.directories import save_half, write_json
-from zoo.export.discriminator import write_preprocessing
+from zoo.export.discriminator import real_margins, write_torchvision
 from zoo.painting.pairs import ImageSource
 from zoo.painting.pipeline import load_pipeline
 from zoo.painting.store import as_bytes
 from zoo.registry import WEIGHTS, entry_of, write_registry
-from zoo.train.discriminator import LABELS, render
+from zoo.train.discriminator import render
 from zoo.train.judge import AttributeReader
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.parts import WORK
@@ -135,29 +135,14 @@ def train_network(scenes: NetworkImages, work: Path, folder: Path, plan: Trainin
         {n: t.half().float() if t.is_floating_point() else t for n, t in network.state_dict().items()}
     )
     kept = scenes.rows(is_calibrating(len(scenes.light)))
-    margins = [network_margins(network, images) for images in (kept.rendered, kept.light)]
+    margins = [real_margins(network, images) for images in (kept.rendered, kept.light)]
     real = torch.cat(
         [torch.full((len(found),), is_real) for found, is_real in zip(margins, (True, False), strict=True)]
     )
-    write_network(network, folder, fit_calibration(torch.cat(margins), real, torch.ones(len(real))))
-
-
-@torch.no_grad()
-def network_margins(network: torch.nn.Module, images: Tensor) -> Tensor:
-    """Return the logit of 'real' less that of 'generated', (n,), of uint8 images."""
-    logits = torch.cat([network(as_pixels(part)) for part in images.split(BATCH)]).double()
-    return logits[:, 1] - logits[:, 0]
-
-
-def write_network(network: torch.nn.Module, folder: Path, calibration: Calibration) -> None:
-    """Write the directory of an image-only discriminator."""
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, object] = {"model_type": MODEL_TYPE, "architecture": NARROW, "image_size": IMAGE_SIZE}
-    config |= {"stages": list(STAGES), "last_channel": LAST_CHANNEL}
-    config |= {"label2id": {label: number for number, label in enumerate(LABELS)}, CALIBRATION: asdict(calibration)}
-    write_json(folder / "config.json", config)
-    save_half(network.state_dict(), folder / "model.safetensors")
-    write_preprocessing(folder, IMAGE_SIZE)
+    calibration = fit_calibration(torch.cat(margins), real, torch.ones(len(real)))
+    architecture = {"architecture": NARROW, "stages": list(STAGES), "last_channel": LAST_CHANNEL}
+    write_torchvision(network, folder, asdict(calibration), architecture, IMAGE_SIZE)
 
 
 @torch.no_grad()

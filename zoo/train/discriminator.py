@@ -172,15 +172,22 @@ class DiscriminatorPart:
         return loss_of(self.module, images, kinds < KINDS.index("light"), generator)
 
 
+def logits_of(module: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the logits (n, labels) of a classifier of transformers or torchvision."""
+    found = module(pixels)
+    logits: Tensor = found if isinstance(found, Tensor) else found.logits
+    return logits
+
+
 def loss_of(
-    module: EfficientNetForImageClassification, images: Tensor, real: Tensor, generator: torch.Generator
+    module: nn.Module, images: Tensor, real: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of uint8 images (n, 3, size, size), which are `real` (n,) or generated, and the accuracy."""
     pixels = blurred(as_pixels(images), generator)
     # Dropout draws from torch's global generator, which a resumed run has not advanced.
     torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
     with half_precision():
-        logits = module(pixels.to(device(), memory_format=torch.channels_last)).logits.float()
+        logits = logits_of(module, pixels.to(device(), memory_format=torch.channels_last)).float()
     wanted = real.long().to(logits.device)  # an index into LABELS
     right = (logits.detach().argmax(dim=1) == wanted).float()
     return functional.cross_entropy(logits, wanted), {"right": float(right.mean())}

@@ -1,4 +1,4 @@
-"""Train a discriminator for a user's cascade from two folders of images, real ones and the light model's."""
+"""Train a discriminator for a user's cascade from folders of real images and of both models'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import EfficientNetForImageClassification
 
 from pentimento.domain.errors import InvalidArgument
@@ -22,12 +22,13 @@ LEAST = 2 * FOLDS  # images of a folder, so that every fold has some
 
 @dataclass(frozen=True)
 class FolderImages:
-    """Hold uint8 (n, 3, size, size) images of each kind, and each one's fold (n,)."""
+    """Hold uint8 (n, 3, size, size) images of each kind, and each one's fold (n,). The heavy model's only train."""
 
     real: Tensor
     generated: Tensor
     real_folds: Tensor
     generated_folds: Tensor
+    heavy: Tensor | None = None
 
     def fold(self, *numbers: int) -> tuple[Tensor, Tensor]:
         """Return the real and the generated images of some folds."""
@@ -38,8 +39,8 @@ class FolderImages:
         )
 
 
-def read_folders(real: Path, generated: Path, size_px: int) -> FolderImages:
-    """Return the images of two folders, squeezed into squares as served.
+def read_folders(real: Path, generated: Path, size_px: int, heavy: Path | None = None) -> FolderImages:
+    """Return the images of two folders, squeezed into squares as served, and those of a third that train as generated.
 
     Images of the same name, such as those of one prompt, are in the same fold. Raises InvalidArgument for a folder with
     too few, and for a file that is no image.
@@ -51,8 +52,10 @@ def read_folders(real: Path, generated: Path, size_px: int) -> FolderImages:
     for option, found in zip(("--real", "--generated"), folds, strict=True):
         if len(found.unique()) < FOLDS:
             raise InvalidArgument.of(option, "must have images for each fold: use the same names in both folders")
-    pictures = [torch.stack([_read(file, size_px) for file in found]) for found in files]
-    return FolderImages(pictures[0], pictures[1], folds[0], folds[1])
+    if heavy is not None:
+        files.append([file for file in _files("--heavy", heavy) if number.get(file.stem, 0) < CALIBRATING])
+    images = [torch.stack([_read(file, size_px) for file in found]) for found in files]
+    return FolderImages(images[0], images[1], folds[0], folds[1], *images[2:])
 
 
 def _files(option: str, folder: Path) -> list[Path]:
@@ -96,10 +99,11 @@ def begun_from(directory: Path, size_px: int) -> EfficientNetForImageClassificat
 class FolderDiscriminatorPart:
     name = "discriminator"
 
-    def __init__(self, module: EfficientNetForImageClassification, pictures: FolderImages, batch: int) -> None:
+    def __init__(self, module: nn.Module, pictures: FolderImages, batch: int) -> None:
         self.module = module.to(device(), memory_format=torch.channels_last)
         self.batch = batch
-        self.real, self.generated = pictures.fold(*range(CALIBRATING))
+        self.real, generated = pictures.fold(*range(CALIBRATING))
+        self.generated = generated if pictures.heavy is None else torch.cat([generated, pictures.heavy])
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a batch, half of each kind."""

@@ -71,7 +71,7 @@ def load_torchvision(
     _check_steps(steps_path, steps)
     if not is_installed():
         raise FailedPrecondition("TORCHVISION_MISSING", f"{path}: needs torchvision, which is not installed")
-    build = partial(_narrow, path, document) if architecture == NARROW else partial(_named, architecture)
+    build = partial(_narrow, path, document) if architecture == NARROW else partial(named_efficientnet, architecture)
     return LoadedNetwork(_network(path.parent, build, files, label_count), _preprocessing(steps), size)
 
 
@@ -120,7 +120,8 @@ def _narrow(path: Path, document: Mapping[str, Any], label_count: int) -> Any:
     return narrow_efficientnet(stages, whole_number(path, document, "last_channel", 1, _MAX_FEATURES), label_count)
 
 
-def _named(architecture: str, label_count: int) -> Any:
+def named_efficientnet(architecture: str, label_count: int) -> Any:
+    """Return torchvision's untrained network of one of the named ARCHITECTURES."""
     from torchvision import models
 
     return getattr(models, architecture)(weights=None, num_classes=label_count)

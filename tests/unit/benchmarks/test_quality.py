@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.cascade_quality import FeaturePairs, distance_values, scorer_values, served_moments
+from benchmarks.cascade_quality import FeaturePairs, distance_values, mean_gains, scorer_values, served_moments
 from benchmarks.image_distances import FrechetReference, Moments, moments, structural_similarity
 from benchmarks.image_scorers import check_scorers
 from benchmarks.pipelined_link import CASES as LINKS
@@ -41,6 +41,7 @@ from benchmarks.reuse_quality import (
 from benchmarks.router import RoutedPrompts, gain_figures, margin_figures
 from benchmarks.routing_data import BY_PROMPT, CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
 from benchmarks.routing_estimates import aurocs, deferred_weights, figure_of, resampling_weights, served_values
+from benchmarks.routing_networks import ROUTERS, SceneImages, trained_margins
 from benchmarks.value_runs import LogPlan
 from lab.emulation.pace import read_pace
 from lab.runs.measure import Figure, at_least, informative
@@ -48,6 +49,7 @@ from pentimento.domain.errors import NotFound
 from pentimento.policies.cache_selection import Threshold
 from zoo.drawing.captions import ATTRIBUTES
 from zoo.evaluate.examination import COLUMNS
+from zoo.train.loop import TrainingPlan
 
 SOURCE = np.random.default_rng(0)
 REAL = SOURCE.normal(size=(4_000, 5)) * [4.0, 3.0, 2.0, 1.0, 0.01]
@@ -398,6 +400,33 @@ def test_random_router_is_mean_of_draws() -> None:
     assert values[0] == pytest.approx(np.mean(of_draws))
     by_hand = [reference.distance(moments(served(each, LIGHT, HEAVY, 20))) for each in DRAWS.values()]
     assert (distances[0], len(distances)) == (pytest.approx(np.mean(by_hand)), 5)
+
+
+def test_mean_gain_averages_rates_by_resample() -> None:
+    """Take a name's length and the rate as a router's value, times the resample's number."""
+
+    def value(router: str, rate: float) -> Array:
+        return (len(router) + rate) * np.array([1.0, 2.0, 3.0])
+
+    found = {figure.name: figure for figure in mean_gains("value", ROUTERS, value, -1.0)}
+
+    ours = found[f"value, mean over rates: {PROMPT_AWARE} better than {RANDOM}"]
+    assert ours.value == len(RANDOM) - len(PROMPT_AWARE)
+    assert {f"value, mean over rates: {router} better than {RANDOM}" for router in ROUTERS} < found.keys()
+
+
+@pytest.mark.training
+def test_trained_routers_separate_light_from_real(tmp_path: Path) -> None:
+    """Train on black and white images: light's are white, all others black."""
+    black = torch.zeros(16, 3, 64, 64, dtype=torch.uint8)
+    scenes = SceneImages(drawn=black, rendered=black, light=black + 255, heavy=black)
+    shown = torch.cat([black[:1], black[:1] + 255])
+
+    found = dict(trained_margins(ROUTERS, scenes, shown, tmp_path, TrainingPlan(steps=6, peak_rate=2e-3, warmup=1)))
+
+    assert list(found) == ROUTERS
+    assert all(np.isfinite(margins).all() for margins in found.values())
+    assert all(found[name][0] > found[name][1] for name in ROUTERS if "heavy" in name)
 
 
 def test_gain_is_difference_of_served_values() -> None:

@@ -83,6 +83,22 @@ def test_what_is_fitted_is_served_and_registered(folders: tuple[Path, Path], tmp
 
 
 @pytest.mark.training
+def test_torchvision_network_trains_on_both_models_images(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    out, network = tmp_path / "mine", ("--architecture", "efficientnet_v2_s")
+    heavy = read_folders(*folders, SIZE_PX, heavy=folders[0]).heavy
+
+    main(arguments(folders, out, *network, "--heavy", str(folders[0]), "--steps", "2", "--batch", "4"))
+
+    served = open_discriminator(out)
+    pixels = [served.pixels(Image.open(folder / "001.png").convert("RGB")) for folder in folders]
+    assert heavy is not None and len(heavy) == COUNT * 6 // 8
+    assert json.loads((out / "config.json").read_text())["architecture"] == "efficientnet_v2_s"
+    assert all(0.0 <= confidence <= 1.0 for confidence in served.confidences(pixels))
+    with pytest.raises(InvalidArgument, match="--start: must be left out with --architecture"):
+        main(arguments(folders, tmp_path / "other", *network, "--start", str(out)))
+
+
+@pytest.mark.training
 def test_it_may_begin_with_the_weights_of_another(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """After a step at a rate of nearly nothing its weights are still those of the other one, but for that step."""
     shipped = Path(__file__).parents[4] / "zoo" / "weights" / "tiny-discriminator"
