@@ -84,7 +84,7 @@ ROUTERS = [router_name(network, real) for real in (GROUND_TRUTH, HEAVY_REAL) for
 def trained_margins(
     names: Collection[str], scenes: SceneImages, images: Tensor, folder: Path, plan: TrainingPlan
 ) -> Iterator[tuple[str, Array]]:
-    """Yield each of these routers' names, and by image the logit of 'real' less that of 'generated'."""
+    """Yield the name of each router in `names`, and by image the logit of 'real' less that of 'generated'."""
     sides = {
         GROUND_TRUTH: (torch.cat([scenes.drawn, scenes.rendered]), torch.cat([scenes.light, scenes.heavy])),
         HEAVY_REAL: (scenes.heavy, scenes.light),
