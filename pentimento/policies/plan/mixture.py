@@ -72,18 +72,19 @@ def carries(load: MixtureLoad, device_count: int, count: int, large: float, smal
 @dataclass(frozen=True)
 class PidGains:
     """Hold the gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned for a step
-    every 180 s, `period_s`, with times in minutes, `unit_s`."""
+    every 180 s, `period_s`, with times in minutes, thirds of it; so another period follows the same course, slower or
+    faster."""
 
     proportional: float = 0.6
     integral: float = 0.05
     derivative: float = 0.05
-    unit_s: float = 60.0
     period_s: float = 180.0
 
 
 @dataclass(frozen=True)
 class PidMemory:
-    """Hold the state of a PID controller: the steered `value`, the last `error`, `integral` in error times minutes."""
+    """Hold the state of a PID controller: the steered `value`, the last `error`, the `integral` of the error over time
+    in thirds of the period."""
 
     value: float
     integral: float = 0.0
@@ -100,7 +101,7 @@ def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float
     Anti-windup: at a limit, an error that pushes further out is not integrated, and an integral that pushes further out
     loses the part beyond the limit.
     """
-    dt = elapsed_s / gains.unit_s
+    dt = 3.0 * elapsed_s / gains.period_s
     error = target - memory.value
     integral = memory.integral + error * dt
     slope = 0.0 if memory.error is None or dt <= 0 else (error - memory.error) / dt

@@ -17,7 +17,7 @@ NO_SLOPE = PidGains(derivative=0.0)
 # near limit: 12 + 0.6 * 4 + 0.05 * 12 is 0.2 beyond it. An integral of 40 - 3 pushes 1.25 beyond: 25 of it.
 STEPS = {
     "a whole period": (
-        PidGains(0.6, 0.05, 0.05, 60.0),
+        PidGains(0.6, 0.05, 0.05, 180.0),
         PidMemory(10.0, 2.0, 1.0),
         14.0,
         180.0,
