@@ -110,7 +110,7 @@ class PlannedFleet:
 
 @asynccontextmanager
 async def planned_fleet(
-    folder: Path, policy: str, *, thins: bool = False, slowness: float = 1.0, **serving: Any
+    folder: Path, policy: str, *, thins: bool = False, slowness: float = 1.0, slo_s: float = 2.0, **serving: Any
 ) -> AsyncIterator[PlannedFleet]:
     """Run a fleet up to where every part is connected and registered; the policy begins then.
 
@@ -121,7 +121,7 @@ async def planned_fleet(
     fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
     settings = RecordingSettings(
         RpcServerSettings(listen=(address,)),
-        policy_settings(fleet, slo_s=2.0 * slowness, **serving),
+        policy_settings(fleet, slo_s=slo_s * slowness, **serving),
         lease_s=LEASE_S,
         allocator_limit_s=60.0,
         plan_interval_s=PLAN_INTERVAL_S,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -159,26 +159,48 @@ async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
     assert {(one.spec.model, one.steps_run) for one in thinned} == {("heavy", 2)}
 
 
+@dataclass(frozen=True)
+class FirstPlan:
+    """The first plan for 10 requests a second without cache hits: workers and their batch size by model, and the
+    confidence that light images must exceed, None without a score."""
+
+    heavy: tuple[int, int] | None
+    light: tuple[int, int] | None = None
+    threshold: float | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> "FirstPlan":
+        held = Counter((one.model, one.max_batch_size) for one in plan.assignments)
+        found = {model: (count, batch) for (model, batch), count in held.items()}
+        thresholds = {one.confidence for each in plan.cascades for stage in each.stages for one in stage.thresholds}
+        assert len(found) == len(held)
+        return cls(found.get("heavy"), found.get("light"), *thresholds)
+
+
 @pytest.mark.parametrize(
-    ("policy", "first_given"),
+    ("policy", "first"),
     [
-        ("clipper-light", {"light": 4}),
-        ("proteus", {"heavy": 4}),
-        ("static-cascade", {"heavy": 2, "light": 2}),
-        ("vanilla", {"heavy": 4}),
-        ("modm", {"heavy": 4}),
-        ("joint", {"heavy": 3, "light": 1}),
+        ("clipper-light", FirstPlan(None, (4, 1))),
+        ("clipper-heavy", FirstPlan((4, 1))),
+        ("proteus", FirstPlan((4, 1))),
+        ("static-cascade", FirstPlan((2, 2), (2, 1), 1.0)),
+        ("static-threshold", FirstPlan((2, 1), (2, 1), 0.4)),
+        ("aimd", FirstPlan((2, 1), (2, 1), 0.95)),
+        ("no-queueing-model", FirstPlan((3, 1), (1, 2), 1.0)),
+        ("vanilla", FirstPlan((4, 4))),
+        ("modm", FirstPlan((4, 32))),
+        ("joint", FirstPlan((3, 1), (1, 4))),
     ],
 )
-async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:
-    """Compare `first_given`, workers by model in the first plan, for 10 requests a second without cache hits."""
-    async with planned_fleet(directory, policy, policy_options=("peak_per_s=10", "expected_per_s=10")) as fleet:
+async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first: FirstPlan) -> None:
+    options = ("peak_per_s=10", "expected_per_s=10", "fixed_threshold=0.4")
+    # So short that three executions of two heavy images exceed it, and one does not.
+    async with planned_fleet(directory, policy, slo_s=1.0, policy_options=options) as fleet:
         await begun(fleet, policy)
 
         endings = await loaded(fleet.suite, 10, 10.0)
 
         pools = [pool for _, decision in fleet.settings.asked for pool in decision.plan.pools]
-        first = fleet.settings.asked[0][1]
-    assert Counter(assignment.model for assignment in first.plan.assignments) == first_given
+    assert FirstPlan.of(fleet.settings.asked[0][1].plan) == first
     assert sum(endings.values()) == 10
     assert set(endings) <= {pool.model for pool in pools}
