@@ -1,6 +1,7 @@
 """Compare throughput and quality of reuse on the live suite with the heavy model from scratch.
 
     python -m benchmarks.cache_value --scorer SCORERS --encoder OTHERS [--count 240] [--in-flight 4]
+    python -m benchmarks.cache_value --rules [--count 240]
 
 SCORERS and OTHERS are work folders of training (see `benchmarks.image_scorers`). Five arms play a scene log
 (`zoo.scene_log`) other than the profiles', alternating round by round:
@@ -16,6 +17,8 @@ finds them by text and answers as many requests as our images arm did on the sam
 forms use the images' table, and MoDM's more lenient reading of it. A second log is denser and reuses images by that
 reading, so that it has the papers' hit rates. The first prompts of either fill the caches and do not count. An encoder
 and an attribute scorer that neither route nor were trained with the router's give the quality.
+
+`--rules` compares eviction instead (`value_rules`): the latents arm in stores too small for the log, without scorers.
 """
 
 import argparse
@@ -48,6 +51,7 @@ from benchmarks.reuse_quality import (
     throughput_figures,
 )
 from benchmarks.selector_profile import PROFILES, LocalEncoder
+from benchmarks.value_rules import STORE_BYTES, rule_figures
 from benchmarks.value_runs import (
     ALL_LIGHT,
     BOTH,
@@ -138,6 +142,8 @@ def main() -> int:
     rest = options.rest
     torch.set_num_threads(1)
     quiet_loaders()
+    if rest["rules"]:
+        return compare_rules(options)
     check_scorers(rest["scorer"], rest["encoder"])
     profiles = ReuseProfiles.read(rest["profiles"])
     by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_profiles([rest["dense_images"]]).profiles[0])}
@@ -151,9 +157,10 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
+    parser.add_argument("--rules", action="store_true", help="compare rules of eviction in small stores")
+    parser.add_argument("--scorer", type=Path, default=Path(), metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument(
-        "--encoder", type=Path, required=True, metavar="DIR", help="work folder of a dual encoder of another seed"
+        "--encoder", type=Path, default=Path(), metavar="DIR", help="work folder of a dual encoder of another seed"
     )
     parser.add_argument("--profiles", type=Path, default=PROFILES, help="directory of selector profiles")
     parser.add_argument(
@@ -173,6 +180,16 @@ def logs_of(options: Options) -> list[tuple[str, LogPlan, tuple[Band, ...]]]:
     plain = LogPlan(warm, count, rounds, rest["in_flight"], first_seed=10_000)
     dense = replace(plain, warm_count=warm * 2 // 3, count=count * 2 // 3, first_seed=20_000)
     return [(PLAIN, plain, BANDS), (DENSE, dense, denser_bands(DENSE_SHARE, DENSE_ABOVE))]
+
+
+def compare_rules(options: Options) -> int:
+    """Publish what each rule of eviction saves on the first log."""
+    latents, told = ReuseProfiles.read(options.rest["profiles"]).latents, teller(time.monotonic())
+    _, plan, bands = logs_of(options)[0]
+    rng = np.random.default_rng((options.rest["log_seed"], plan.first_seed))
+    log = write_scene_log(plan.warm_count + plan.count, clip_embedder(ENCODER), rng, bands)
+    notes = {name: options.rest[name] for name in ("count", "warm", "rounds", "in_flight", "log_seed")}
+    return publish(options, rule_figures(log, plan, latents, told), notes={**notes, "store_bytes": STORE_BYTES})
 
 
 def teller(began: float) -> Told:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.eviction_bound import offline_bound
-from benchmarks.eviction_replay import REGIMES, STEP_COUNT, Regime, ReuseLog, read_log, replay
+from benchmarks.eviction_replay import REGIMES, STEP_COUNT, Regime, ReuseLog, block_means, read_log, replay
 from lab.runs.measure import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
 from lab.simulator.eviction import EvictionQueue, open_eviction
 from pentimento.domain.access import EvictionRule
@@ -136,12 +136,8 @@ def play(log: ReuseLog, regime: Regime, begin: int, bound_of: Mapping[int, float
         rules |= {name: eviction_rule(name, size) for name in FOUR}
         rules["lcbfu, first f = 0"] = LcbfuRule(first_frequency=0.0)
         saved = {name: saved_share(log, rule, regime, size, begin, len(log)) for name, rule in rules.items()}
-        blocks = {name: [statistics.fmean(one) for one in _blocks(shares)] for name, shares in saved.items()}
+        blocks = {name: block_means(shares, BLOCK) for name, shares in saved.items()}
         yield PlayedRule(regime, size, blocks, bound_of[size] / STEP_COUNT / (len(log) - begin))
-
-
-def _blocks(shares: Sequence[float]) -> list[Sequence[float]]:
-    return [shares[start : start + BLOCK] for start in range(0, len(shares) - BLOCK + 1, BLOCK)]
 
 
 def summary(all_played: Sequence[PlayedRule]) -> list[Figure]:

@@ -8,6 +8,7 @@ import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import cast
 
 import numpy as np
@@ -135,3 +136,8 @@ def replay(log: ReuseLog, eviction: Eviction, regime: Regime, capacity_count: in
     """Return the steps that each of the first `end` requests saves, starting with an empty cache."""
     cache = LatentCache(eviction, regime, capacity_count)
     return [cache.serve(row, log.donors[row]) for row in range(len(log) if end is None else end)]
+
+
+def block_means(shares: Sequence[float], size: int) -> list[float]:
+    """Return the means of consecutive blocks of `size` requests, whose shares depend on each other."""
+    return [fmean(shares[start : start + size]) for start in range(0, len(shares) - size + 1, size)]

@@ -123,29 +123,36 @@ class LogPlan:
         return [range(first, last) for first, last in pairwise(edges)]
 
 
-def in_turns(number: int) -> Sequence[Arm]:
+def in_turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
     """Return the arms in the order of that round: forwards and backwards, so that none always follows the same."""
-    return ARMS if number % 2 == 0 else ARMS[::-1]
+    return arms if number % 2 == 0 else arms[::-1]
 
 
 class LogPlayer:
     """Play the rows of a log by arms."""
 
     def __init__(
-        self, log: SceneLog, plan: LogPlan, suites: Mapping[str, LocalSuite], told: Callable[[str], None]
+        self,
+        log: SceneLog,
+        plan: LogPlan,
+        suites: Mapping[str, LocalSuite],
+        told: Callable[[str], None],
+        arms: Sequence[Arm] = ARMS,
     ) -> None:
         self._log = log
         self._plan = plan
         self._suites = suites
         self._told = told
-        self.runs = {arm.name: ArmRun() for arm in ARMS}
+        self._arms = arms
+        self.runs = {arm.name: ArmRun() for arm in arms}
 
     def play_all(self) -> dict[str, ArmRun]:
         """Return the runs of all arms: the caches warmed, then the rounds."""
-        for arm in REUSING:
-            self._play(arm, self._plan.warm_rows, "warm-up")
+        for arm in self._arms:
+            if arm.cached:
+                self._play(arm, self._plan.warm_rows, "warm-up")
         for number, rows in enumerate(self._plan.rounds):
-            for arm in in_turns(number):
+            for arm in in_turns(self._arms, number):
                 seconds = self._play(arm, rows, f"round {number + 1} of {self._plan.round_count}")
                 self.runs[arm.name].round_s.append(seconds)
         return self.runs
