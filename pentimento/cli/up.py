@@ -153,7 +153,7 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
 @click.option(
     "--eviction",
     type=click.Choice(["fifo", "lru", "lfu", "lcbfu", "aged", "none"]),
-    help="rule of a full cache: fifo evicts entries, others single latents and images [the policy's, else fifo]",
+    help="rule of a full cache: fifo evicts entries, others single latents and images [the policy's, else aged]",
 )
 @click.option(
     "--cache-bias",

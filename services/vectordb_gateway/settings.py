@@ -153,7 +153,7 @@ class CapacitySettings:
         None,
         help="when full, from the tenant with most: fifo evicts the oldest entry; lru, lfu, lcbfu "
         "(NIRVANA) and aged (uses decay) single latents and images by use; none: read-only. "
-        "Equal for all gateways of a ledger. Empty: the plan's if followed, else fifo",
+        "Equal for all gateways of a ledger. Empty: the plan's if followed, else aged",
     )
     object_grace_s: float = setting(
         120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400

@@ -10,6 +10,7 @@ from threading import Lock
 from pentimento.domain.access import EvictionRule
 from pentimento.policies.cache_quota import CacheLimits, gives_way, has_room
 from pentimento.policies.eviction_rules import eviction_rule
+from pentimento.policies.followed_cache import DEFAULT_EVICTION
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
@@ -90,7 +91,7 @@ class Capacity:
         self._ledger = ledger
         self._objects = objects
         self._settings = settings
-        self._eviction = eviction or (lambda: settings.eviction or EvictionChoice.FIFO)
+        self._eviction = eviction or (lambda: settings.eviction or EvictionChoice(DEFAULT_EVICTION))
         self._followed: EvictionChoice | None = None
         self._shortage = ""
         self._store_bytes = 0

@@ -62,13 +62,15 @@ async def test_tenant_at_its_share_gets_nothing_without_eviction(tmp_path: Path)
         assert await gateway.client.reserve(scope("another"), attempt("another")) is not None
 
 
-async def test_bytes_are_limited_too(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-size-bytes", "1200") as gateway:
+# Whole entries of 500 bytes, or single latents of 100.
+@pytest.mark.parametrize(("flags", "size_bytes"), [(("--eviction", "fifo"), 1000), ((), 1200)])
+async def test_bytes_are_limited_too(tmp_path: Path, flags: tuple[str, ...], size_bytes: int) -> None:
+    async with running_gateway(tmp_path, "--max-size-bytes", "1200", *flags) as gateway:
         for text in FAR_APART:
             await gateway.store(text)
         gateway.maintain()
 
-        assert (await gateway.client.statistics()).size_bytes == 1000
+        assert (await gateway.client.statistics()).size_bytes == size_bytes
 
 
 async def test_evicted_entry_can_be_read_for_its_grace(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ async def test_open_grants_are_limited_per_tenant_and_in_all(tmp_path: Path, mon
 
 async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) -> None:
     """Four entries of 500 bytes each; a frontdoor says 1,200 for one of the tenants, and later no bound."""
-    async with running_gateway(tmp_path) as gateway:
+    async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         for text in FAR_APART:
             await gateway.store(text, scope("small"))
             await gateway.store(text, scope("large"))
@@ -231,7 +233,7 @@ async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) ->
 
 async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
     """What it was told before a restart holds without a word of the tenant's; what was taken back does not."""
-    async with running_gateway(tmp_path) as gateway:
+    async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         for text in FAR_APART:
             for tenant in ("small", "freed"):
                 await gateway.store(text, scope(tenant))
@@ -239,7 +241,7 @@ async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
             await gateway.client.reserve(scope(tenant), attempt(tenant), tenant_cache_bytes=1200)
         await gateway.client.reserve(scope("freed"), attempt("freed"))
 
-    async with running_gateway(tmp_path) as gateway:
+    async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         assert (await gateway.client.statistics()).entry_count == 6
 
         small = [isinstance((await gateway.lookup(text, scope("small"))).start, FromLatent) for text in FAR_APART]
@@ -249,7 +251,7 @@ async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
 
 
 async def test_gateways_of_one_ledger_share_tenant_limits(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path) as gateway:
+    async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         other = TenantLimits(gateway.process.stores.ledger)
         for text in FAR_APART:
             await gateway.store(text)

@@ -14,7 +14,7 @@ def plan(**cache: object) -> Plan:
 
 
 def test_without_a_plan_the_operators_choice_is_in_force() -> None:
-    assert cache_in_force(CacheChoice(), None) == CacheInForce(None, 0, "fifo")
+    assert cache_in_force(CacheChoice(), None) == CacheInForce(None, 0, "aged")
     assert cache_in_force(CacheChoice(0.8, -1, "lru"), None) == CacheInForce(0.8, -1, "lru")
 
 
@@ -35,7 +35,7 @@ def test_what_the_operator_chose_stands_and_the_reason_says_so() -> None:
 def test_a_plan_that_says_nothing_of_the_cache_is_not_told_of() -> None:
     now = cache_in_force(CacheChoice(alpha=0.8), plan())
 
-    assert (now.alpha, now.eviction, now.told) == (0.8, "fifo", "")
+    assert (now.alpha, now.eviction, now.told) == (0.8, "aged", "")
 
 
 @pytest.mark.parametrize(
