@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.runs import Outcome, Report, RequestRecord
+from lab.runs import Outcome, Report, RequestRecord, StartKind
 from lab.runs.intervals import BOOTSTRAP, bootstrap_interval
 from lab.runs.measure import Figure, Interval, Target, at_most, informative
 
@@ -69,6 +69,7 @@ class ComparedLoad:
         """Return live figures with the means of the simulated ones and the standard deviation of one simulated run:
         chance moves a live run about as far."""
         names = {"violations": violations_of, "p50": p50_of, "p95": p95_of, "quality": quality_of}
+        names |= {"deferred": deferred_of, "from noise": noise_of}
         return f"{self.side}, {self.rate:.2f}/s: " + ", ".join(self._told(*one) for one in names.items())
 
     def _told(self, name: str, figure: Of) -> str:
@@ -90,6 +91,14 @@ def p95_of(report: Report) -> float:
 
 def quality_of(report: Report) -> float:
     return report.quality
+
+
+def deferred_of(report: Report) -> float:
+    return report.deferral_share
+
+
+def noise_of(report: Report) -> float:
+    return report.starts.get(StartKind.NOISE, 0.0)
 
 
 def violations_apart(turns: Tallies) -> float:
@@ -126,6 +135,9 @@ def figures(pairs: Sequence[ComparedLoad]) -> list[Figure]:
         qualities = [pair.quality_percent for pair in mine if pair.quality_percent is not None]
         if qualities:
             found.append(figure(mine, "quality, mean", statistics.fmean(qualities), QUALITY))
+        deferred = [100.0 * abs(pair.simulated_mean(deferred_of) - deferred_of(pair.live)) for pair in mine]
+        if any(deferred):
+            found.append(figure(mine, "deferred requests, mean", statistics.fmean(deferred), informative("points")))
     return found
 
 

@@ -1,5 +1,5 @@
-"""Fit a real device's speed and its variation from separate runs: a simulated device with images that take the same
-time, vary as much, and correlate as much with later ones.
+"""Fit real devices' speeds and their variation from separate runs: simulated devices with images that take the same
+time, vary as much, and correlate as much with later ones. Devices of each model have their own speed.
 
 A batch grows with an image's time, so that no formula gives the speed; figures are approached by simulating the same
 arrivals.
@@ -7,14 +7,14 @@ arrivals.
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
 import numpy as np
 
-from lab.emulation.speed import STEADY, SpeedChanges, SpeedCourse
+from lab.emulation.speed import STEADY, Both, SpeedChanges, SpeedCourse
 from lab.runs import RequestRecord
 from lab.runs.answers import COARSE
 from lab.simulator import Scenario, Simulation
@@ -60,27 +60,25 @@ def image_times(records: Sequence[RequestRecord]) -> ImageTimes:
     return ImageTimes(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
 
 
-def with_speed(scenario: Scenario, speed: float) -> Scenario:
-    return replace(scenario, devices=tuple(replace(devices, speed=speed) for devices in scenario.devices))
+def with_speeds(scenario: Scenario, speeds: Mapping[str, float]) -> Scenario:
+    """Return the scenario with devices of these speeds, by the model that they hold."""
+    devices = tuple(replace(devices, speed=speeds[devices.resident]) for devices in scenario.devices)
+    return replace(scenario, devices=devices)
 
 
-@dataclass(frozen=True)
-class Both:
-    """Combine two speed courses by multiplying their factors."""
+def models_of(scenario: Scenario) -> list[str]:
+    """Return the models that devices hold."""
+    return [devices.resident for devices in scenario.devices]
 
-    first: SpeedCourse
-    second: SpeedCourse
 
-    def speeds(self, source: Random) -> Iterator[tuple[float, float]]:
-        courses = [self.first.speeds(source), self.second.speeds(source)]
-        factors, left_s = [1.0, 1.0], [0.0, 0.0]
-        while True:
-            for number, course in enumerate(courses):
-                if left_s[number] <= 0.0:
-                    factors[number], left_s[number] = next(course)
-            lasts_s = min(left_s)
-            yield math.prod(factors), lasts_s
-            left_s = [left - lasts_s for left in left_s]
+def times_by_model(scenario: Scenario, records: Sequence[RequestRecord]) -> dict[str, ImageTimes]:
+    """Return the image times on the devices of each model; a model of fewer than two images is left out."""
+    found = {}
+    for model in models_of(scenario):
+        own = [record for record in records if record.model == model and record.outcome.answered]
+        if len(own) > 1:
+            found[model] = image_times(own)
+    return found
 
 
 def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
@@ -92,21 +90,23 @@ def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
     return replace(scenario, devices=tuple(changed(devices) for devices in scenario.devices))
 
 
-def speed_seen(run: ObservedRun) -> float:
-    """Return the speed at which simulated images take as long as those of the run."""
-    seen_s, speed = image_times(run.records).mean_s, 1.0
+def speeds_seen(run: ObservedRun) -> dict[str, float]:
+    """Return the speeds, by model, at which simulated images take as long as those of the run."""
+    seen = times_by_model(run.scenario, run.records)
+    speeds = dict.fromkeys(models_of(run.scenario), 1.0)
     for _ in range(STEPS):
-        ratio = _simulated(with_speed(run.scenario, speed), run.workload).mean_s / seen_s
-        if abs(ratio - 1.0) < TOLERANCE:
+        found = _simulated(with_speeds(run.scenario, speeds), run.workload)
+        ratios = {model: found[model].mean_s / seen[model].mean_s for model in seen if model in found}
+        if all(abs(ratio - 1.0) < TOLERANCE for ratio in ratios.values()):
             break
-        speed *= ratio**0.7
-    return speed
+        speeds |= {model: speeds[model] * ratio**0.7 for model, ratio in ratios.items()}
+    return speeds
 
 
 def changes_seen(runs: Sequence[ObservedRun]) -> SpeedChanges:
     """Return the changes with which simulated images vary as much, and as persistently, as those of all runs. Each
     `scenario` has its speed."""
-    seen = _together([image_times(run.records) for run in runs])
+    seen = _together([one for run in runs for one in times_by_model(run.scenario, run.records).values()])
     found = [_scattering_as(seen.spread, runs, PERIODS_S[0])]
     if found[0][0].variation < LEAST_VARIATION:
         return STEADY
@@ -123,7 +123,8 @@ def _scattering_as(spread: float, runs: Sequence[ObservedRun], period_s: float) 
     variation = 0.0
     for _ in range(SCATTERING_STEPS):
         changes = SpeedChanges(variation, period_s)
-        simulated = _together([_simulated(with_course(run.scenario, changes), run.workload) for run in runs])
+        by_run = [_simulated(with_course(run.scenario, changes), run.workload) for run in runs]
+        simulated = _together([one for of_run in by_run for one in of_run.values()])
         variation = math.sqrt(max(variation**2 + 0.7 * (spread**2 - simulated.spread**2), 0.0))
     return SpeedChanges(variation, period_s), simulated
 
@@ -133,8 +134,9 @@ def _between(shorter: SpeedChanges, longer: SpeedChanges, share: float) -> Speed
     return SpeedChanges(variation, shorter.period_s * (longer.period_s / shorter.period_s) ** share)
 
 
-def _simulated(scenario: Scenario, workload: Workload) -> ImageTimes:
-    return _together([image_times(Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS])
+def _simulated(scenario: Scenario, workload: Workload) -> dict[str, ImageTimes]:
+    runs = [times_by_model(scenario, Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS]
+    return {model: _together([run[model] for run in runs if model in run]) for model in runs[0]}
 
 
 def _together(all_times: Sequence[ImageTimes]) -> ImageTimes:
@@ -148,8 +150,10 @@ def _together(all_times: Sequence[ImageTimes]) -> ImageTimes:
 
 
 def _span(record: RequestRecord) -> tuple[float, float] | None:
-    """Return a device's start and end of the image."""
-    stages = [stage for stage in record.stages if COARSE.get(stage.name, stage.name) == "paint"]
+    """Return a device's start and end of the image; of a deferred request's last one."""
+    queued = [number for number, stage in enumerate(record.stages) if stage.name == "queue"]
+    last = record.stages[queued[-1] :] if queued else record.stages
+    stages = [stage for stage in last if COARSE.get(stage.name, stage.name) == "paint"]
     return (stages[0].began_s, stages[-1].ended_s) if stages else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.emulation.fleet_file import EmulatedFleet, label_of, largest_batch, measured_batches
 from lab.runs import RequestRecord
-from lab.runs.load import LoadSettings, play
+from lab.runs.load import LoadSettings, Score, play
 from lab.runs.machine import ROOT
 from lab.workloads import Content, SloClass, Workload, poisson
 from pentimento.domain.image_request import CacheMode, Completed
@@ -39,18 +39,22 @@ async def clients_of(suite: LocalSuite, tokens: Mapping[str, str]) -> AsyncItera
         }
 
 
-async def played(
-    workload: Workload, clients: Mapping[str, AsyncClient], *, detailed: bool = False
-) -> list[RequestRecord]:
-    """Return the record of every arrival; emulated images report their qualities."""
-    gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
-    settings = LoadSettings(cache=CacheMode.OFF, detailed_stages=detailed)
-    return await play(workload, clients, settings, score=quality_of)
-
-
 def quality_of(completed: Completed) -> float | None:
     label = label_of(completed.image)
     return label.quality if label is not None else None
+
+
+async def played(
+    workload: Workload,
+    clients: Mapping[str, AsyncClient],
+    *,
+    detailed: bool = False,
+    cache: CacheMode = CacheMode.OFF,
+    score: Score = quality_of,
+) -> list[RequestRecord]:
+    """Return the record of every arrival; emulated images report their qualities."""
+    gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
+    return await play(workload, clients, LoadSettings(cache=cache, detailed_stages=detailed), score=score)
 
 
 def steady_load(

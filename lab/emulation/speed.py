@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,42 @@ class SpeedChanges:
 
 
 STEADY = SpeedChanges()
+
+
+@dataclass(frozen=True)
+class Both:
+    """Combine two speed courses by multiplying their factors."""
+
+    first: SpeedCourse
+    second: SpeedCourse
+
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        courses = [self.first.speeds(source), self.second.speeds(source)]
+        factors, left_s = [1.0, 1.0], [0.0, 0.0]
+        while True:
+            for number, course in enumerate(courses):
+                if left_s[number] <= 0.0:
+                    factors[number], left_s[number] = next(course)
+            lasts_s = min(left_s)
+            yield math.prod(factors), lasts_s
+            left_s = [left - lasts_s for left in left_s]
+
+
+# Shared processors are counted again after this time. A real model's step takes longer.
+LOOK_S = 0.01
+
+
+@dataclass(frozen=True)
+class SharedProcessors:
+    """The part of a processor that a device gets: all of it while no more devices denoise than there are processors,
+    else an equal part. `others`: how many other devices denoise now."""
+
+    count: int
+    others: Callable[[], int]
+
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        while True:
+            yield min(1.0, self.count / (1 + self.others())), LOOK_S
 
 
 class Slowness:

@@ -6,6 +6,7 @@ from random import Random
 from lab.emulation.costs import ModelCosts
 from lab.emulation.device import EmulatedDevice
 from lab.emulation.jobs import DeviceListener, EmulatedJob
+from lab.emulation.speed import Both, SharedProcessors, SpeedCourse
 from lab.runs import StartKind
 from lab.simulator.agenda import Agenda
 from lab.simulator.cache import MISS, CacheAnswer
@@ -103,7 +104,8 @@ class SimulatedFleet:
     def steps_of(self, model: str, arrival: Arrival) -> int:
         """Return the steps that a request names for its model; every other model takes its default."""
         asked_for = arrival.model or self._scenario.default_model
-        return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
+        own = self._steps.get(model, arrival.steps)
+        return arrival.steps or own if model == asked_for else own
 
     def thinning_of(self, model: str, arrival: Arrival, start: CacheAnswer = MISS) -> ThinningOffer:
         """Return the thinning options of a request on the model: for starts from noise with the measured number of
@@ -158,9 +160,19 @@ class SimulatedFleet:
                 settings,
                 costs,
                 devices.max_batch,
-                devices.speed_changes,
+                self._course(worker_id, devices.speed_changes),
                 self._scenario.adapters,
             )
+
+    def _course(self, worker_id: str, own: SpeedCourse) -> SpeedCourse:
+        """Return the course of a worker's speed: its own, slowed by others that share its processors."""
+        if not self._scenario.processors:
+            return own
+
+        def others() -> int:
+            return sum(device.running_count > 0 for name, device in self.devices.items() if name != worker_id)
+
+        return Both(own, SharedProcessors(self._scenario.processors, others))
 
     def _speed_profile(self, model: str) -> SpeedProfile:
         kinds = [kind for kind in self._costs if model in self.available[kind]] or list(self._costs)

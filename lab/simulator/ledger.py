@@ -8,9 +8,9 @@ from statistics import NormalDist
 from lab.emulation.recording import quantile_of
 from lab.runs import Outcome, RequestRecord, StageSpan, StartKind
 from lab.simulator.cache import MISS, CacheAnswer
+from lab.simulator.scenario import Scenario
 from lab.workloads import Arrival
 from pentimento.policies.plan.entry import Stage
-from pentimento.policies.plan.settings import DeferralCurve
 
 _NORMAL = NormalDist()
 
@@ -79,10 +79,12 @@ class SimulatedRequest:
     def __post_init__(self) -> None:
         self.chance = Chance.of(self.draw, self.route_draw)
 
-    def score(self, token: int, deferral: DeferralCurve, correlation: float) -> None:
+    def score(self, token: int, scenario: Scenario) -> None:
         """Changes state: the discriminator scores the image of that attempt."""
         self.scored_token = token
-        self.confidence = deferral.confidence(self.chance.quantile(self.draw, correlation))
+        quantile = self.chance.quantile(self.draw, scenario.confidence_correlation)
+        asked = (self.arrival.prompt, self.arrival.seed)
+        self.confidence = scenario.confidences.get(asked, scenario.deferral.confidence(quantile))
 
 
 def draws_of(arrival: Arrival, rng: Random) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """The simulated system as one value: models, devices, policy, delays, cache, cascade."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
@@ -88,7 +89,9 @@ class Scenario:
     workload. `answers_late`: generate requests even after their SLO (the servers of the papers); otherwise the SLO
     is the deadline, as in the suite. `control_period_s` is the time between two plans. `cascade`: models in order,
     if no plan has shares for a cascade. `even_split`: send a request to a random worker of its model instead of by
-    load (DiffServe's load balancer), for workers that have queues. `quotas` of tenants, by name.
+    load (DiffServe's load balancer), for workers that have queues. `quotas` of tenants, by name. `processors`: that
+    all devices share, 0 if each has its own. `confidences`: of light images from noise, by prompt and seed, where they
+    are known.
     """
 
     name: str
@@ -111,6 +114,8 @@ class Scenario:
     quotas: tuple[tuple[str, TenantQuota], ...] = ()
     pixels: int = 1
     adapters: AdapterCosts = NO_ADAPTER_COSTS
+    processors: int = 0
+    confidences: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {model.name for model in self.models}

@@ -375,7 +375,7 @@ class Simulation:
 
     def _score(self, effect: effects.Score) -> None:
         request = self._requests[effect.request_id]
-        request.score(effect.fencing_token, self._scenario.deferral, self._scenario.confidence_correlation)
+        request.score(effect.fencing_token, self._scenario)
         scored = events.Scored(effect.request_id, effect.fencing_token, request.confidence)
         self._later(self._scenario.delays.score, scored, request, "score")
 

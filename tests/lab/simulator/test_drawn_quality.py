@@ -71,3 +71,12 @@ def test_correlation_beyond_one_is_refused() -> None:
 
 def replace_correlation(tells: float) -> Scenario:
     return cascade("diffserve", confidence_correlation=tells)
+
+
+def test_known_confidences_decide_what_is_deferred() -> None:
+    known = {("", seed): 0.9 if seed % 2 else 0.1 for seed in range(20)}
+    scenario = replace(cascade("static-threshold"), confidences=known)
+
+    records = run(scenario, poisson(1.0, 20))
+
+    assert [record.deferred for record in records] == [seed % 2 == 0 for seed in range(20)]

@@ -371,6 +371,14 @@ def test_no_arrivals_no_records() -> None:
     assert run(cascade("diffserve"), arrivals([])) == []
 
 
+def test_devices_that_share_a_processor_halve_their_speed() -> None:
+    alone, shared = (run(one_model({1: 1.0}, count=2, processors=count), arrivals([0.0, 0.0])) for count in (2, 1))
+
+    assert [record.latency_s for record in alone] == pytest.approx([1.0, 1.0])
+    # The first step of ten began while the other device had none.
+    assert [record.latency_s for record in shared] == pytest.approx([1.9, 2.0])
+
+
 def test_heterogeneous_devices_serve_together() -> None:
     devices = (SimulatedDevices(2, "m", speed=1.0), SimulatedDevices(2, "m", speed=3.0, kind="fast"))
     scenario = one_model({1: SD15[1]})

@@ -30,9 +30,9 @@ from benchmarks.seen_speed import (
     changes_seen,
     delays_of,
     image_times,
-    speed_seen,
+    speeds_seen,
     with_course,
-    with_speed,
+    with_speeds,
 )
 from benchmarks.stolen_time import STAT, StolenTime, WhatIsLeft, busy_and_stolen
 from benchmarks.suites.emulated import FLEETS, capacity_per_s, steady_load
@@ -168,10 +168,10 @@ def test_image_times_of_lasting_speed_correlate() -> None:
 
 
 @pytest.mark.parametrize("known", [lambda one: one, partial(with_course, course=FOUR_SHARES)], ids=["steady", "stolen"])
-def test_speed_seen_recovers_known_speed(known: "partial[Scenario]") -> None:
-    seen = run_on(known(with_speed(SCENARIO, 0.8)), 40.0)
+def test_speeds_seen_recovers_known_speed(known: "partial[Scenario]") -> None:
+    seen = run_on(known(with_speeds(SCENARIO, {"m": 0.8})), 40.0)
 
-    assert speed_seen(replace(seen, scenario=known(SCENARIO))) == pytest.approx(0.8, rel=0.05)
+    assert speeds_seen(replace(seen, scenario=known(SCENARIO)))["m"] == pytest.approx(0.8, rel=0.05)
 
 
 def test_changes_seen_recovers_known_changes(monkeypatch: pytest.MonkeyPatch) -> None:
