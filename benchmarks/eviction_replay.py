@@ -139,5 +139,5 @@ def replay(log: ReuseLog, eviction: Eviction, regime: Regime, capacity_count: in
 
 
 def block_means(shares: Sequence[float], size: int) -> list[float]:
-    """Return the means of consecutive blocks of `size` requests, whose shares depend on each other."""
+    """Return the means of consecutive blocks of `size` requests, since their shares depend on each other."""
     return [fmean(shares[start : start + size]) for start in range(0, len(shares) - size + 1, size)]

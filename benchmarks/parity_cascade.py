@@ -1,7 +1,7 @@
 """Prepare `parity`'s real cascade: two workers of each model, a discriminator, the cache on, under a changing trace.
 
 Measured apart from the compared runs: both models' costs, on an otherwise idle machine; and the confidences of all
-light images, by a suite that accepts each of them, so that the simulator defers the same requests (DiffServe's
+light images, by a suite that accepts every one, so that the simulator defers the same requests (DiffServe's
 simulator has its discriminator's scores, too). The prompts are a scene log of the zoo, and their embeddings are known.
 
 Latents of the heavy model are reused. Images are not: a text's similarity to an image is unknown before the image
@@ -45,8 +45,8 @@ LIGHT, HEAVY, DISCRIMINATOR = "tiny-light", "tiny-heavy", "tiny-discriminator"
 COPIES = 2
 ENCODER = WEIGHTS / "tiny-clip"
 REUSE = PROFILES / f"latents-{HEAVY}.json"
-# Share of the light images that the threshold defers: so many that the median answer is the heavy model's. The trace's
-# peak ÷ its low.
+# Share of the light images that the threshold defers, so that the median answer is the heavy model's. The trace's peak
+# ÷ its low.
 DEFERRED, SWING = 0.65, 4.0
 # A confidence of 0 would not be scored; every one exceeds this.
 ACCEPT_ALL = 1e-30
@@ -134,7 +134,7 @@ def traced_log(count: int, seed: int, flags: Sequence[str]) -> TracedLog:
 
 
 def probed(flags: Sequence[str], prompts: Sequence[str], rows: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Return the confidences of these rows' light images, by prompt and seed, from a suite that accepts every one."""
+    """Return the confidences of the rows' light images, by prompt and seed, from a suite that accepts every one."""
     with local_suite([*flags, "--confidence-threshold", str(ACCEPT_ALL)]) as suite:
         return asyncio.run(confidences_of(suite.endpoint.public, prompts, rows))
 
@@ -199,7 +199,7 @@ def processors() -> int:
 
 
 def shared_capacity_per_s(fleet: EmulatedFleet) -> float:
-    """Return the images per second of a cascade whose workers share the machine's processors, in full batches."""
+    """Return the images per second of a cascade of workers that share the machine's processors, in full batches."""
     light, heavy = (costs_of(fleet.model(model)) for model in (LIGHT, HEAVY))
     seconds = [one.run_s(one.max_batch) / one.max_batch + one.finish.mean_s for one in (light, heavy)]
     return processors() / (seconds[0] + DEFERRED * seconds[1])

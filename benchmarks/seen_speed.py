@@ -61,7 +61,7 @@ def image_times(records: Sequence[RequestRecord]) -> ImageTimes:
 
 
 def with_speeds(scenario: Scenario, speeds: Mapping[str, float]) -> Scenario:
-    """Return the scenario with devices of these speeds, by the model that they hold."""
+    """Return the scenario with the devices' speeds, by the model that they hold."""
     devices = tuple(replace(devices, speed=speeds[devices.resident]) for devices in scenario.devices)
     return replace(scenario, devices=devices)
 
