@@ -86,7 +86,8 @@ def followed(
             return ThresholdPosition(raised, newest) if raised > in_force else position
     fresh = [sample for sample in samples if sample.number > position.moved_at_number]
     if in_force > profiled and _surely_kept(_served(fresh, in_force), alpha, rule):
-        lowered = _halfway(in_force, profiled)
+        halfway = (in_force + profiled) / 2
+        lowered = profiled if halfway - profiled < _NEAR else halfway
         if not _broken_by_the_least(_served(judged, lowered), alpha, rule):
             # A threshold that is back must follow a later profile, so it holds no similarity itself.
             return ThresholdPosition(lowered if lowered > profiled else ThresholdPosition().similarity, newest)
@@ -116,11 +117,6 @@ def _keeps(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> 
     if rule is ThresholdRule.MEAN:
         return sum(_margins(served, alpha)) >= 0.0
     return _kept(served, alpha) >= REQUIRED_SHARE * len(served)
-
-
-def _halfway(similarity: float, profiled: float) -> float:
-    halfway = (similarity + profiled) / 2
-    return profiled if halfway - profiled < _NEAR else halfway
 
 
 def _surely_kept(served: Sequence[ImageSample], alpha: float, rule: ThresholdRule) -> bool:

@@ -71,15 +71,12 @@ def _tier(candidate: ReplicaCandidate) -> _Tier:
         return _Tier.LOST
     if candidate.hearing is Hearing.NOW and candidate.load.draining:
         return _Tier.DRAINING
-    if candidate.refused or (candidate.hearing is Hearing.NOW and _free_count(candidate) <= 0):
+    free_count = candidate.load.credit_count - candidate.load.open_stream_count - candidate.opening_count
+    if candidate.refused or (candidate.hearing is Hearing.NOW and free_count <= 0):
         return _Tier.FULL
     if candidate.failed:
         return _Tier.FAILED
     return _Tier.FREE if candidate.hearing is Hearing.NOW else _Tier.UNHEARD
-
-
-def _free_count(candidate: ReplicaCandidate) -> int:
-    return candidate.load.credit_count - candidate.load.open_stream_count - candidate.opening_count
 
 
 def _cost(candidate: ReplicaCandidate, controlnet: str) -> int:

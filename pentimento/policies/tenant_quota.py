@@ -76,7 +76,8 @@ class QuotaMeter:
         """Start without any use."""
         self.quota = quota
         self._requests = _bucket(quota.requests_per_s, quota.burst, now)
-        self._cost = _bucket(_per_second(quota.cost_per_minute), quota.cost_per_minute or 0.0, now)
+        cost = quota.cost_per_minute
+        self._cost = _bucket(None if cost is None else cost / MINUTE_S, cost or 0.0, now)
 
     def refusal(self, now: float, count: int, cost: float, unfinished_count: int) -> QuotaRefusal | None:
         """Return why `count` requests of `cost` pixel steps together are refused now; None if they are not. Of several
@@ -122,7 +123,3 @@ class QuotaMeter:
 
 def _bucket(rate: float | None, burst: float, now: float) -> QuotaBucket | None:
     return QuotaBucket(rate, burst, now) if rate is not None else None
-
-
-def _per_second(per_minute: float | None) -> float | None:
-    return per_minute / MINUTE_S if per_minute is not None else None

@@ -126,32 +126,25 @@ def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelD
 
 def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, ...] = ()) -> ModelDirectory:
     known = registry(weights)
-    entry = known.get(given)
-    if entry is not None and entry.kind == kind:
-        return ModelDirectory(given, entry.path)
+    found, path = known.get(given, ("", weights))
+    if found == kind:
+        return ModelDirectory(given, path)
     directory = Path(given).resolve()
     if directory.is_file() and kind == PIPELINE:
         raise InvalidArgument.of(what, single_file_advice(directory))
     if not directory.is_dir():
-        names = sorted([*packaged, *(name for name, other in known.items() if other.kind == kind)])
+        names = sorted([*packaged, *(name for name, (other, _) in known.items() if other == kind)])
         there = ", ".join(names) or f"none in {weights}"
-        wrong = f"is a {entry.kind}, not a {kind}" if entry else "is neither a directory nor a known name"
+        wrong = f"is a {found}, not a {kind}" if found else "is neither a directory nor a known name"
         raise NotFound("MODEL_NOT_FOUND", f"{what} {given!r} {wrong} ({there})")
     return ModelDirectory(derived_name(directory.name), directory)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Hold a registry entry. `kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
-
-    kind: str
-    path: Path
-
-
-def registry(weights: Path) -> dict[str, Entry]:
-    """Return the entries of the tiny models' registry by name; empty if there is no registry."""
+def registry(weights: Path) -> dict[str, tuple[str, Path]]:
+    """Return kind and directory of the tiny models by name; empty if there is no registry. Kinds are pipeline,
+    dual_encoder, controlnet, lora and discriminator."""
     try:
         entries = json.loads((weights / "registry.json").read_text())["models"]
     except FileNotFoundError:
         return {}
-    return {entry["name"]: Entry(entry["kind"], weights / entry["path"]) for entry in entries}
+    return {entry["name"]: (entry["kind"], weights / entry["path"]) for entry in entries}

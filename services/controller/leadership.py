@@ -86,18 +86,14 @@ class LeaderEpoch:
             return
         try:
             make_private_directory(self._file.parent)
-            _write_atomically(self._file, str(self.value))
+            draft = self._file.with_suffix(".tmp")
+            with draft.open("w", encoding="ascii") as file:
+                file.write(str(self.value))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._file)
         except OSError as error:
             logger.warning("leader epoch cannot be stored (%s); using the clock", error)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 class Leadership:

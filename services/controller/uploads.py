@@ -94,7 +94,9 @@ class UploadedAdapters:
         self._check_room_for(adapter)
         async with self._receiving(caller, upload.size_bytes):
             data = await _received(upload, chunks, self._silence_s)
-            await asyncio.to_thread(_judge, upload, data)
+            if (found := await asyncio.to_thread(digest_of, data)) != upload.digest:
+                raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {found}")
+            await asyncio.to_thread(judge_lora, data, "file")
             async with self._turn:
                 self._check_room_for(adapter)
                 await asyncio.to_thread(self._objects.put, self._key_of(upload.digest), data)
@@ -194,12 +196,6 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
         got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
         raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
     return b"".join(parts)
-
-
-def _judge(upload: LoraUpload, data: bytes) -> None:
-    if digest_of(data) != upload.digest:
-        raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {digest_of(data)}")
-    judge_lora(data, "file")
 
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:

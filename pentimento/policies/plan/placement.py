@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
-from pentimento.policies.plan.costs import BatchCost, batch_costs
+from pentimento.policies.plan.costs import batch_costs
 from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.entry import EVERY_START
-from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
 from pentimento.policies.plan.settings import ServingSettings
 
 
@@ -59,7 +59,8 @@ def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
 def _with_drains(context: PlanInput, counts: dict[str, int]) -> dict[str, int]:
     """Give a worker to each model that has only a queue left: from the largest count above 1, or from an idle model."""
     known = {worker.held_model for worker in context.workers()} | counts.keys()
-    idle = {name for name in counts if _is_idle(demand_of(context, name))}
+    asked = {name: demand_of(context, name) for name in counts}
+    idle = {name for name, one in asked.items() if one.queue_length == 0 and one.arrivals_per_s == 0.0}
     for demand in context.demand:
         if demand.queue_length > 0 and demand.model in known and not counts.get(demand.model):
             donor = max(counts, key=lambda model: counts[model], default=None)
@@ -67,10 +68,6 @@ def _with_drains(context: PlanInput, counts: dict[str, int]) -> dict[str, int]:
                 counts[donor] -= 1
                 counts[demand.model] = 1
     return counts
-
-
-def _is_idle(demand: ModelDemand) -> bool:
-    return demand.queue_length == 0 and demand.arrivals_per_s == 0.0
 
 
 def _is_profiled(profiled: Set[tuple[str, str]], model: str, worker: Replica) -> bool:
@@ -126,11 +123,8 @@ class OneModel:
 
     def batch(self, context: PlanInput) -> int:
         """Return the batch size of all devices."""
-        return _largest_in_time(batch_costs(context, self.model, self.batch_sizes), self.slo_s)
-
-
-def _largest_in_time(costs: tuple[BatchCost, ...], slo_s: float) -> int:
-    return max((cost.batch_size for cost in costs if cost.latency_s <= slo_s), default=costs[0].batch_size)
+        costs = batch_costs(context, self.model, self.batch_sizes)
+        return max((cost.batch_size for cost in costs if cost.latency_s <= self.slo_s), default=costs[0].batch_size)
 
 
 def one_left(context: PlanInput, settings: ServingSettings, lighter: Sequence[str]) -> Decision | None:
