@@ -164,7 +164,10 @@ def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **opt
     """Generate an image for each PROMPT and save PNGs with their provenance. Ctrl-C cancels running requests."""
     prompts = all_prompts(prompts, options["prompts_file"])
     if len(prompts) > 1 or options["count"] not in (None, 1):
-        check_for_many(output, options)
+        if output is not None:
+            raise click.UsageError("--output is for one image; several go to --output-dir")
+        if options["preview"]:
+            raise click.UsageError("--preview is for one image")
         generate_many(prompts, options, as_json=as_json)
     else:
         generate_one(prompts[0], output, options, as_json=as_json)
@@ -197,14 +200,6 @@ def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str
     for number, prompt in enumerate(prompts, start=1) if len(prompts) > 1 else ():
         valid_text(prompt, f"prompt {number}")
     return prompts
-
-
-def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
-    """Raise UsageError for options that only one image can have."""
-    if output is not None:
-        raise click.UsageError("--output is for one image; several go to --output-dir")
-    if options["preview"]:
-        raise click.UsageError("--preview is for one image")
 
 
 def generate_many(prompts: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:

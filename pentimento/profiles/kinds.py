@@ -206,7 +206,9 @@ def uncovered(profile: Profile, spec: GenerationSpec, lora_patch_step: int = 0) 
     """
     how = profile.conditions
     if profile.of.adapters != adapters_of(spec):
-        return _other_adapters(profile, spec)
+        if controlnets(adapters_of(spec)) != controlnets(profile.of.adapters):
+            return _unmeasured(WholeReason.CONTROLNETS_UNMEASURED, "without these ControlNets")
+        return _unmeasured(WholeReason.LORAS_UNMEASURED, "without these LoRAs")
     if lora_patch_step * how.step_count > how.patch_step * spec.num_inference_steps:
         return _unmeasured(WholeReason.LORAS_LATE, f"with LoRAs from step {how.patch_step} on")
     if spec.init_image is not None:
@@ -219,13 +221,6 @@ def uncovered(profile: Profile, spec: GenerationSpec, lora_patch_step: int = 0) 
     if spec.num_inference_steps < how.step_count:
         return _unmeasured(WholeReason.STEPS_UNMEASURED, f"with {how.step_count} steps")
     return None
-
-
-def _other_adapters(profile: Profile, spec: GenerationSpec) -> ThinningRefusal:
-    """Return the refusal for other ControlNets than the request's, or else for other LoRAs."""
-    if controlnets(adapters_of(spec)) != controlnets(profile.of.adapters):
-        return _unmeasured(WholeReason.CONTROLNETS_UNMEASURED, "without these ControlNets")
-    return _unmeasured(WholeReason.LORAS_UNMEASURED, "without these LoRAs")
 
 
 def controlnets(adapters: Sequence[MeasuredAdapter]) -> tuple[MeasuredAdapter, ...]:

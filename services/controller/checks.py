@@ -67,7 +67,8 @@ _COUNTS += ("deferred_count", "stood_in_count")
 def check_replica(replica: Replica) -> None:
     """Raise InvalidArgument for a registration with invalid fields."""
     check_instance(replica.instance_id, replica.generation)
-    if not ADDRESS.fullmatch(replica.address) or not _port_is_valid(replica.address):
+    is_local, port = replica.address.startswith("unix:"), replica.address.rpartition(":")[2]
+    if not ADDRESS.fullmatch(replica.address) or not (is_local or 1 <= int(port) <= 65535):
         raise InvalidArgument.of("replica.address", f"must be unix:/path or host:port, got {replica.address[:80]!r}")
     _check_names("replica.available_models", replica.available_models)
     _check_names("replica.resident_models", replica.resident_models)
@@ -336,7 +337,3 @@ def _check_each(
     _check_at_most(field, items, most, of)
     for index, item in enumerate(items):
         check(f"{field}[{index}]", item)
-
-
-def _port_is_valid(address: str) -> bool:
-    return address.startswith("unix:") or 1 <= int(address.rpartition(":")[2]) <= 65535

@@ -118,7 +118,9 @@ class Controller:
             # An unknown replica counts from its registration on: its earlier counts may be anything.
             self._registry.require(report.instance_id, report.generation)
             check_report(report)
-            self._check_acknowledged(report)
+            followed = report.plan_version
+            if followed is not None and not self._epoch.believable(followed.leader_epoch):
+                raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
             received = self._registry.report(report, self._clock.monotonic())
         self._window.add(report, received.covered_s)
         if received.changed:
@@ -224,10 +226,6 @@ class Controller:
         """Raise Unavailable STANDBY while another controller leads."""
         if not self._leads:
             raise Unavailable(Reason.STANDBY, "this controller is a standby", retry_after_ms=STANDBY_RETRY_MS)
-
-    def _check_acknowledged(self, report: ReplicaReport) -> None:
-        if report.plan_version is not None and not self._epoch.believable(report.plan_version.leader_epoch):
-            raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
 
     def _overtake(self, seen: PlanVersion | None) -> None:
         """Rise above the epoch of a newer plan that a replica follows (this clock was set back): else it would ignore
