@@ -45,15 +45,6 @@ def test_a_gate_searches_until_it_has_learnt_what_scores_mean() -> None:
     assert gate.rule(-1e9, draw=0.99) is Ruling.SEARCH
 
 
-def test_scores_of_sure_misses_are_skipped_and_a_share_of_them_audited() -> None:
-    gate = opened_gate()
-
-    assert gate.on
-    assert gate.rule(0.1, draw=0.5) is Ruling.SKIP
-    assert gate.rule(0.1, draw=0.09) is Ruling.AUDIT
-    assert gate.rule(0.9, draw=0.5) is Ruling.SEARCH
-
-
 def test_a_cheap_search_is_not_worth_the_risk() -> None:
     assert not opened_gate(LOCAL).on
 
@@ -118,43 +109,6 @@ def test_forgone_hits_seen_by_audits_switch_it_off() -> None:
     assert gate.total.net_s < 0
 
 
-def test_forgone_seconds_are_estimated_from_audits_for_the_lookups_they_stand_for() -> None:
-    gate = opened_gate()
-
-    gate.note_skipped(FAR)
-    gate.note_searched(Ruling.AUDIT, 0.1, 0.2, FAR)
-    gate.note_searched(Ruling.SEARCH, 0.9, 0.5, FAR)
-
-    assert gate.total.lookup_count == 3
-    assert gate.total.saved_s == pytest.approx(0.1)
-    assert gate.total.forgone_s == pytest.approx(9 * 0.2 * 10.0)
-    assert gate.total.prediction_s == pytest.approx(3 * 0.0002)
-    assert gate.total.net_s == pytest.approx(0.1 - 18.0 - 0.0006)
-
-
-def test_what_is_off_costs_and_gains_nothing() -> None:
-    gate = MatchGate()
-
-    gate.note_searched(Ruling.SEARCH, 0.1, 0.5, FAR)
-
-    assert gate.total.net_s == 0
-
-
-def test_after_switching_off_it_learns_anew_before_it_goes_on_again() -> None:
-    gate = opened_gate()
-    for _ in range(100):
-        gate.note_searched(Ruling.AUDIT, 0.1, 0.5, FAR)
-    gate.review(FAR)
-
-    gate.remember(separable(255, seed=2))
-    gate.review(FAR)
-    early = gate.on
-    gate.remember(separable(2048, seed=3))
-    gate.review(FAR)
-
-    assert (early, gate.on) == (False, True)
-
-
 def test_it_stays_on_between_its_two_bounds() -> None:
     """At this price the lower bound is below zero and the expected gain above it: on stays on, off stays off."""
     gate, fresh = opened_gate(), MatchGate()
@@ -165,14 +119,6 @@ def test_it_stays_on_between_its_two_bounds() -> None:
     fresh.review(between)
 
     assert (gate.on, fresh.on) == (True, False)
-
-
-def test_it_goes_off_when_searches_become_cheap() -> None:
-    gate = opened_gate()
-
-    gate.review(replace(FAR, search_s=0.0001))
-
-    assert not gate.on
 
 
 @pytest.mark.parametrize("recall", [0.5, 0.95, 1.0])
@@ -189,16 +135,6 @@ def test_precision_and_recall_count_by_weight() -> None:
     outcomes = [SearchOutcome(0.9, 0.1), SearchOutcome(0.8, 0.0), SearchOutcome(0.1, 0.1, weight=3.0)]
 
     assert precision_and_recall(outcomes, 0.5) == (0.5, 0.25)
-
-
-def test_a_gate_that_keeps_a_recall_is_on_whatever_it_gains() -> None:
-    gate = MatchGate(GateSettings(recall=0.9))
-    gate.remember(separable(1000))
-
-    gate.review(LOCAL)
-
-    assert gate.calibration is not None
-    assert gate.calibration.threshold == pytest.approx(0.55, abs=0.02)
 
 
 @given(

@@ -45,36 +45,24 @@ def test_pools_that_share_a_start_take_turns_by_the_requests_draw(draw: float, p
     assert [one.pool for one in start_candidates(pools, OWN, draw)] == ["large", pool]
 
 
-def test_without_a_start_from_the_cache_the_own_stage_paints() -> None:
-    assert choose_start([FoundStart("noise", 0.0, 9.0), FoundStart("noise", 0.0, 1.0)]) == 0
+OWN_IMAGE = FoundStart("image", 0.5, 1.0, stands_in=True)
+UNKNOWN, IMAGE = FoundStart("latent", 0.5, None), FoundStart("image", 0.4, 1.0)
+FOUND = {
+    "no cached start": ([FoundStart("noise", 0.0, 9.0), FoundStart("noise", 0.0, 1.0)], 0),
+    "the earliest to end": ([FoundStart("latent", 0.5, 4.0), IMAGE], 1),
+    "a fast miss": ([FoundStart("noise", 0.0, 0.1), FoundStart("image", 0.1, 8.0)], 1),
+    "an image where another has one": ([OWN_IMAGE, FoundStart("image", 0.25, 9.0)], 1),
+    "an image where no other has one": ([OWN_IMAGE, FoundStart("noise", 0.0, 0.1)], 0),
+    "own latents": ([FoundStart("latent", 0.5, 1.0, stands_in=True), FoundStart("image", 0.5, 2.0)], 0),
+    "seconds unknown": ([UNKNOWN, IMAGE], 0),
+    "seconds unknown, the other order": ([IMAGE, UNKNOWN], 1),
+}
 
 
-def test_the_start_that_is_done_first_is_taken() -> None:
-    latent, image = FoundStart("latent", 0.5, 4.0), FoundStart("image", 0.4, 1.0)
-
-    assert choose_start([latent, image]) == 1
-
-
-def test_a_miss_is_never_preferred_however_fast_its_model_is() -> None:
-    assert choose_start([FoundStart("noise", 0.0, 0.1), FoundStart("image", 0.1, 8.0)]) == 1
-
-
-def test_who_stands_in_takes_an_image_only_where_nobody_else_has_a_start() -> None:
-    own = FoundStart("image", 0.5, 1.0, stands_in=True)
-
-    assert choose_start([own, FoundStart("image", 0.25, 9.0)]) == 1
-    assert choose_start([own, FoundStart("noise", 0.0, 0.1)]) == 0
-
-
-def test_who_stands_in_for_images_resumes_latents_of_its_own() -> None:
-    assert choose_start([FoundStart("latent", 0.5, 1.0, stands_in=True), FoundStart("image", 0.5, 2.0)]) == 0
-
-
-def test_without_known_seconds_the_larger_share_saved_is_taken() -> None:
-    latent, image = FoundStart("latent", 0.5, None), FoundStart("image", 0.4, 1.0)
-
-    assert choose_start([latent, image]) == 0
-    assert choose_start([image, latent]) == 1
+def test_choose_start_takes_the_best_candidate() -> None:
+    assert {name: choose_start(found) for name, (found, _) in FOUND.items()} == {
+        name: number for name, (_, number) in FOUND.items()
+    }
 
 
 kinds = st.sampled_from(["noise", "latent", "image"])
