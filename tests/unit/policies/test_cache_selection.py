@@ -38,15 +38,50 @@ def by_text(similarity: float, steps: tuple[int, ...] = ALL, step_count: int = 5
     return SelectionContext(step_count, [NearestEntry(similarity, steps)])
 
 
-@pytest.mark.parametrize(
-    ("similarity", "step"),
-    [(0.65, 5), (0.7499, 5), (0.75, 10), (0.85, 15), (0.9, 20), (0.95, 25), (1.0, 25)],
-)
-def test_nirvanas_table(similarity: float, step: int) -> None:
-    selection = select_start(by_text(similarity), RULES)
+LATENTS = [
+    *[(similarity, ALL, 50, step) for similarity, step in ((0.65, 5), (0.7499, 5), (0.75, 10), (0.85, 15))],
+    *[(similarity, ALL, 50, step) for similarity, step in ((0.9, 20), (0.95, 25), (1.0, 25))],
+    # Holes are served from below.
+    *[(0.91, stored, 50, step) for stored, step in (((5, 25), 5), ((5, 10), 10), ((7,), 7), ((20,), 20))],
+    (0.65, (1,), 10, 1),
+]
+
+
+@pytest.mark.parametrize(("similarity", "stored", "step_count", "step"), LATENTS)
+def test_select_latent_by_table(similarity: float, stored: tuple[int, ...], step_count: int, step: int) -> None:
+    selection = select_start(by_text(similarity, stored, step_count), RULES)
 
     assert isinstance(selection, UseLatent)
     assert selection.resume_step == step
+
+
+def by_image(similarity: float, has_image: bool = True) -> SelectionContext:
+    return SelectionContext(50, by_image=[NearestEntry(similarity, ALL, has_image=has_image)])
+
+
+HOLE = Miss("miss: similarity 0.910 allows step 20, but no latent up to it is stored", 20)
+TOO_FAR = "miss: nearest text-to-image similarity 0.200, needed 0.300"
+ONLY_IMAGES = SelectionRules(latents=(), images=(Threshold(0.3, 0.6),))
+MISSES = {
+    "nothing near": (SelectionContext(50), RULES, Miss("miss: no compatible entry")),
+    "too far": (by_text(0.6), RULES, Miss("miss: nearest similarity 0.600, needed 0.650")),
+    "no table of latents": (by_text(1.0), replace(RULES, latents=()), Miss("miss: reuse of latents is switched off")),
+    "nothing stored": (by_text(0.91, ()), RULES, HOLE),
+    "only later steps stored": (by_text(0.91, (25,)), RULES, HOLE),
+    "the nearest is named": (SelectionContext(50, [NearestEntry(0.91, (25,)), NearestEntry(0.9, (25,))]), RULES, HOLE),
+    "no table of images": (by_image(0.99), RULES, Miss("miss: no compatible entry")),
+    "no image": (by_image(0.99, has_image=False), WITH_IMAGES, Miss("miss: no compatible entry")),
+    "image too far": (by_image(0.2), WITH_IMAGES, Miss("miss: no compatible entry")),
+    "only images, too far": (by_image(0.2), ONLY_IMAGES, Miss(TOO_FAR)),
+    "only images, none": (SelectionContext(50), ONLY_IMAGES, Miss("miss: no compatible image")),
+}
+
+
+def test_select_miss_says_what_is_lacking() -> None:
+    found = {name: select_start(context, rules) for name, (context, rules, _) in MISSES.items()}
+
+    assert found == {name: miss for name, (_, _, miss) in MISSES.items()}
+    assert isinstance(select_start(by_image(0.99), WITH_IMAGES), UseImage)
 
 
 @pytest.mark.parametrize("similarity", [0.6499, 0.0, -1.0])
@@ -66,21 +101,6 @@ def test_a_schedule_of_one_step_leaves_nothing_to_reuse() -> None:
     assert isinstance(select_start(by_text(1.0, step_count=1), RULES), Miss)
 
 
-@pytest.mark.parametrize(("stored", "step"), [((5, 25), 5), ((5, 10), 10), ((7,), 7), ((20,), 20)])
-def test_holes_are_served_from_below(stored: tuple[int, ...], step: int) -> None:
-    selection = select_start(by_text(0.91, stored), RULES)
-
-    assert isinstance(selection, UseLatent)
-    assert selection.resume_step == step
-
-
-@pytest.mark.parametrize("stored", [(), (25,)])
-def test_holes_are_never_served_from_above(stored: tuple[int, ...]) -> None:
-    selection = select_start(by_text(0.91, stored), RULES)
-
-    assert selection == Miss("miss: similarity 0.910 allows step 20, but no latent up to it is stored", 20)
-
-
 @pytest.mark.parametrize(
     ("text", "image", "found"),
     [(0.66, 0.2, (True, 50)), (0.66, 0.9, (True, 50)), (0.6, 0.25, (False, 50)), (0.6, 0.2, None)],
@@ -96,27 +116,6 @@ def test_whole_images_are_found_by_both_tables(text: float, image: float, found:
     else:
         assert isinstance(selection, UseImage)
         assert (selection.found_by_text, selection.saved_steps) == found
-
-
-def test_nothing_near_is_a_miss() -> None:
-    assert select_start(SelectionContext(50), RULES) == Miss("miss: no compatible entry")
-
-
-def test_an_empty_table_switches_latents_off() -> None:
-    assert isinstance(select_start(by_text(1.0), SelectionRules(latents=())), Miss)
-
-
-def test_images_are_off_until_profiled() -> None:
-    context = SelectionContext(50, by_image=[NearestEntry(0.99, has_image=True)])
-
-    assert isinstance(select_start(context, RULES), Miss)
-    assert isinstance(select_start(context, WITH_IMAGES), UseImage)
-
-
-def test_an_entry_without_an_image_gives_none() -> None:
-    context = SelectionContext(50, by_image=[NearestEntry(0.99, latent_steps=ALL)])
-
-    assert isinstance(select_start(context, WITH_IMAGES), Miss)
 
 
 @pytest.mark.parametrize(
@@ -170,30 +169,6 @@ def test_thresholds_may_be_at_the_ends_of_what_a_cosine_can_be(similarity: float
 
 
 @pytest.mark.parametrize(
-    ("thresholds", "reason"),
-    [
-        (NIRVANA_LATENT_THRESHOLDS, "miss: nearest similarity 0.600, needed 0.650"),
-        ((), "miss: reuse of latents is switched off"),
-    ],
-)
-def test_a_miss_says_how_near_it_was(thresholds: tuple[Threshold, ...], reason: str) -> None:
-    assert select_start(by_text(0.6), SelectionRules(latents=thresholds)) == Miss(reason)
-
-
-def test_an_image_that_is_too_far_is_not_reused() -> None:
-    context = SelectionContext(50, by_image=[NearestEntry(0.2, has_image=True)])
-
-    assert select_start(context, WITH_IMAGES) == Miss("miss: no compatible entry")
-
-
-def test_a_latent_of_the_first_step_is_reused() -> None:
-    selection = select_start(by_text(0.65, (1,), step_count=10), RULES)
-
-    assert isinstance(selection, UseLatent)
-    assert selection.resume_step == 1
-
-
-@pytest.mark.parametrize(
     ("start_step", "of_hits", "kept"),
     [(0, False, (5, 10, 15, 20, 25)), (10, False, ()), (10, True, (15, 20, 25)), (25, True, ())],
 )
@@ -214,14 +189,6 @@ def test_images_of_hits_are_kept_unless_the_rules_say_otherwise(start_step: int,
 
 def test_without_a_table_for_images_none_is_kept() -> None:
     assert not keeps_image(0, SelectionRules())
-
-
-def test_where_only_images_are_reused_a_miss_tells_of_them() -> None:
-    rules = SelectionRules(latents=(), images=(Threshold(0.3, 0.6),))
-    far = SelectionContext(50, by_image=[NearestEntry(0.2, has_image=True)])
-
-    assert select_start(far, rules) == Miss("miss: nearest text-to-image similarity 0.200, needed 0.300")
-    assert select_start(SelectionContext(50), rules) == Miss("miss: no compatible image")
 
 
 def test_of_the_nearest_entries_the_one_that_saves_most_serves() -> None:
@@ -247,13 +214,6 @@ def test_an_entry_without_an_image_is_passed_over_for_one_that_is_farther() -> N
     assert select_start(context, WITH_IMAGES) == UseImage(
         30, "image at step 30 of 50: text-to-image similarity 0.310", 1
     )
-
-
-def test_a_miss_tells_of_the_nearest_entry() -> None:
-    context = SelectionContext(50, [NearestEntry(0.91, (25,)), NearestEntry(0.9, (25,))])
-
-    why = "miss: similarity 0.910 allows step 20, but no latent up to it is stored"
-    assert select_start(context, RULES) == Miss(why, 20)
 
 
 @pytest.mark.parametrize(("nearest", "read"), [(NearestEntry(0.91, ALL), 2), (NearestEntry(0.91, (5,)), 3)])
