@@ -1,4 +1,6 @@
-"""Thresholds from measured reuse: what each rule asks for, and what no rule may do."""
+"""Permissions from samples: of reused starts, of skipped steps, and of LoRAs that came late."""
+
+import math
 
 import pytest
 from hypothesis import given
@@ -6,11 +8,20 @@ from hypothesis import strategies as st
 
 from pentimento.profiles.rules import (
     ImageSample,
+    LateSample,
     RuleChoice,
+    Tally,
     ThresholdRule,
+    late_tally,
+    latest_alike_steps,
+    latest_steps,
     lowest,
     mean_is_surely,
+    mean_share,
     share_is_surely,
+    strictest,
+    tally,
+    without_luck,
 )
 
 ALPHA = 0.9
@@ -151,3 +162,122 @@ def test_a_deployment_reads_its_profiles_by_one_rule_or_by_their_own() -> None:
 @pytest.mark.parametrize("alpha", [1.0, 0.001])
 def test_alpha_may_be_all_of_the_quality(alpha: float) -> None:
     assert lowest([sample(0.8, 1.0)], alpha, ThresholdRule.MINIMUM) == 0.8
+
+
+KEPT = ImageSample(0.30, 0.30)
+BETTER = ImageSample(0.33, 0.30)
+LOST = ImageSample(0.20, 0.30)
+
+thinned_samples = st.lists(st.builds(ImageSample, st.floats(0, 1), st.floats(0, 1)), max_size=80)
+
+
+def test_the_mean_lets_better_pictures_pay_for_worse_ones() -> None:
+    assert tally([BETTER] * 60 + [LOST] * 10, 0.95).allows(ThresholdRule.MEAN)
+    assert not tally([KEPT] * 30 + [LOST] * 30, 0.95).allows(ThresholdRule.MEAN)
+    assert not tally([KEPT] * 29, 0.95).allows(ThresholdRule.MEAN)
+    assert mean_share([BETTER, KEPT]) == pytest.approx(1.05)
+
+
+def test_of_pictures_without_any_quality_no_share_is_left() -> None:
+    assert mean_share([ImageSample(0.2, 0.0)]) == 0.0
+
+
+def test_fewer_steps_behind_a_number_that_does_not_hold_are_luck() -> None:
+    holds = {(0, 40): True, (0, 30): False, (0, 20): True, (20, 20): True, (20, 10): True}
+
+    assert without_luck(holds) == {(0, 40), (20, 20), (20, 10)}
+
+
+@given(holds=st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 5)), st.booleans()))
+def test_what_is_allowed_holds_and_so_does_all_that_takes_more_steps(holds: dict[tuple[int, int], bool]) -> None:
+    found = without_luck(holds)
+
+    assert all(holds[one] for one in found)
+    for first, taken in found:
+        assert all((first, more) in found for begun, more in holds if begun == first and more > taken)
+
+
+@given(samples=thinned_samples, rule=st.sampled_from(ThresholdRule))
+def test_a_higher_alpha_never_allows_more(samples: list[ImageSample], rule: ThresholdRule) -> None:
+    assert not tally(samples, 0.95).allows(rule) or tally(samples, 0.9).allows(rule)
+
+
+def test_the_strictest_judge_of_each_picture_decides() -> None:
+    kept, lost, gained = ImageSample(0.3, 0.3), ImageSample(0.1, 0.4), ImageSample(2.0, 1.0)
+
+    assert strictest([[kept, lost]]) == [kept, lost]
+    assert strictest([[kept, lost], [lost, gained]]) == [ImageSample(0.25, 1.0), ImageSample(0.25, 1.0)]
+    assert strictest([[gained], [gained]]) == [ImageSample(2.0, 1.0)]
+
+
+def test_what_was_worth_nothing_loses_nothing_and_nan_is_worth_nothing() -> None:
+    nothing, unknown, full = ImageSample(0.0, 0.0), ImageSample(math.nan, 1.0), ImageSample(1.0, 1.0)
+
+    assert strictest([[nothing, unknown], [full, full]]) == [full, ImageSample(0.0, 1.0)]
+
+
+def test_judges_that_saw_other_pictures_judge_none() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        strictest([[ImageSample(0.3, 0.3)] * 2, [ImageSample(0.3, 0.3)]])
+
+
+ON_TIME = LateSample(cosine=0.999, strength=0.99, alike=0.999)
+# Looks the same, and what the LoRA would have changed is lost.
+WEAK = LateSample(cosine=0.995, strength=0.6, alike=0.999)
+# Has all of the style, in another picture.
+OTHER = LateSample(cosine=0.7, strength=1.0, alike=0.999)
+UNLIKE = LateSample(cosine=0.999, strength=0.99, alike=0.9)
+
+late_samples = st.lists(st.builds(LateSample, st.floats(-1, 1), st.floats(-1, 2), st.floats(-1, 1)), max_size=100)
+
+
+def test_a_single_picture_may_be_the_least_similar() -> None:
+    assert late_tally([ON_TIME]).allows(ThresholdRule.MINIMUM)
+    assert not late_tally([WEAK]).allows(ThresholdRule.MINIMUM)
+
+
+@pytest.mark.parametrize("lost", [WEAK, OTHER])
+def test_the_mean_bears_a_few_and_not_a_third(lost: LateSample) -> None:
+    assert late_tally([ON_TIME] * 100 + [WEAK]).allows(ThresholdRule.MEAN)
+    assert not late_tally([ON_TIME] * 60 + [lost] * 30).allows(ThresholdRule.MEAN)
+    assert not late_tally([ON_TIME] * 29).allows(ThresholdRule.MEAN)
+
+
+def test_a_later_bound_behind_one_that_does_not_hold_is_luck() -> None:
+    measured = {10: [ON_TIME] * 60, 5: [WEAK] * 60, 2: [ON_TIME] * 60}
+
+    assert [latest_steps(measured, rule) for rule in ThresholdRule] == [2, 2, 2]
+    assert latest_steps({1: [WEAK] * 60}, ThresholdRule.MEAN) == 0
+
+
+def test_katz_looks_at_the_latents_on_the_way() -> None:
+    assert latest_alike_steps({1: [WEAK, OTHER], 2: [ON_TIME], 3: [ON_TIME, UNLIKE], 4: [ON_TIME]}) == 2
+    assert latest_alike_steps({1: [UNLIKE]}) == 0
+
+
+@given(measured=st.dictionaries(st.integers(1, 49), late_samples, max_size=4), rule=st.sampled_from(ThresholdRule))
+def test_the_bound_is_a_number_of_steps_that_was_tried_and_holds(
+    measured: dict[int, list[LateSample]], rule: ThresholdRule
+) -> None:
+    latest = latest_steps(measured, rule)
+
+    assert latest == 0 or late_tally(measured[latest]).allows(rule)
+    assert all(late_tally(measured[steps]).allows(rule) for steps in measured if steps <= latest)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(tally([KEPT] * 59 + [lost], 0.95) for lost in (LOST, ImageSample(math.nan, 0.3))),
+        *(late_tally([ON_TIME] * 59 + [lost]) for lost in (WEAK, OTHER, LateSample(math.nan, math.nan, 1.0))),
+    ],
+)
+def test_one_lost_image_of_sixty_fails_two_rules(found: Tally) -> None:
+    assert (found.count, found.kept) == (60, 59)
+    assert [rule for rule in ThresholdRule if found.allows(rule)] in ([], [ThresholdRule.MEAN])
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_no_images_satisfy_no_rule(rule: ThresholdRule) -> None:
+    assert not tally([], 0.9).allows(rule)
+    assert not late_tally([]).allows(rule)
