@@ -23,7 +23,6 @@ from pentimento.cli.allocation_samples import (
 )
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, ReplicaStatus
-from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 
 # The part of a status that each process reports.
@@ -69,7 +68,8 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
     """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, and the
     models that it leaves out with the reasons."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
-    yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
+    version = f"{plan.version.leader_epoch}.{plan.version.sequence}"
+    yield Text(f"plan      {version}{policy}, {len(plan.assignments)} workers assigned")
     if (steered := fleet.steered) is not None:
         damped = f"{steered.damped_count:.1f} after damping"
         wanted = f"{steered.target_count} workers wanted, {damped}, {steered.planned_count} planned"
@@ -180,7 +180,3 @@ def predictor_line(predictor: MatchPredictor) -> str:
     if predictor.skipped_count:
         line += f"; {predictor.skipped_count} searches skipped, {predictor.net_s:+.2f} s gained"
     return line
-
-
-def version(plan: PlanVersion) -> str:
-    return f"{plan.leader_epoch}.{plan.sequence}"

@@ -25,7 +25,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import check_address, client_settings, is_unix
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
-from pentimento.supervisor.models import WEIGHTS, ModelDirectory
+from pentimento.supervisor.models import WEIGHTS
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.scaling import ReplicaFiles
@@ -162,7 +162,10 @@ def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled:
 
 def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
     """Return that the policy waits for profiles, and the command that measures them."""
-    paths = {model.name: _argument(model) for model in settings.models}
+    paths = {
+        model.name: model.name if model.path == WEIGHTS / model.name else shlex.quote(str(model.path))
+        for model in settings.models
+    }
     files = {name: f"{name}-cost.json" for name in unprofiled}
     measured = (f"pentimento profile cost {paths.get(name, name)} --out {file}" for name, file in files.items())
     flags = " ".join(f"--profiles {file}" for file in files.values())
@@ -170,10 +173,6 @@ def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
     return (
         f"{waits}; the workers keep their models until then: `{' && '.join(measured)}`, then `pentimento up … {flags}`"
     )
-
-
-def _argument(model: ModelDirectory) -> str:
-    return model.name if model.path == WEIGHTS / model.name else shlex.quote(str(model.path))
 
 
 CALL_TIMEOUT_S = 5.0

@@ -81,6 +81,7 @@ async def start_child(
 ) -> Child:
     """Run `python -m module` through the launcher. `on_line` receives stdout and stderr; `environment` is added to
     this process's."""
+    own = {MARK: mark, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONPATH": source_path()}
     transport, protocol = await asyncio.get_running_loop().subprocess_exec(
         lambda: ChildProtocol(on_line),
         *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())),
@@ -88,15 +89,10 @@ async def start_child(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **environment, **started_by(mark)},
+        env={**os.environ, **environment, **own},
         start_new_session=True,
     )
     return Child(transport, protocol)
-
-
-def started_by(mark: str) -> dict[str, str]:
-    """Return the variables of every process that a supervisor starts."""
-    return {MARK: mark, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONPATH": source_path()}
 
 
 def source_path() -> str:

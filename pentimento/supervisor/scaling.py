@@ -139,9 +139,10 @@ class ReplicaScaler:
         self._around.view.note(f"{name}: {wanted} processes are wanted instead of {self._wanted[name]}")
         self._wanted[name] = wanted
         self._failures[name] = {}
-        staying = self._staying(name)
+        members = self._members[name]
+        staying = sorted(number for number in members if members[number].state is not ProcessState.STOPPING)
         for number in staying[wanted:]:
-            self._members[name][number].stop()
+            members[number].stop()
             self._spawn(self._see_off(name, number))
         for _ in range(wanted - len(staying)):
             self._add(name)
@@ -162,10 +163,6 @@ class ReplicaScaler:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-    def _staying(self, name: str) -> list[int]:
-        members = self._members[name]
-        return sorted(number for number in members if members[number].state is not ProcessState.STOPPING)
 
     def _add(self, name: str) -> None:
         members = self._members[name]
