@@ -85,14 +85,6 @@ def test_a_file_that_names_no_request_is_refused(provenance: object) -> None:
         request_of(picture(provenance), OPTIONS)
 
 
-def test_without_a_suite_replay_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
-
-    done = CliRunner().invoke(cli, ["replay", str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])
-
-    assert done.exit_code == 1 and "no suite serves from" in str(done.exception)
-
-
 @pytest.mark.parametrize(
     ("text", "found_ms"), [("30d", 2_592_000_000), ("1.5h", 5_400_000), ("90m", 5_400_000), ("2S", 2000)]
 )
@@ -108,8 +100,8 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         duration_ms("for", text)
 
 
-@pytest.mark.parametrize("command", [["pin", "--for", "30d"], ["unpin"]])
-def test_without_a_suite_nothing_is_pinned(tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize("command", [["replay"], ["pin", "--for", "30d"], ["unpin"]])
+def test_without_a_suite_each_says_so(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
 
     done = CliRunner().invoke(cli, [*command, str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])

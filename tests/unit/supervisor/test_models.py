@@ -40,16 +40,11 @@ def test_registry_name_leads_to_its_directory(weights: Path) -> None:
     assert find_model("tiny-heavy", weights) == ModelDirectory("tiny-heavy", weights / "tiny-heavy")
 
 
-def test_directory_is_named_after_its_last_part(weights: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
+@pytest.mark.parametrize(("folder", "name"), [("mine", "mine"), ("my model", "my-model")])
+def test_find_model_of_directory_has_valid_name(weights: Path, tmp_path: Path, folder: str, name: str) -> None:
+    (tmp_path / folder).mkdir()
 
-    assert find_model(str(tmp_path / "mine"), weights) == ModelDirectory("mine", tmp_path / "mine")
-
-
-def test_directory_that_is_no_name_gets_a_valid_one(weights: Path, tmp_path: Path) -> None:
-    (tmp_path / "my model").mkdir()
-
-    assert find_model(str(tmp_path / "my model"), weights) == ModelDirectory("my-model", tmp_path / "my model")
+    assert find_model(str(tmp_path / folder), weights) == ModelDirectory(name, tmp_path / folder)
 
 
 def test_model_in_single_file_names_the_command_that_converts_it(weights: Path, tmp_path: Path) -> None:

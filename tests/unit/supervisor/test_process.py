@@ -10,29 +10,18 @@ from pentimento.supervisor.process import Ending, GiveUp, Restart, RestartPolicy
 POLICY = RestartPolicy(delays=Backoff(0.1, 5.0), stable_s=30.0, give_up_after=6)
 
 
-def test_refused_first_start_is_not_tried_again() -> None:
-    decision = decide(POLICY, 0, Ending(exit_code=2, served_s=0.0, ever_served=False))
-
-    assert decision == GiveUp("refused to start (exit code 2)")
-
-
-def test_killed_before_it_served_is_started_again() -> None:
-    decision = decide(POLICY, 0, Ending(exit_code=-9, served_s=0.0, ever_served=False))
-
-    assert decision == Restart(0.1, 1)
-
-
-@pytest.mark.parametrize("served_s", [30.0, 31.0])
-def test_long_service_wipes_the_slate_clean(served_s: float) -> None:
-    decision = decide(POLICY, 5, Ending(exit_code=1, served_s=served_s, ever_served=True))
-
-    assert decision == Restart(0.1, 1)
-
-
-def test_a_first_start_that_is_always_killed_is_given_up() -> None:
-    decision = decide(POLICY, 5, Ending(exit_code=-9, served_s=0.0, ever_served=False))
-
-    assert decision == GiveUp("ended 6 times in a row, last with signal 9")
+@pytest.mark.parametrize(
+    ("failures", "ending", "decision"),
+    [
+        pytest.param(0, Ending(2, 0.0, False), GiveUp("refused to start (exit code 2)"), id="refused"),
+        pytest.param(0, Ending(-9, 0.0, False), Restart(0.1, 1), id="killed-before-it-served"),
+        pytest.param(5, Ending(-9, 0.0, False), GiveUp("ended 6 times in a row, last with signal 9"), id="six-times"),
+        pytest.param(5, Ending(1, 30.0, True), Restart(0.1, 1), id="served-just-long-enough"),
+        pytest.param(5, Ending(1, 31.0, True), Restart(0.1, 1), id="served-longer"),
+    ],
+)
+def test_decide_by_failures_and_ending(failures: int, ending: Ending, decision: Restart | GiveUp) -> None:
+    assert decide(POLICY, failures, ending) == decision
 
 
 @pytest.mark.parametrize("code", [-9, 1])
