@@ -27,16 +27,12 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
 
 
-def test_help_needs_neither_grpc_nor_torch() -> None:
-    script = "import sys; import pentimento.cli; print({'grpc', 'torch', 'rich', 'PIL'} & set(sys.modules))"
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-
-    assert done.stdout.strip() == "set()"
-
-
-def test_supervisor_needs_no_torch() -> None:
-    script = "import sys; import pentimento.cli.up; print({'torch', 'numpy'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("pentimento.cli", {"grpc", "torch", "rich", "PIL"}), ("pentimento.cli.up", {"torch", "numpy"})],
+)
+def test_command_imports_no_heavy_library(module: str, heavy: set[str]) -> None:
+    script = f"import sys; import {module}; print({heavy} & set(sys.modules))"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
 
@@ -217,17 +213,17 @@ def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeyp
     assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
 
 
-def test_zoo_without_the_repository_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(programs, "SOURCE_ROOT", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SOURCE_ROOT", Path("/nowhere"), "take a checkout of the repository"),
+        ("NEEDED", ("sys", "no_such_library"), "the zoo needs no_such_library"),
+    ],
+)
+def test_zoo_says_what_it_lacks(name: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, name, value)
 
-    with pytest.raises(FailedPrecondition, match="take a checkout of the repository"):
-        programs.start("zoo.train", ())
-
-
-def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "NEEDED", ("sys", "no_such_library"))
-
-    with pytest.raises(FailedPrecondition, match="the zoo needs no_such_library"):
+    with pytest.raises(FailedPrecondition, match=message):
         programs.start("zoo.train", ())
 
 
@@ -351,14 +347,11 @@ def test_a_name_that_no_tenant_may_have_gets_no_token(name: str) -> None:
     assert done.stderr.startswith("pentimento: tenant: must be 1 to 100 printable characters")
 
 
-def test_description_names_every_field() -> None:
+def test_describe_names_every_field_or_the_message() -> None:
     violations = (FieldViolation("steps", "must be at most 100"), FieldViolation("size", "must be even"))
     error = InvalidArgument("INVALID_FIELD", "two fields", violations=violations)
 
     assert describe(error) == "steps: must be at most 100; size: must be even"
-
-
-def test_description_without_fields_is_the_message() -> None:
     assert describe(NotFound("X", "no such thing")) == "no such thing"
 
 
