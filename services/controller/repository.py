@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
-from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelVariant, RegisteredModels, RegisteredRow
+from pentimento.domain.models import CascadeVariant, DeviceCost, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
 from pentimento.profiles.catalogue import ReusePromise, with_profiled_shares
 from services.controller.checks import check_cascade, check_name, check_variant
@@ -61,11 +61,6 @@ class ModelRepository:
     def cascade(self, name: str) -> CascadeVariant | None:
         """Return the cascade of that name; None where none is registered."""
         return self._cascades.get(name)
-
-    def handover(self, light: str, heavy: str) -> Handover | None:
-        """Return the hand-over of the cascade `light>heavy`; None where none is registered."""
-        cascade = self._cascades.get(f"{light}>{heavy}")
-        return cascade.handovers[0] if cascade else None
 
     async def load(self) -> None:
         """Load the ledger's registrations. Changes state. Unreadable ones are skipped, and stay in the ledger."""

@@ -126,7 +126,8 @@ def _policy(settings: ControllerSettings, repository: ModelRepository) -> Servin
     serving = settings.serving.serving()
     if (cascade := repository.cascade(settings.cascade)) is not None:
         return registered_cascade(serving, cascade)
-    return settings.policy(repository.handover(serving.light, serving.heavy))
+    pair = repository.cascade(f"{serving.light}>{serving.heavy}")
+    return settings.policy(pair.handovers[0] if pair is not None else None)
 
 
 def _uploads(

@@ -230,14 +230,14 @@ async def test_a_registered_profile_lets_a_model_be_planned_that_no_worker_has_m
 
 async def test_the_deferral_curve_of_a_registered_cascade_is_what_is_planned_by(folder: Path) -> None:
     async with running(folder) as suite:
-        before = suite.process.repository.handover("light", "heavy")
+        before = suite.process.repository.cascade("light>heavy")
         for one in (LIGHT, HEAVY):
             await suite.models.register_model(one)
         await suite.models.register_cascade(cascade("light", "heavy", shares=(0.0, 0.1, 1.0)))
-        handover = suite.process.repository.handover("light", "heavy")
+        found = suite.process.repository.cascade("light>heavy")
 
     assert before is None
-    assert handover is not None and handover.shares == (0.0, 0.1, 1.0)
+    assert found is not None and found.handovers[0].shares == (0.0, 0.1, 1.0)
 
 
 def test_workers_own_costs_count_first() -> None:
